@@ -1,0 +1,51 @@
+# Every target makes what it needs: Python 3.11+ and make are enough on a fresh machine.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+WORKERS ?= 2
+
+.PHONY: demo setup test test-long check format bench clean
+
+demo: $(VENV)/.demo
+	$(BIN)/pliant demo
+
+setup: $(VENV)/.setup
+
+test: $(VENV)/.setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not long"
+
+test-long: $(VENV)/.setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m long
+
+check: $(VENV)/.setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.setup
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and alone: a resolver that meets a bare `torch` requirement may pull gigabytes of CUDA.
+$(VENV)/.torch: constraints.txt | $(BIN)/python
+	$(PIP) -r constraints.txt
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	$(PIP) -e '.[cli,report]'
+	touch $@
+
+$(VENV)/.setup: $(VENV)/.torch pyproject.toml
+	$(PIP) -e '.[all,dev]'
+	$(PIP) --no-deps curvlinops-for-pytorch==3.0.1 # it asks for torchvision, which it never imports
+	touch $@ $(VENV)/.demo
