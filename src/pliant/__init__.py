@@ -1,5 +1,18 @@
-"""Pliant keeps PyTorch networks able to learn."""
+"""Pliant keeps PyTorch networks able to learn: attach methods, diagnose networks, compare methods."""
 
+from pliant import methods
 from pliant._version import __version__
+from pliant.methods import L2, SWR, FullReset, HeadReset, L2Init, Method, Receipt, ShrinkPerturb
 
-__all__ = ["__version__"]
+__all__ = [
+    "L2",
+    "SWR",
+    "FullReset",
+    "HeadReset",
+    "L2Init",
+    "Method",
+    "Receipt",
+    "ShrinkPerturb",
+    "__version__",
+    "methods",
+]

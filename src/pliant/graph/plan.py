@@ -5,10 +5,10 @@ method needs at run time is a matrix. How it comes about, from a chain of layers
 business of the module that builds the plan.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,6 @@ class Block:
     dim: int = 0
     start: int | None = None
     stop: int | None = None
-
-    def of(self, model: nn.Module) -> torch.Tensor:
-        """Return the block as a view on the model's own memory, detached from autograd."""
-        owner, _, leaf = self.name.rpartition(".")
-        tensor = getattr(model.get_submodule(owner), leaf)
-        assert isinstance(tensor, torch.Tensor)
-        tensor = tensor.detach()
-        if self.start is None or self.stop is None:
-            return tensor
-        return tensor.narrow(self.dim, self.start, self.stop - self.start)
 
     def __str__(self) -> str:
         if self.start is None:
@@ -57,5 +47,38 @@ class ScalePlan:
 
     wishes: tuple[Block, ...]
     targets: tuple[Block, ...]
-    matrix: torch.Tensor
-    outputs: torch.Tensor
+    matrix: Tensor
+    outputs: Tensor
+
+
+class BlockTensors:
+    """The tensors of some blocks, looked up in the model whenever asked.
+
+    A tensor that was fetched once goes stale when the model moves to another device or a buffer is replaced, so
+    what is kept is where to look.
+
+    Args:
+        model: The model.
+        blocks: The blocks, in order.
+    """
+
+    def __init__(self, model: nn.Module, blocks: Iterable[Block]) -> None:
+        self._places: list[tuple[dict[str, Tensor | None], str, Block]] = []
+        for block in blocks:
+            path, _, leaf = block.name.rpartition(".")
+            owner = model.get_submodule(path)
+            holder: dict[str, Tensor | None] = owner._buffers if leaf in owner._buffers else owner._parameters  # type: ignore[assignment]
+            if leaf not in holder:
+                raise ValueError(f"{block.name!r} is no parameter or buffer; is it computed by a parametrization?")
+            self._places.append((holder, leaf, block))
+
+    def get(self) -> list[Tensor]:
+        """Return the tensors, or views of them, as the model holds them now."""
+        tensors = []
+        for holder, leaf, block in self._places:
+            tensor = holder[leaf]
+            assert tensor is not None
+            if block.start is not None and block.stop is not None:
+                tensor = tensor.narrow(block.dim, block.start, block.stop - block.start)
+            tensors.append(tensor)
+        return tensors

@@ -1,0 +1,86 @@
+"""The layers of a model in the order in which it calls them, seen by running an example."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module that holds parameters of its own.
+
+    Attributes:
+        name: Its name in the model.
+        module: The module.
+    """
+
+    name: str
+    module: nn.Module
+
+
+NORM_LAYERS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+"""The layers that undo a scale of their input (batch and instance norm share `_NormBase`)."""
+
+WEIGHT_LAYERS = (nn.Linear, _ConvNd)
+"""The layers whose output is linear in weight and input, plus a bias."""
+
+
+def call_with(model: nn.Module, example: Any) -> Any:
+    """Call the model on an example: a tensor, a tuple of arguments or a dictionary of keyword arguments."""
+    if isinstance(example, Mapping):
+        return model(**example)
+    return model(*example) if isinstance(example, tuple) else model(example)
+
+
+def called_layers(model: nn.Module, example: Any) -> tuple[Layer, ...]:
+    """Return the modules with parameters of their own in the order in which the model calls them on the example.
+
+    A module that is called twice appears twice. The model runs once in eval mode without gradients and is left as
+    it was.
+    """
+    called: list[Layer] = []
+    handles = []
+    modes = {module: module.training for module in model.modules()}
+    for name, module in model.named_modules():
+        if next(module.parameters(recurse=False), None) is not None or isinstance(module, NORM_LAYERS):
+            layer = Layer(name, module)
+            handles.append(module.register_forward_pre_hook(lambda _m, _args, layer=layer: called.append(layer)))
+    try:
+        model.eval()
+        with torch.no_grad():
+            call_with(model, example)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes.items():
+            module.training = training
+    return tuple(called)
+
+
+def classifier_names(layers: Sequence[Layer]) -> tuple[str, ...]:
+    """Return the names of the classifier: the linear layers at the end, up to the first layer of another kind.
+
+    A network of linear layers alone is no classifier from top to bottom: there it is the last layer.
+
+    Args:
+        layers: The layers in order of their call.
+
+    Raises:
+        ValueError: If the last layer is not linear, so that the classifier must be named.
+    """
+    names: list[str] = []
+    for layer in reversed(layers):
+        if not isinstance(layer.module, nn.Linear):
+            break
+        names.insert(0, layer.name)
+    if not names:
+        last = f"{layers[-1].name!r} ({type(layers[-1].module).__name__})" if layers else "no layer at all"
+        raise ValueError(f"model: it ends in {last}, not in a linear layer; name the classifier's modules yourself")
+    if len(names) == len(layers):
+        return (names[-1],)
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,383 @@
+"""The contract that every method keeps: attach to an optimizer, act, leave a receipt, resume.
+
+A method hangs on the optimizer's own hooks, so it works in any training loop and the loop does not change:
+
+- a `Penalty` adds its closed-form gradient to `.grad` before the step: the trajectory of the same term in the loss,
+  without an autograd graph. Two facts follow. Gradient clipping by the user happens before the hook, so the penalty is
+  not clipped (call `add_gradient_()` before clipping instead of attaching for the in-loss meaning), and a parameter
+  whose `.grad` is None is skipped, as the optimizer itself skips it;
+- a `Rescaler` rewrites weights after the step;
+- a `Reinitializer` acts when its user says that the data is new: `apply()`.
+
+Methods on one optimizer act in the order in which they were attached; all penalties act before the step, all
+rescalers after it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Self, get_args
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from pliant.methods.state import check_same_structure, copy_state_
+from pliant.methods.strengths import check_choice
+from pliant.surgery import forget_state_
+
+Kind = Literal["penalty", "rescaler", "reinitializer", "recycler", "architecture"]
+Filter = Callable[[str, nn.Parameter], bool]
+Batches = Iterable[tuple[Any, Any]]
+LossFunction = Callable[[Any, Any], Tensor]
+OptimizerState = Literal["keep", "reset"]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What an action of a method did, in plain types.
+
+    Attributes:
+        method: The method's registry name.
+        action: What it did, as a verb.
+        tensors: How many tensors it wrote (a reinitializer: changed).
+        entries: How many entries it wrote (a reinitializer: changed).
+        details: What else is worth knowing, by name; measured when the receipt is read.
+    """
+
+    method: str
+    action: str
+    tensors: int
+    entries: int
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the receipt as a flat dictionary, ready for a log."""
+        return {
+            "method": self.method,
+            "action": self.action,
+            "tensors": self.tensors,
+            "entries": self.entries,
+            **self.details,
+        }
+
+
+@dataclass
+class Attachment:
+    """One optimizer that a method serves.
+
+    Attributes:
+        names: The method's parameters that this optimizer holds, in the model's order.
+        groups: For each of them, the index of its parameter group.
+        handles: The hooks, to be removed on detaching.
+    """
+
+    names: tuple[str, ...]
+    groups: tuple[int, ...]
+    handles: list[RemovableHandle]
+
+
+class Method(ABC):
+    """A way to keep a model able to learn.
+
+    Args:
+        model: The model to act on. Its parameters are held, never replaced.
+        where: Which parameters the method may touch, as a predicate on name and parameter; all if None.
+
+    Attributes:
+        parameters: The parameters that the method acts on, by name; tied ones once.
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[Kind]
+    saved: ClassVar[tuple[str, ...]] = ()
+    """The attributes that make up the state: tensors, dictionaries of tensors, plain numbers."""
+
+    def __init__(self, model: nn.Module, *, where: Filter | None = None) -> None:
+        self.model = model
+        self.parameters = learnable_parameters(model, where)
+        self.steps: dict[str, int] = {}
+        self._attachments: WeakKeyDictionary[Optimizer, Attachment] = WeakKeyDictionary()
+
+    def attach(self, *optimizers: Optimizer) -> Self:
+        """Act on every step of these optimizers from now on, each on the parameters that it holds.
+
+        Args:
+            optimizers: One or more; a loop that makes a new optimizer attaches the method again.
+
+        Returns:
+            The method itself.
+
+        Raises:
+            ValueError: If one of them is attached already or holds no parameter of the method.
+        """
+        if not optimizers:
+            raise ValueError("optimizers: none given; attach() takes one optimizer or more")
+        for optimizer in optimizers:
+            if not isinstance(optimizer, Optimizer):
+                raise TypeError(f"optimizers: {optimizer!r} is no torch.optim.Optimizer")
+            if optimizer in self._attachments:
+                raise ValueError(
+                    f"{self.name} is attached to this {type(optimizer).__name__} already; detach() it first"
+                )
+        prepared = {optimizer: self._match(optimizer) for optimizer in optimizers}
+        for optimizer, attachment in prepared.items():
+            attachment.handles = self._register_hooks(optimizer)
+            self._attachments[optimizer] = attachment
+        return self
+
+    def detach(self, *optimizers: Optimizer) -> None:
+        """Stop acting on these optimizers, or on all if none is given; no hook is left."""
+        for optimizer in optimizers or tuple(self._attachments):
+            attachment = self._attachments.pop(optimizer, None)
+            if attachment is None:
+                raise ValueError(f"{self.name} is not attached to this {type(optimizer).__name__}")
+            for handle in attachment.handles:
+                handle.remove()
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """The optimizers that the method is attached to, in order of attachment."""
+        return tuple(self._attachments)
+
+    def step(self) -> None:
+        """Do once by hand, on all of the method's parameters, what the hook does."""
+        raise TypeError(f"{self.name} acts when data is new: call apply()")
+
+    def apply(
+        self, *optimizers: Optimizer, batches: Batches | None = None, loss_fn: LossFunction | None = None
+    ) -> Receipt:
+        """Act because the data is new; only reinitializers do."""
+        raise TypeError(f"{self.name} acts at every step of an optimizer: call attach() or step()")
+
+    @property
+    @abstractmethod
+    def receipt(self) -> Receipt | None:
+        """What the last action did, or None before the first one. Reading it may synchronise the device."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a resumed run needs: references to tensors, plain types (`weights_only=True` loads it)."""
+        state = {name: getattr(self, name) for name in self.saved}
+        return {"method": self.name, "steps": dict(self.steps), "state": state}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore a state made by `state_dict()`; settings come from construction, not from here.
+
+        Raises:
+            ValueError: If the state is another method's or another architecture's; names the first difference and
+                changes nothing.
+        """
+        if state_dict.get("method") != self.name:
+            raise ValueError(f"state_dict: made by method {state_dict.get('method')!r}, this is {self.name!r}")
+        unknown = [name for name in state_dict["steps"] if name not in self.parameters]
+        if unknown:
+            raise ValueError(f"state_dict: counts steps of {unknown[0]!r}, which this model has not")
+        mine = {name: getattr(self, name) for name in self.saved}
+        check_same_structure(mine, state_dict["state"], "state")
+        self.steps = dict(state_dict["steps"])
+        for name, value in copy_state_(mine, state_dict["state"]).items():
+            setattr(self, name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_attachments": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._attachments = WeakKeyDictionary()
+
+    def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
+        return []
+
+    def _count_step(self, names: Sequence[str]) -> int:
+        # Counted by the first parameter served, not by optimizer: a loop that makes a new optimizer for each task
+        # keeps its count, and an actor's steps are not mistaken for its critic's.
+        self.steps[names[0]] = self.steps.get(names[0], 0) + 1
+        return self.steps[names[0]]
+
+    def _match(self, optimizer: Optimizer) -> Attachment:
+        group_of = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        names = tuple(name for name, p in self.parameters.items() if id(p) in group_of)
+        if not names:
+            raise ValueError(
+                f"optimizers: this {type(optimizer).__name__} holds none of the {len(self.parameters)} parameters of "
+                f"{self.name} (the first is {next(iter(self.parameters))!r}); was it made for another model or a copy?"
+            )
+        return Attachment(names, tuple(group_of[id(self.parameters[name])] for name in names), [])
+
+
+class Penalty(Method):
+    """A term of the loss, λ·penalty(θ), that enters as its gradient."""
+
+    kind: ClassVar[Kind] = "penalty"
+
+    @abstractmethod
+    def value(self, names: Sequence[str] | None = None) -> Tensor:
+        """Return the term λ·penalty(θ) over these parameters (all if None), without a graph."""
+
+    @abstractmethod
+    def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
+        """Add the term's gradient, times `scale` if given, to these tensors in place."""
+
+    def add_gradient_(self) -> None:
+        """Add the gradient of the term to every parameter's `.grad`, as the hook does."""
+        self._add_gradient(tuple(self.parameters), None)
+
+    def step(self) -> None:
+        """Do by hand what the hook does before a step: the same as `add_gradient_()`."""
+        self.add_gradient_()
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """The penalty's value and gradient norm at the present parameters, and how often it acted."""
+        if not self.steps:
+            return None
+        gradients = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
+        with torch.no_grad():
+            self._add_to(gradients, None)
+            norms = torch.stack([g.float().norm() for g in gradients.values()])
+            value = float(self.value())
+        details = {"value": value, "gradient_norm": float(norms.norm()), "steps": sum(self.steps.values())}
+        entries = sum(p.numel() for p in self.parameters.values())
+        return Receipt(self.name, "add gradient", len(self.parameters), entries, details)
+
+    def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
+        return [optimizer.register_step_pre_hook(self._before_step)]
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        names = self._attachments[optimizer].names
+        closure = kwargs.get("closure") if len(args) < 2 else args[1]
+        if closure is None:
+            # Under a GradScaler a fused optimizer gets its gradients still scaled, and says by how much.
+            self._add_gradient(names, getattr(optimizer, "grad_scale", None))
+            return None
+
+        def closure_with_penalty() -> Any:
+            # The closure clears and fills the gradients, possibly many times a step: add after each call. A line
+            # search compares the values that it returns, so these must hold the term too.
+            loss = closure()
+            self._add_gradient(names, None)
+            return loss if loss is None else loss + self.value(names).to(loss)
+
+        if len(args) < 2:
+            return args, {**kwargs, "closure": closure_with_penalty}
+        return (args[0], closure_with_penalty, *args[2:]), kwargs
+
+    @torch.no_grad()
+    def _add_gradient(self, names: Sequence[str], scale: Tensor | None) -> None:
+        self._count_step(names)
+        gradients = {}
+        for name in names:
+            gradient = self.parameters[name].grad
+            if gradient is None:
+                continue
+            if gradient.is_sparse:
+                raise ValueError(
+                    f"parameter {name!r} has a sparse gradient, to which {self.name} cannot add a dense one; "
+                    "use sparse=False or leave it out with where="
+                )
+            gradients[name] = gradient
+        if gradients:
+            self._add_to(gradients, scale)
+
+
+class Rescaler(Method):
+    """A rule that rewrites parameters right after each step of the optimizer."""
+
+    kind: ClassVar[Kind] = "rescaler"
+
+    @abstractmethod
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Act after a step; honour `optimizer.found_inf`: a step that was skipped is not followed by an action."""
+
+    def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
+        return [optimizer.register_step_post_hook(self._after_step)]
+
+
+class Reinitializer(Method):
+    """A rule that rewrites parameters when the data is new.
+
+    Args:
+        model: The model.
+        optimizer_state: What becomes of the optimizers' memory of the parameters: "keep" or "reset".
+        where: Which parameters the method may touch; all learnable ones if None.
+    """
+
+    kind: ClassVar[Kind] = "reinitializer"
+
+    def __init__(
+        self, model: nn.Module, *, optimizer_state: OptimizerState = "keep", where: Filter | None = None
+    ) -> None:
+        super().__init__(model, where=where)
+        check_choice("optimizer_state", optimizer_state, get_args(OptimizerState))
+        self.optimizer_state = optimizer_state
+        self._receipt: Receipt | None = None
+
+    @abstractmethod
+    def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
+        """Rewrite the parameters in place; return what is worth noting in the receipt."""
+
+    @torch.no_grad()
+    def apply(
+        self, *optimizers: Optimizer, batches: Batches | None = None, loss_fn: LossFunction | None = None
+    ) -> Receipt:
+        """Act once, because the data is new.
+
+        Args:
+            optimizers: Whose state belongs to the parameters that change; the attached ones if none is given.
+            batches: The new data as (input, target) pairs, for methods that look at it.
+            loss_fn: The loss of an output and a target, for methods that look at gradients.
+
+        Returns:
+            The receipt: how many tensors and entries changed, how many optimizer tensors were dropped.
+        """
+        parameters: list[Tensor] = list(self.parameters.values())
+        before = torch._foreach_clone(parameters)
+        details = dict(self._reinitialise(batches, loss_fn))
+        changed = [int((old != new).sum()) for old, new in zip(before, parameters, strict=True)]
+        if not any(changed):
+            warnings.warn(f"{self.name}.apply() changed none of {len(changed)} parameters", stacklevel=3)
+        if self.optimizer_state == "reset":
+            details["optimizer_tensors_reset"] = forget_state_(optimizers or self.optimizers, parameters)
+        tensors = sum(count > 0 for count in changed)
+        self._receipt = Receipt(self.name, "reinitialise", tensors, sum(changed), details)
+        return self._receipt
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """What the last `apply()` did."""
+        return self._receipt
+
+    def _match(self, optimizer: Optimizer) -> Attachment:
+        # An optimizer without any of the parameters is no mistake here: its state is simply not concerned.
+        return Attachment((), (), [])
+
+
+def learnable_parameters(model: nn.Module, where: Filter | None = None) -> dict[str, nn.Parameter]:
+    """Return the model's parameters that require a gradient and pass the filter, by name, tied ones once.
+
+    Args:
+        model: The model.
+        where: A predicate on name and parameter; all pass if None.
+
+    Raises:
+        ValueError: If a parameter has no values yet, or none is left.
+    """
+    chosen = {}
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise ValueError(f"model: parameter {name!r} is not initialised yet; run one batch through the model first")
+        if parameter.is_meta:
+            raise ValueError(f"model: parameter {name!r} is on the meta device; materialise the model first (to_empty)")
+        if parameter.requires_grad and (where is None or where(name, parameter)):
+            chosen[name] = parameter
+    if not chosen:
+        raise ValueError(
+            "model: no parameter that requires a gradient" + (" passes the filter `where`" if where else "")
+        )
+    return chosen

@@ -1,0 +1,52 @@
+"""L2 Init, or regenerative regularization: λ/2 ‖θ − θ₀‖² in the loss (Kumar et al. 2023; SWR paper, appendix D.2).
+
+The name is used for several things elsewhere; here it is squared, with the ½, over all learnable parameters unless
+told otherwise (its authors leave norm layers out: `where=lambda name, p: "norm" not in name`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pliant.methods.base import Filter, Penalty
+from pliant.methods.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
+
+
+class L2Init(Penalty):
+    """Pull every learnable parameter towards its value at construction.
+
+    Args:
+        model: The model; its present values are θ₀.
+        lam: λ, one for all or by name pattern.
+        where: Which parameters to penalise; all learnable ones if None.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> penalty = L2Init(model, lam=0.5)
+        >>> _ = model.weight.data.add_(2.0)
+        >>> round(float(penalty.value()), 4)
+        1.0
+    """
+
+    name = "l2_init"
+    saved: ClassVar[tuple[str, ...]] = ("initial",)
+
+    def __init__(self, model: nn.Module, *, lam: Strength = 1e-4, where: Filter | None = None) -> None:
+        super().__init__(model, where=where)
+        self.strengths = resolve_strengths(lam, self.parameters)
+        self.initial = {name: self.parameters[name].detach().clone() for name in self.strengths}
+
+    def value(self, names: Sequence[str] | None = None) -> Tensor:
+        """Return λ/2 ‖θ − θ₀‖²."""
+        return half_squared_norm(self._distances(names or tuple(self.parameters)), self.strengths)
+
+    def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
+        add_scaled_(gradients, self._distances(gradients), self.strengths, scale)
+
+    def _distances(self, names: Mapping[str, Tensor] | Sequence[str]) -> dict[str, Tensor]:
+        chosen = [name for name in names if name in self.initial]
+        present = [self.parameters[name].detach() for name in chosen]
+        return dict(zip(chosen, torch._foreach_sub(present, [self.initial[name] for name in chosen]), strict=True))

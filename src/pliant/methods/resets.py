@@ -1,0 +1,89 @@
+"""Resets: re-draw the head (Nikishin et al. 2022; SWR paper D.2) or everything (FIRE §4) when data is new."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from pliant.graph.layers import called_layers, classifier_names
+from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
+from pliant.methods.redraw import Init, check_redrawable, draw_fresh, seeded
+
+
+class FullReset(Reinitializer):
+    """Re-draw all learnable parameters from their initial distribution, on `apply()`.
+
+    Args:
+        model: The model.
+        optimizer_state: "reset" (default: a fresh network has no history) or "keep" the moments.
+        init: How to initialise a model in place; each module's `reset_parameters` if None.
+        seed: Draw from a stream of its own; from torch's global generators if None.
+        where: Which parameters to re-draw; all learnable ones if None. Running statistics of the norm layers
+            that are re-drawn start anew too.
+    """
+
+    name = "full_reset"
+    saved: ClassVar[tuple[str, ...]] = ("draws",)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        optimizer_state: OptimizerState = "reset",
+        init: Init | None = None,
+        seed: int | None = None,
+        where: Filter | None = None,
+    ) -> None:
+        super().__init__(model, optimizer_state=optimizer_state, where=where)
+        check_redrawable(model, init)
+        self.init = init
+        self.seed = seed
+        self.draws = 0
+
+    def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
+        with seeded(self.seed, self.draws):
+            fresh = draw_fresh(self.model, self.init)
+        self.draws += 1
+        torch._foreach_copy_(list(self.parameters.values()), [fresh[name] for name in self.parameters])
+        owners = {name.rpartition(".")[0] for name in self.parameters}
+        for name, buffer in self.model.named_buffers():
+            if name.rpartition(".")[0] in owners:
+                buffer.copy_(fresh[name])
+        return {}
+
+
+class HeadReset(FullReset):
+    """Re-draw the head: the fully connected tail, or only the last layer of a fully connected network.
+
+    Args:
+        model: The model.
+        example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), from which the
+            head is found. Not needed if `head` is given.
+        head: The head's modules by name, if the tail is not what you mean.
+        optimizer_state: "reset" (default) or "keep" the moments of the head.
+        init: How to initialise a model in place; each module's `reset_parameters` if None.
+        seed: Draw from a stream of its own; from torch's global generators if None.
+    """
+
+    name = "head_reset"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Any = None,
+        *,
+        head: Sequence[str] | None = None,
+        optimizer_state: OptimizerState = "reset",
+        init: Init | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if head is None:
+            if example is None:
+                raise ValueError("example: None, and no head is named; pass an example input or head=[module names]")
+            head = classifier_names(called_layers(model, example))
+        modules = {id(p) for name in head for p in model.get_submodule(name).parameters()}
+        super().__init__(
+            model, optimizer_state=optimizer_state, init=init, seed=seed, where=lambda _, p: id(p) in modules
+        )
+        self.head = tuple(head)

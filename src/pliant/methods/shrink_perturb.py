@@ -1,0 +1,94 @@
+"""Shrink & perturb: move the weights part of the way back when data is new (Ash & Adams 2020).
+
+Three things go by this name; `toward` says which one:
+
+- "initial" (default): θ ← (1−λ)θ + λθ₀ with the stored initial values (SWR paper D.2, FIRE A.3, Hare & Tortoise);
+- "fresh": θ ← (1−λ)θ + λθ' with θ' newly drawn from the initial distribution;
+- "noise": θ ← (1−λ)θ + ε, ε ~ N(0, noise_std²), the original form (DASH uses 1−λ = 0.3, noise_std = 0.01).
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
+from pliant.methods.redraw import Init, check_redrawable, draw_fresh, seeded
+from pliant.methods.strengths import check_choice, check_number
+
+Toward = Literal["initial", "fresh", "noise"]
+
+
+def shrink_toward_(parameters: list[Tensor], targets: list[Tensor], lam: float) -> None:
+    """Move the parameters in place: θ ← (1−λ)θ + λ·target.
+
+    Args:
+        parameters: The parameters.
+        targets: Where each moves to.
+        lam: How far, 0 (stay) to 1 (arrive).
+
+    Example:
+        >>> import torch
+        >>> theta = torch.tensor([4.0])
+        >>> shrink_toward_([theta], [torch.tensor([0.0])], 0.25)
+        >>> theta
+        tensor([3.])
+    """
+    torch._foreach_mul_(parameters, 1 - lam)
+    torch._foreach_add_(parameters, targets, alpha=lam)
+
+
+class ShrinkPerturb(Reinitializer):
+    """Shrink the learnable parameters and perturb them, on `apply()`.
+
+    Args:
+        model: The model; its present values are θ₀.
+        lam: λ in [0, 1], how much of the old weights to give up.
+        toward: "initial", "fresh" or "noise".
+        noise_std: The noise's standard deviation, for toward="noise".
+        optimizer_state: "keep" (as in the sources) or "reset" the moments of the parameters.
+        init: How to initialise a model in place, for toward="fresh"; each module's `reset_parameters` if None.
+        seed: Draw from a stream of its own; from torch's global generators if None.
+        where: Which parameters to move; all learnable ones if None. Buffers are left alone.
+    """
+
+    name = "shrink_perturb"
+    saved: ClassVar[tuple[str, ...]] = ("initial", "draws")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lam: float = 0.4,
+        toward: Toward = "initial",
+        noise_std: float = 0.01,
+        optimizer_state: OptimizerState = "keep",
+        init: Init | None = None,
+        seed: int | None = None,
+        where: Filter | None = None,
+    ) -> None:
+        super().__init__(model, optimizer_state=optimizer_state, where=where)
+        self.lam = check_number("lam", lam, high=1.0)
+        check_choice("toward", toward, get_args(Toward))
+        self.toward = toward
+        self.noise_std = check_number("noise_std", noise_std)
+        if toward == "fresh":
+            check_redrawable(model, init)
+        self.init = init
+        self.seed = seed
+        self.draws = 0
+        kept = self.parameters if toward == "initial" else {}
+        self.initial = {name: p.detach().clone() for name, p in kept.items()}
+
+    def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
+        parameters: list[Tensor] = list(self.parameters.values())
+        with seeded(self.seed, self.draws):
+            if self.toward == "noise":
+                torch._foreach_mul_(parameters, 1 - self.lam)
+                torch._foreach_add_(parameters, [torch.randn_like(p).mul_(self.noise_std) for p in parameters])
+            else:
+                targets = self.initial if self.toward == "initial" else draw_fresh(self.model, self.init)
+                shrink_toward_(parameters, [targets[name] for name in self.parameters], self.lam)
+        self.draws += 1
+        return {}

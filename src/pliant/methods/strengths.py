@@ -1,0 +1,103 @@
+"""Strengths: one λ for all parameters, or one for each pattern of names."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+Strength = float | Mapping[str, float]
+
+
+def check_number(argument: str, value: float, *, low: float = 0.0, high: float = float("inf")) -> float:
+    """Return the number if it is finite and in [low, high], else raise a ValueError that says so."""
+    allowed = f"in [{low:g}, {high:g}]" if high < float("inf") else f"finite and ≥ {low:g}"
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not low <= value <= high
+        or value == float("inf")
+    ):
+        raise ValueError(f"{argument}: {value!r} is not allowed; it must be a number that is {allowed}")
+    return float(value)
+
+
+def check_choice(argument: str, value: object, allowed: Sequence[object]) -> None:
+    """Raise a ValueError that lists what is allowed if the value is none of it."""
+    if value not in allowed:
+        raise ValueError(f"{argument}: {value!r} is not allowed; it must be one of {', '.join(map(repr, allowed))}")
+
+
+def check_positive_int(argument: str, value: int) -> int:
+    """Return the value if it is an integer ≥ 1, else raise a ValueError that says so."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{argument}: {value!r} is not allowed; it must be an integer ≥ 1")
+    return value
+
+
+def resolve_strengths(lam: Strength, names: Iterable[str], *, high: float = float("inf")) -> dict[str, float]:
+    """Return the strength of each named parameter; one that matches no pattern is left out.
+
+    Args:
+        lam: One strength for all, or strengths by shell pattern (`{"head.*": 1e-2, "*": 1e-4}`): the first pattern
+            that matches a name counts.
+        names: The parameters' names.
+        high: The largest strength that makes sense.
+
+    Returns:
+        The strengths by name.
+
+    Raises:
+        ValueError: If a strength is out of range or a pattern matches no name.
+
+    Example:
+        >>> resolve_strengths({"head.*": 1e-2}, ["body.weight", "head.weight"])
+        {'head.weight': 0.01}
+    """
+    names = list(names)
+    if not isinstance(lam, Mapping):
+        return dict.fromkeys(names, check_number("lam", lam, high=high))
+    for pattern, strength in lam.items():
+        check_number(f"lam[{pattern!r}]", strength, high=high)
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"lam: the pattern {pattern!r} matches no parameter; there are {', '.join(names)}")
+    matches = {name: next((float(s) for p, s in lam.items() if fnmatchcase(name, p)), None) for name in names}
+    return {name: strength for name, strength in matches.items() if strength is not None}
+
+
+def add_scaled_(
+    gradients: Mapping[str, Tensor],
+    directions: Mapping[str, Tensor],
+    strengths: Mapping[str, float],
+    scale: Tensor | None,
+) -> None:
+    """Add strength · scale · direction to each gradient in place, one batched call for each distinct strength.
+
+    Args:
+        gradients: What is added to, by name.
+        directions: What is added, by name; a superset of the gradients that have a strength.
+        strengths: A factor for each name; a name without one is left alone.
+        scale: One more factor for all of them, on the device (a loss scale); none if None.
+    """
+    by_strength: dict[float, list[str]] = {}
+    for name in gradients:
+        if name in strengths:
+            by_strength.setdefault(strengths[name], []).append(name)
+    for strength, names in by_strength.items():
+        added = [directions[name] for name in names]
+        if scale is not None:
+            added = list(torch._foreach_mul(added, scale))
+        torch._foreach_add_([gradients[name] for name in names], added, alpha=strength)
+
+
+def half_squared_norm(directions: Mapping[str, Tensor], strengths: Mapping[str, float]) -> Tensor:
+    """Return Σ strength/2 · ‖direction‖² over the names that have a strength, accumulated in float32 at least."""
+    names = [name for name in directions if name in strengths]
+    tensors = [directions[name] for name in names]
+    if not tensors:
+        return torch.zeros(())
+    squares = (
+        torch.stack([tensor.float().norm() if tensor.dtype.itemsize < 4 else tensor.norm() for tensor in tensors]) ** 2
+    )
+    weights = torch.tensor([strengths[name] for name in names], dtype=squares.dtype, device=squares.device)
+    return weights.dot(squares) / 2

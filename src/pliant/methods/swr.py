@@ -1,0 +1,240 @@
+"""Soft weight rescaling: after every step, pull each weight's norm towards its initial norm, keeping the function.
+
+Paper: "Recovering Plasticity of Neural Networks via Soft Weight Rescaling", §3 and Algorithm 1. Each weight wishes for the
+factor c = (λ‖W₀‖ + (1−λ)‖W‖) / ‖W‖; the other parameters follow, so that the network's output is only multiplied by
+a constant (docs/proportionality.md).
+
+Where we deviate. Algorithm 1 as printed scales the final norm layer's shift by one factor too many; both modes mend that.
+The default also scales a bias between two norm layers by the product since the last one, and moves batch norm's
+running statistics with their input, without which the function changes; `mode="paper"` does neither. Beyond the paper:
+`coupled=True` lets λ follow the learning rate, λ_t = λ·lr_t/lr₀, which keeps the balance between gradient and rescaling
+through a decay; `on_decay="reinit"` is the paper's own answer (appendix E). λ = 1 is hard rescaling.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Self, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from pliant.graph.chain import Mode, chain_plan, check_covered
+from pliant.graph.layers import Layer, called_layers, classifier_names
+from pliant.graph.plan import BlockTensors
+from pliant.methods.base import Filter, Receipt, Rescaler
+from pliant.methods.strengths import (
+    Strength,
+    check_choice,
+    check_number,
+    check_positive_int,
+    resolve_strengths,
+)
+
+OnDecay = Literal["keep", "reinit"]
+
+
+def log_factors(norms: Tensor, initial_norms: Tensor, lam: Tensor) -> Tensor:
+    """Return log c for c = (λ‖W₀‖ + (1−λ)‖W‖)/‖W‖ = 1 + λ(‖W₀‖/‖W‖ − 1).
+
+    Args:
+        norms: ‖W‖ of each weight; one that is all zero cannot be scaled back and gets c = 1.
+        initial_norms: ‖W₀‖ of each weight.
+        lam: λ of each weight.
+
+    Example:
+        >>> import torch
+        >>> log_factors(torch.tensor([2.0]), torch.tensor([1.0]), torch.tensor([0.5])).exp()
+        tensor([0.7500])
+    """
+    return torch.log1p(lam * torch.nan_to_num(initial_norms / norms - 1, nan=0.0, posinf=0.0))
+
+
+class SWR(Rescaler):
+    """Keep weights near their initial norms without changing what the network computes.
+
+    Args:
+        model: The model; its present weight norms are ‖W₀‖.
+        example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), from which the
+            layers' order is read. Not needed if `order` lists the layers.
+        lam: λ in [0, 1], one for all weights or by name pattern; the paper's λ_f if `lam_classifier` is given.
+        lam_classifier: The paper's λ_c, the classifier's strength; `lam` if None.
+        classifier: The classifier's modules by name; the fully connected tail (the last layer of an MLP) if None.
+        order: "forward" takes the layers in the order of their call as a chain; a list of module names is an explicit
+            chain, and leaves all else alone.
+        mode: "exact" keeps the function; "paper" is Algorithm 1 with its erratum mended.
+        coupled: Let λ follow the learning rate: λ·lr/lr₀, where lr₀ is the scheduler's base rate, or the rate at
+            attachment if there is no scheduler.
+        on_decay: "reinit" makes the present norms the initial ones whenever a learning rate falls to half or less
+            from one step to the next.
+        every: Act only on every n-th step.
+        where: Which weights to pull; all if None. Biases, and weights that must follow, are written all the same.
+
+    A factor closer to 1 than the weights' precision is lost to rounding: in bfloat16, where λ(1 − ‖W₀‖/‖W‖) < 2⁻⁹, nothing
+    happens. Keep such weights in float32 (as autocast does), or act seldom and strongly.
+    """
+
+    name = "swr"
+    saved: ClassVar[tuple[str, ...]] = ("initial_norms", "base_lr", "last_lr")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Any = None,
+        *,
+        lam: Strength = 1e-3,
+        lam_classifier: float | None = None,
+        classifier: Sequence[str] | None = None,
+        order: Literal["forward"] | Sequence[str] = "forward",
+        mode: Mode = "exact",
+        coupled: bool = False,
+        on_decay: OnDecay = "keep",
+        every: int = 1,
+        where: Filter | None = None,
+    ) -> None:
+        check_choice("mode", mode, get_args(Mode))
+        check_choice("on_decay", on_decay, get_args(OnDecay))
+        super().__init__(model)
+        self.coupled = coupled
+        self.on_decay = on_decay
+        self.every = check_positive_int("every", every)
+        layers = _layers_in_order(model, example, order)
+        self.plan = chain_plan(layers, mode)
+        self._names = [str(block) for block in self.plan.wishes]
+        self._wished = BlockTensors(model, self.plan.wishes)
+        self._written = BlockTensors(model, self.plan.targets)
+        self._dtype = torch.float32
+        for tensor in self._wished.get():
+            self._dtype = torch.promote_types(self._dtype, tensor.dtype)
+        self.initial_norms = self._norms()
+        strengths = resolve_strengths(lam, self._names, high=1.0)
+        if lam_classifier is not None:
+            check_number("lam_classifier", lam_classifier, high=1.0)
+            modules = classifier_names(layers) if classifier is None else classifier
+            strengths |= {name: lam_classifier for name in self._names if _belongs(name, modules)}
+        self.lam = self.initial_norms.new_tensor([strengths.get(name, 0.0) for name in self._names])
+        self._matrix = self.plan.matrix.to(self.initial_norms)
+        names_of = {id(p): name for name, p in self.parameters.items()}
+        self._owners = [names_of[id(tensor)] for tensor in self._wished.get()]
+        if where is not None:
+            for i, owner in enumerate(self._owners):
+                self.lam[i] *= where(owner, self.parameters[owner])
+        self._leave_zero_weights_alone()
+        self._lam_of_names: dict[tuple[str, ...], Tensor] = {}
+        self.base_lr = torch.full((len(self._names),), torch.nan, dtype=torch.float64)
+        self.last_lr = torch.full((len(self._names),), torch.nan, dtype=torch.float64)
+        self._last: Tensor | None = None
+
+    def attach(self, *optimizers: Optimizer) -> Self:
+        """Rescale after every step of these optimizers, each time the weights that the optimizer holds."""
+        super().attach(*optimizers)
+        for optimizer in optimizers:
+            groups, rates = optimizer.param_groups, self._learning_rates(optimizer)
+            base = self._per_wish(optimizer, [group.get("initial_lr", group["lr"]) for group in groups])
+            self.base_lr = torch.where(self.base_lr.isnan(), base, self.base_lr)
+            self.last_lr = torch.where(self.last_lr.isnan(), rates, self.last_lr)
+        return self
+
+    def step(self) -> None:
+        """Rescale once, all weights."""
+        self._count_step(self._owners)
+        self._rescale(self.lam, None)
+
+    @torch.no_grad()
+    def reset_initial_norms(self) -> None:
+        """Make the present norms the initial ones: call it when the learning rate decays (SWR + re-init)."""
+        self._reset_initial_norms(torch.ones_like(self.lam, dtype=torch.bool))
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """The factors of the weights and of the output at the last rescaling, and the norms' growth until now."""
+        if self._last is None:
+            return None
+        growth = self._norms() / self.initial_norms
+        details = {
+            "factors": dict(zip(self._names, self._last.exp().tolist(), strict=True)),
+            "output_factors": (self.plan.outputs.to(self._last) @ self._last).exp().tolist(),
+            "norm_growth": dict(zip(self._names, growth.tolist(), strict=True)),
+            "steps": sum(self.steps.values()),
+        }
+        written = self._written.get()
+        return Receipt(self.name, "rescale", len(written), sum(t.numel() for t in written), details)
+
+    def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
+        handles = super()._register_hooks(optimizer)
+        if self.on_decay == "reinit":
+            handles.append(optimizer.register_step_pre_hook(self._before_step))
+        return handles
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        rates = self._learning_rates(optimizer)
+        fell = rates <= self.last_lr / 2
+        if fell.any():
+            self._reset_initial_norms(fell)
+        self.last_lr = torch.where(rates.isnan(), self.last_lr, rates)
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        names = self._attachments[optimizer].names
+        if self._count_step(names) % self.every:
+            return
+        if names not in self._lam_of_names:
+            held = set(names)
+            mask = self.lam.new_tensor([owner in held for owner in self._owners])
+            self._lam_of_names[names] = self.lam * mask
+        lam = self._lam_of_names[names]
+        if self.coupled:
+            lam = lam * (self._learning_rates(optimizer) / self.base_lr).nan_to_num(0.0).to(lam)
+        self._rescale(lam, getattr(optimizer, "found_inf", None))
+
+    @torch.no_grad()
+    def _rescale(self, lam: Tensor, found_inf: Tensor | None) -> None:
+        log_c = log_factors(self._norms(), self.initial_norms, lam)
+        if found_inf is not None:
+            # A fused optimizer under a GradScaler skipped its step if it met an infinity; only the device knows.
+            log_c = torch.where(found_inf == 0, log_c, 0)
+        torch._foreach_mul_(self._written.get(), (self._matrix @ log_c).exp().unbind())
+        self._last = log_c
+
+    @torch.no_grad()
+    def _norms(self) -> Tensor:
+        return torch.stack(torch._foreach_norm(self._wished.get(), 2, self._dtype))
+
+    @torch.no_grad()
+    def _reset_initial_norms(self, chosen: Tensor) -> None:
+        norms = self._norms()
+        self.initial_norms = torch.where(chosen.to(norms.device) & (norms > 0), norms, self.initial_norms)
+
+    def _learning_rates(self, optimizer: Optimizer) -> Tensor:
+        return self._per_wish(optimizer, [group["lr"] for group in optimizer.param_groups])
+
+    def _per_wish(self, optimizer: Optimizer, values: Sequence[float]) -> Tensor:
+        """Return the value of each weight's parameter group; nan where the optimizer does not hold the weight."""
+        attachment = self._attachments[optimizer]
+        groups = dict(zip(attachment.names, attachment.groups, strict=True))
+        found = [float(values[groups[owner]]) if owner in groups else torch.nan for owner in self._owners]
+        return torch.tensor(found, dtype=torch.float64)
+
+    def _leave_zero_weights_alone(self) -> None:
+        zero = self.initial_norms == 0
+        if zero.any():
+            names = [name for name, is_zero in zip(self._names, zero.tolist(), strict=True) if is_zero]
+            warnings.warn(f"swr leaves these weights alone, they start as all zero: {', '.join(names)}", stacklevel=3)
+            self.lam[zero] = 0.0
+
+
+def _layers_in_order(model: nn.Module, example: Any, order: str | Sequence[str]) -> tuple[Layer, ...]:
+    if not isinstance(order, str):
+        return tuple(Layer(name, model.get_submodule(name)) for name in order)
+    check_choice("order", order, ("forward",))
+    if example is None:
+        raise ValueError(
+            "example: None, but order='forward' runs one; pass an example input, or list the layers in order"
+        )
+    layers = called_layers(model, example)
+    check_covered(model, layers)
+    return layers
+
+
+def _belongs(name: str, modules: Sequence[str]) -> bool:
+    return any(module == "" or name.startswith(module + ".") for module in modules)
