@@ -37,8 +37,8 @@ def chain_plan(layers: Sequence[Layer], mode: Mode = "exact") -> ScalePlan:
     for layer in layers:
         if not isinstance(layer.module, (*WEIGHT_LAYERS, *NORM_LAYERS)):
             raise ValueError(
-                f"layers: {layer.name!r} is a {type(layer.module).__name__}; a chain is made of linear, convolution and "
-                "norm layers"
+                f"layers: {layer.name!r} is a {type(layer.module).__name__}; a chain is made of linear, convolution "
+                "and norm layers"
             )
     weights = [w for layer in layers if isinstance(w := layer.module.weight, Tensor) and w.requires_grad]
     columns = {key: column for column, key in enumerate(dict.fromkeys(map(id, weights)))}

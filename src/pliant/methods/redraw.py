@@ -59,6 +59,9 @@ def draw_fresh(model: nn.Module, init: Init | None = None) -> dict[str, Tensor]:
         init: A function that initialises a model in place; each module's own `reset_parameters` if None.
     """
     fresh = copy.deepcopy(model)
+    for parameter in fresh.parameters():
+        # A draw fills memory in order: the layout of the weights must not decide which entry gets which value.
+        parameter.data = parameter.data.contiguous()
     if init is not None:
         init(fresh)
     else:

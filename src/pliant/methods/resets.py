@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pliant.graph.layers import called_layers, classifier_names
-from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
+from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer, learnable_parameters
 from pliant.methods.redraw import Init, check_redrawable, draw_fresh, seeded
 
 
@@ -78,6 +78,7 @@ class HeadReset(FullReset):
         init: Init | None = None,
         seed: int | None = None,
     ) -> None:
+        learnable_parameters(model)
         if head is None:
             if example is None:
                 raise ValueError("example: None, and no head is named; pass an example input or head=[module names]")

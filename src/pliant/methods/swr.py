@@ -1,11 +1,11 @@
 """Soft weight rescaling: after every step, pull each weight's norm towards its initial norm, keeping the function.
 
-Paper: "Recovering Plasticity of Neural Networks via Soft Weight Rescaling", §3 and Algorithm 1. Each weight wishes for the
-factor c = (λ‖W₀‖ + (1−λ)‖W‖) / ‖W‖; the other parameters follow, so that the network's output is only multiplied by
+Paper: "Recovering Plasticity of Neural Networks via Soft Weight Rescaling", §3 and Algorithm 1. Each weight wishes for
+the factor c = (λ‖W₀‖ + (1−λ)‖W‖) / ‖W‖; the other parameters follow, so that the network's output is only multiplied by
 a constant (docs/proportionality.md).
 
-Where we deviate. Algorithm 1 as printed scales the final norm layer's shift by one factor too many; both modes mend that.
-The default also scales a bias between two norm layers by the product since the last one, and moves batch norm's
+Where we deviate. Algorithm 1 as printed scales the final norm layer's shift by one factor too many; both modes mend
+that. The default also scales a bias between two norm layers by the product since the last one, and moves batch norm's
 running statistics with their input, without which the function changes; `mode="paper"` does neither. Beyond the paper:
 `coupled=True` lets λ follow the learning rate, λ_t = λ·lr_t/lr₀, which keeps the balance between gradient and rescaling
 through a decay; `on_decay="reinit"` is the paper's own answer (appendix E). λ = 1 is hard rescaling.
@@ -71,8 +71,8 @@ class SWR(Rescaler):
         every: Act only on every n-th step.
         where: Which weights to pull; all if None. Biases, and weights that must follow, are written all the same.
 
-    A factor closer to 1 than the weights' precision is lost to rounding: in bfloat16, where λ(1 − ‖W₀‖/‖W‖) < 2⁻⁹, nothing
-    happens. Keep such weights in float32 (as autocast does), or act seldom and strongly.
+    A factor closer to 1 than the weights' precision is lost to rounding: in bfloat16, where λ(1 − ‖W₀‖/‖W‖) < 2⁻⁹,
+    nothing happens. Keep such weights in float32 (as autocast does), or act seldom and strongly.
     """
 
     name = "swr"

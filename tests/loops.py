@@ -1,0 +1,50 @@
+"""The plain training loop that the tests attach methods to."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
+
+from pliant import Method
+from tests import zoo
+
+
+def train(
+    model: nn.Module,
+    optimizer: Optimizer,
+    name: str,
+    steps: Sequence[int],
+    *,
+    methods: Sequence[Method] = (),
+    new_data_at: int | None = None,
+) -> None:
+    """Train on one seeded batch a step; reinitializers among the methods act before the step `new_data_at`."""
+    dtype = next(model.parameters()).dtype
+    for step in steps:
+        inputs, labels = zoo.batch(name, seed=100 + step, dtype=dtype)
+        if step == new_data_at:
+            for method in methods:
+                if method.kind == "reinitializer":
+                    method.apply(optimizer, batches=[(inputs, labels)], loss_fn=cross_entropy)
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
+def snapshot(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return copies of all parameters and buffers."""
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    """Assert that two snapshots are equal to the last bit."""
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+def differs(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    """Return whether two snapshots differ anywhere."""
+    return any(not torch.equal(left[name], right[name]) for name in left)

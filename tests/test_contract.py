@@ -1,0 +1,455 @@
+"""What every registered method must keep, on every kind of model: the contract of `pliant.Method`."""
+
+import copy
+import gc
+import io
+import pickle
+import tracemalloc
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Adam, Optimizer
+
+from pliant import Method, methods
+from tests import zoo
+from tests.loops import assert_same, differs, snapshot, train
+
+# Settings that make a method act within a few steps where its defaults are made for long runs.
+EAGER: dict[str, dict[str, Any]] = {}
+
+NAMES = methods.names()
+AT_EACH_STEP = [n for n in NAMES if methods.info(n).kind in ("penalty", "rescaler", "recycler")]
+PENALTIES = [n for n in NAMES if methods.info(n).kind == "penalty"]
+REINITIALIZERS = [n for n in NAMES if methods.info(n).kind == "reinitializer"]
+WITH_STRENGTH = [n for n in NAMES if any(t.name == "lam" and t.low == 0.0 for t in methods.info(n).tunables)]
+
+
+def make(method: str, model: nn.Module, name: str, **settings: Any) -> Method:
+    dtype = next(model.parameters()).dtype
+    example = zoo.batch(name, dtype=dtype)[0]
+    return methods.create(method, model, example=example, seed=7, **{**EAGER.get(method, {}), **settings})
+
+
+def run(method: str, name: str, steps: int = 6, *, dtype: torch.dtype = torch.float64, **settings: Any) -> nn.Module:
+    model = zoo.build(name, dtype=dtype)
+    made = make(method, model, name, **settings)
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    made.attach(optimizer)
+    train(model, optimizer, name, range(steps), methods=[made], new_data_at=3)
+    return model
+
+
+def vanilla(name: str, steps: int = 6) -> nn.Module:
+    model = zoo.build(name)
+    train(model, Adam(model.parameters(), lr=1e-2), name, range(steps))
+    return model
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+@pytest.mark.parametrize("method", NAMES)
+def test_changes_training_and_says_so(method: str, name: str) -> None:
+    model = zoo.build(name)
+    made = make(method, model, name)
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    assert made.attach(optimizer) is made
+    train(model, optimizer, name, range(6), methods=[made], new_data_at=3)
+    assert differs(snapshot(model), snapshot(vanilla(name)))
+    assert made.receipt is not None
+    assert made.receipt.tensors > 0
+    assert made.receipt.entries > 0
+    assert made.receipt.as_dict()["method"] == method
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+@pytest.mark.parametrize("method", NAMES)
+def test_resumed_run_is_bit_equal(method: str, name: str) -> None:
+    whole = run(method, name, 8)
+
+    first = zoo.build(name)
+    made = make(method, first, name)
+    optimizer = Adam(first.parameters(), lr=1e-2)
+    made.attach(optimizer)
+    train(first, optimizer, name, range(4), methods=[made], new_data_at=3)
+    file = io.BytesIO()
+    torch.save({"model": first.state_dict(), "optimizer": optimizer.state_dict(), "method": made.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+
+    second = zoo.build(name, seed=99)
+    resumed = make(method, second, name)
+    optimizer = Adam(second.parameters(), lr=1e-2)
+    second.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    resumed.load_state_dict(saved["method"])
+    resumed.attach(optimizer)
+    train(second, optimizer, name, range(4, 8), methods=[resumed], new_data_at=3)
+    assert_same(snapshot(second), snapshot(whole))
+
+
+@pytest.mark.parametrize("method", REINITIALIZERS)
+def test_state_carries_the_next_draw(method: str) -> None:
+    model = zoo.build("mlp")
+    made = make(method, model, "mlp")
+    data = {"batches": [zoo.batch("mlp")], "loss_fn": cross_entropy}
+    train(model, SGD(model.parameters(), lr=0.1), "mlp", range(2))
+    made.apply(**data)
+    state, values = copy.deepcopy(made.state_dict()), snapshot(model)
+    made.apply(**data)
+    other = zoo.build("mlp")
+    resumed = make(method, other, "mlp")
+    other.load_state_dict(values)
+    resumed.load_state_dict(state)
+    resumed.apply(**data)
+    assert_same(snapshot(other), snapshot(model))
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+@pytest.mark.parametrize("method", WITH_STRENGTH)
+@pytest.mark.filterwarnings("ignore:.*changed none of")
+def test_strength_zero_is_a_no_op(method: str, name: str) -> None:
+    assert_same(snapshot(run(method, name, lam=0.0)), snapshot(vanilla(name)))
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_same_seed_same_run(method: str) -> None:
+    torch.manual_seed(1)
+    first = run(method, "cnn_bn")
+    torch.manual_seed(2)
+    assert_same(snapshot(first), snapshot(run(method, "cnn_bn")))
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_detach_leaves_no_hook(method: str) -> None:
+    model = zoo.build("cnn_bn")
+    made = make(method, model, "cnn_bn")
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    before = hooks_of(model, optimizer)
+    made.attach(optimizer)
+    made.detach()
+    assert hooks_of(model, optimizer) == before
+    assert made.optimizers == ()
+    values = snapshot(model)
+    control = copy.deepcopy(model)
+    train(model, optimizer, "cnn_bn", range(2))
+    train(control, Adam(control.parameters(), lr=1e-2), "cnn_bn", range(2))
+    assert differs(values, snapshot(model))
+    assert_same(snapshot(model), snapshot(control))
+
+
+def hooks_of(model: nn.Module, optimizer: Optimizer) -> int:
+    count = len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+    for module in model.modules():
+        count += len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
+    return count
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_a_thousand_attachments_leave_no_trace(method: str) -> None:
+    model = zoo.build("mlp")
+    made = make(method, model, "mlp")
+    optimizer = SGD(model.parameters(), lr=1e-2)
+
+    def cycle(times: int) -> None:
+        for _ in range(times):
+            made.attach(optimizer)
+            made.detach()
+
+    before = hooks_of(model, optimizer)
+    cycle(10)
+    gc.collect()
+    tracemalloc.start()
+    start = tracemalloc.get_traced_memory()[0]
+    cycle(1000)
+    gc.collect()
+    growth = tracemalloc.get_traced_memory()[0] - start
+    tracemalloc.stop()
+    assert hooks_of(model, optimizer) == before
+    assert growth < 20_000, f"{growth} bytes in 1000 cycles"
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_attach_twice_is_an_error(method: str) -> None:
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=1e-2)
+    made = make(method, model, "mlp").attach(optimizer)
+    with pytest.raises(ValueError, match=f"{method} is attached to this SGD already"):
+        made.attach(optimizer)
+
+
+@pytest.mark.parametrize("method", AT_EACH_STEP)
+def test_optimizer_of_another_model_is_an_error(method: str) -> None:
+    optimizer = SGD(zoo.build("mlp").parameters(), lr=1e-2)
+    with pytest.raises(ValueError, match="holds none of the 6 parameters"):
+        make(method, zoo.build("mlp"), "mlp").attach(optimizer)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("method", NAMES)
+def test_keeps_dtype_and_identity(method: str, dtype: torch.dtype) -> None:
+    model = zoo.build("cnn_bn", dtype=dtype)
+    made = make(method, model, "cnn_bn")
+    tensors = {name: id(p) for name, p in model.named_parameters()}
+    optimizer = SGD(model.parameters(), lr=1e-2)
+    made.attach(optimizer)
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    train(model, optimizer, "cnn_bn", range(4), methods=[made], new_data_at=2)
+    assert {name: id(p) for name, p in model.named_parameters()} == tensors
+    assert all(p.dtype == dtype and torch.isfinite(p).all() for p in model.parameters())
+    assert [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups] == groups
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_frozen_parameters_are_left_alone(method: str) -> None:
+    model = zoo.build("cnn_bn")
+    for p in list(model.parameters())[:4]:
+        p.requires_grad_(False)
+    frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
+    made = make(method, model, "cnn_bn")
+    optimizer = Adam((p for p in model.parameters() if p.requires_grad), lr=1e-2)
+    made.attach(optimizer)
+    train(model, optimizer, "cnn_bn", range(4), methods=[made], new_data_at=2)
+    for name, value in frozen.items():
+        assert torch.equal(model.get_parameter(name), value), name
+        assert model.get_parameter(name).grad is None
+
+
+@pytest.mark.parametrize("method", AT_EACH_STEP)
+def test_a_parameter_without_gradient_is_no_trouble(method: str) -> None:
+    model = zoo.build("mlp")
+    made = make(method, model, "mlp")
+    optimizer = SGD(model.parameters(), lr=1e-2)
+    made.attach(optimizer)
+    inputs, labels = zoo.batch("mlp")
+    cross_entropy(model(inputs), labels).backward()
+    model[0].weight.grad = None
+    optimizer.step()
+    assert model[0].weight.grad is None
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("method", AT_EACH_STEP)
+def test_gradient_accumulation(method: str) -> None:
+    def accumulated(parts: int) -> nn.Module:
+        model = zoo.build("mlp")
+        made = make(method, model, "mlp")
+        optimizer = SGD(model.parameters(), lr=1e-2)
+        made.attach(optimizer)
+        for step in range(5):
+            inputs, labels = zoo.batch("mlp", seed=step)
+            optimizer.zero_grad()
+            for x, y in zip(inputs.chunk(parts), labels.chunk(parts), strict=True):
+                (cross_entropy(model(x), y) / parts).backward()
+            optimizer.step()
+        return model
+
+    for left, right in zip(accumulated(1).parameters(), accumulated(4).parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("method", AT_EACH_STEP)
+def test_loss_scaling_changes_nothing(method: str, fused: bool) -> None:
+    """A scale that is a power of two is exact, so runs with and without a GradScaler are equal to the last bit."""
+
+    def scaled(enabled: bool) -> nn.Module:
+        model = zoo.build("mlp")
+        made = make(method, model, "mlp")
+        optimizer = SGD(model.parameters(), lr=2**-6, fused=fused)
+        made.attach(optimizer)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=enabled)
+        for step in range(5):
+            inputs, labels = zoo.batch("mlp", seed=step)
+            optimizer.zero_grad()
+            scaler.scale(cross_entropy(model(inputs), labels)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return model
+
+    for left, right in zip(scaled(True).parameters(), scaled(False).parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("method", AT_EACH_STEP)
+def test_a_skipped_step_is_skipped(method: str, fused: bool) -> None:
+    model = zoo.build("mlp")
+    made = make(method, model, "mlp")
+    optimizer = Adam(model.parameters(), lr=1e-2, fused=fused)
+    made.attach(optimizer)
+    train(model, optimizer, "mlp", range(3))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    before = snapshot(model)
+    inputs, labels = zoo.batch("mlp")
+    optimizer.zero_grad()
+    scaler.scale(cross_entropy(model(inputs), labels) * float("inf")).backward()
+    scaler.step(optimizer)
+    assert_same(snapshot(model), before)
+
+
+@pytest.mark.parametrize("positional", [True, False])
+@pytest.mark.parametrize("method", AT_EACH_STEP)
+def test_closure_gives_the_same_run(method: str, positional: bool) -> None:
+    model = zoo.build("mlp")
+    made = make(method, model, "mlp")
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    made.attach(optimizer)
+    for step in range(6):
+        inputs, labels = zoo.batch("mlp", seed=100 + step)
+
+        def closure(inputs: torch.Tensor = inputs, labels: torch.Tensor = labels) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = cross_entropy(model(inputs), labels)
+            loss.backward()
+            return loss
+
+        loss = optimizer.step(closure) if positional else optimizer.step(closure=closure)
+        assert torch.isfinite(loss)
+    assert_same(snapshot(model), snapshot(run(method, "mlp")))
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_deepcopy_and_pickle(method: str) -> None:
+    model = zoo.build("cnn_bn")
+    made = make(method, model, "cnn_bn")
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    made.attach(optimizer)
+    train(model, optimizer, "cnn_bn", range(3), methods=[made], new_data_at=1)
+    state = copy.deepcopy(optimizer.state_dict())
+    copies = [copy.deepcopy((model, made)), pickle.loads(pickle.dumps((model, made)))]
+    train(model, optimizer, "cnn_bn", range(3, 6), methods=[made], new_data_at=4)
+    for other_model, other_method in copies:
+        assert other_method.model is other_model
+        assert other_method.optimizers == ()
+        other = Adam(other_model.parameters(), lr=1e-2)
+        other.load_state_dict(copy.deepcopy(state))
+        other_method.attach(other)
+        train(other_model, other, "cnn_bn", range(3, 6), methods=[other_method], new_data_at=4)
+        assert_same(snapshot(other_model), snapshot(model))
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_copy_of_the_model_alone_is_free_of_the_method(method: str) -> None:
+    model = zoo.build("cnn_bn")
+    made = make(method, model, "cnn_bn")
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    made.attach(optimizer)
+    train(model, optimizer, "cnn_bn", range(2))
+    clone = copy.deepcopy(model)
+    values = snapshot(model)
+    train(clone, Adam(clone.parameters(), lr=1e-2), "cnn_bn", range(2))
+    assert_same(snapshot(model), values)
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_loading_into_another_architecture_changes_nothing(method: str) -> None:
+    source = make(method, zoo.build("mlp"), "mlp")
+    model = zoo.build("cnn")
+    target = make(method, model, "cnn")
+    before = copy.deepcopy(target.state_dict())
+    other = next(n for n in NAMES if n != method)
+    with pytest.raises(ValueError, match=f"made by method '{method}'"):
+        make(other, model, "cnn").load_state_dict(source.state_dict())
+    tensors = [v for v in source.state_dict()["state"].values() if isinstance(v, dict | torch.Tensor)]
+    if tensors:
+        with pytest.raises(ValueError, match=r"state\["):
+            target.load_state_dict(source.state_dict())
+    assert str(target.state_dict()) == str(before)
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_a_model_without_values_is_an_error(method: str) -> None:
+    with pytest.raises(ValueError, match="'0.weight' is on the meta device"):
+        methods.create(method, zoo.mlp().to("meta"), example=zoo.batch("mlp")[0])
+    with pytest.raises(ValueError, match="'0.weight' is not initialised yet"):
+        methods.create(method, nn.Sequential(nn.LazyLinear(3)), example=zoo.batch("mlp")[0])
+
+
+@pytest.mark.parametrize("method", WITH_STRENGTH)
+@pytest.mark.parametrize("lam", [-0.1, float("nan"), float("inf"), "strong", True])
+def test_a_strength_that_makes_no_sense_is_an_error(method: str, lam: Any) -> None:
+    with pytest.raises(ValueError, match=r"lam: .* is not allowed; it must be"):
+        make(method, zoo.build("mlp"), "mlp", lam=lam)
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_unknown_setting_is_an_error(method: str) -> None:
+    with pytest.raises(ValueError, match=f"{method} has no setting 'lambda_'"):
+        make(method, zoo.build("mlp"), "mlp", lambda_=1.0)
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_channels_last_and_non_contiguous_weights(method: str) -> None:
+    plain = run(method, "cnn")
+    model = zoo.build("cnn").to(memory_format=torch.channels_last)
+    linear = model[7]
+    linear.weight.data = linear.weight.data.t().contiguous().t()
+    assert not linear.weight.is_contiguous()
+    assert not model[3].weight.is_contiguous()
+    made = make(method, model, "cnn")
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    made.attach(optimizer)
+    train(model, optimizer, "cnn", range(6), methods=[made], new_data_at=3)
+    for (name, left), right in zip(plain.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-11, msg=name)
+
+
+@pytest.mark.parametrize("method", AT_EACH_STEP)
+def test_two_optimizers_share_a_method(method: str) -> None:
+    """Each optimizer's step acts on the parameters that it holds and leaves the other's alone."""
+    model = zoo.build("mlp")
+    made = make(method, model, "mlp")
+    head = SGD(model[4].parameters(), lr=1e-2)
+    body = SGD([*model[0].parameters(), *model[2].parameters()], lr=1e-2)
+    made.attach(body, head)
+    assert made.optimizers == (body, head)
+    train(model, body, "mlp", range(3))
+    before = snapshot(model)
+    inputs, labels = zoo.batch("mlp")
+    model.zero_grad()
+    cross_entropy(model(inputs), labels).backward()
+    head.step()
+    for name in ("0.weight", "0.bias", "2.weight", "2.bias"):
+        assert torch.equal(before[name], model.get_parameter(name)), name
+    assert not torch.equal(before["4.weight"], model.get_parameter("4.weight"))
+
+
+@pytest.mark.parametrize("method", AT_EACH_STEP)
+def test_a_new_optimizer_for_each_task(method: str) -> None:
+    """State lives in the method: attaching to a second optimizer goes on where the first one stopped."""
+    model = zoo.build("mlp")
+    made = make(method, model, "mlp")
+    for task in range(3):
+        optimizer = SGD(model.parameters(), lr=1e-2)
+        made.attach(optimizer)
+        train(model, optimizer, "mlp", range(2 * task, 2 * task + 2))
+        made.detach()
+    single = zoo.build("mlp")
+    made = make(method, single, "mlp")
+    optimizer = SGD(single.parameters(), lr=1e-2)
+    made.attach(optimizer)
+    train(single, optimizer, "mlp", range(6))
+    assert_same(snapshot(model), snapshot(single))
+
+
+def test_records_describe_their_classes() -> None:
+    import inspect
+
+    for name in NAMES:
+        record = methods.info(name)
+        assert record.name == record.cls.name == name
+        assert record.summary
+        assert record.paper
+        parameters = inspect.signature(record.cls).parameters
+        for tunable in record.tunables:
+            assert parameters[tunable.name].default == tunable.default, (name, tunable.name)
+            high = float("inf") if tunable.high is None else tunable.high
+            assert all(tunable.low <= value <= high for value in tunable.sweep), (name, tunable.name)
+
+
+def test_unknown_method_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match="no method 'swt' .did you mean 'swr'"):
+        methods.create("swt", zoo.build("mlp"))

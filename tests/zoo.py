@@ -1,0 +1,72 @@
+"""Small models of every shape that a method must cope with, and one batch of data for each."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+class TiedMLP(nn.Module):
+    """The output layer reads with the transpose of what the input layer writes with: one weight, two uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(12, 12)
+        self.middle = nn.Linear(12, 12)
+        self.decode = nn.Linear(12, 12)
+        self.decode.weight = self.encode.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decode(torch.relu(self.middle(torch.relu(self.encode(x)))))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5))
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 3), nn.LeakyReLU(0.1), nn.AvgPool2d(2), nn.Flatten(),
+        nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 5),
+    )  # fmt: skip
+
+
+def cnn_bn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 5),
+    )  # fmt: skip
+
+
+def vgg() -> nn.Module:
+    layers: list[nn.Module] = []
+    channels = 1
+    for width in (4, 4, "pool", 6, 6, "pool", 8, "pool"):
+        if width == "pool":
+            layers.append(nn.MaxPool2d(2, ceil_mode=True))
+        else:
+            assert isinstance(width, int)
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+            channels = width
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.0)]
+    return nn.Sequential(*layers, nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "cnn": cnn, "cnn_bn": cnn_bn, "vgg": vgg, "tied": TiedMLP}
+
+
+def build(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """Return a seeded model; the same seed gives the same weights."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return MODELS[name]().to(dtype)
+
+
+def batch(name: str, *, seed: int = 1, size: int = 8, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Return inputs and class labels that fit the model."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (size, 12) if name in ("mlp", "tied") else (size, 1, 12, 12)
+    inputs = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+    return inputs, torch.randint(0, 5, (size,), generator=generator)
