@@ -1,0 +1,1 @@
+"""Recipes, runs, where they are kept and where they are executed."""

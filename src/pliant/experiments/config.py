@@ -1,0 +1,97 @@
+"""What one run is, completely and in plain types.
+
+A run's name is derived from its configuration, so that the same configuration always means the same folder:
+what is finished is never done twice, and what was interrupted is found again.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from pliant.training import Settings
+
+Purpose = Literal["result", "selection"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something chosen by name, with its options.
+
+    Args:
+        name: A registered name, `module:function`, or for data also a path.
+        options: Options by name, in JSON's types.
+    """
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{self.name}({options})" if options else self.name
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One training run.
+
+    Args:
+        label: What tables call the method.
+        methods: The methods at work together; none for plain training.
+        fresh: Whether every task starts from an untrained network: the baseline for plasticity.
+        data: The data set.
+        model: The network.
+        stream: What the network meets.
+        training: How it is trained.
+        measures: What is measured on the way.
+        seed: Decides everything that is drawn.
+        purpose: "result": trained on all training data and tested on the test data. "selection": a part of
+            the training data takes the place of the test data, which is not looked at.
+        holdout: How large that part is.
+        device: Where to compute.
+    """
+
+    label: str
+    methods: tuple[Part, ...]
+    fresh: bool
+    data: Part
+    model: Part
+    stream: Part
+    training: Settings
+    measures: tuple[str, ...]
+    seed: int
+    purpose: Purpose
+    holdout: float
+    device: str
+
+    @property
+    def id(self) -> str:
+        """The run's name: readable at the front, unique at the end."""
+        digest = hashlib.blake2b(self.to_json().encode(), digest_size=6).hexdigest()
+        return f"{re.sub(r'[^a-z0-9]+', '-', self.label.lower()).strip('-')[:40]}-s{self.seed}-{digest}"
+
+    @property
+    def variant(self) -> tuple[str, str]:
+        """What runs that differ in their seeds only have in common: label, and the methods' settings."""
+        return self.label, " + ".join(str(part) for part in self.methods)
+
+    def to_json(self) -> str:
+        """Write down as JSON, the same text for the same configuration."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
+        """Read what `to_json` wrote, after parsing."""
+        training = values["training"]
+        return cls(
+            **values
+            | {
+                "methods": tuple(Part(**part) for part in values["methods"]),
+                "data": Part(**values["data"]),
+                "model": Part(**values["model"]),
+                "stream": Part(**values["stream"]),
+                "training": Settings(**training | {"decay_epochs": tuple(training["decay_epochs"])}),
+                "measures": tuple(values["measures"]),
+            }
+        )

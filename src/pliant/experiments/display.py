@@ -1,0 +1,124 @@
+"""What the terminal shows: how runs come along, and what came out."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from pliant.experiments.config import RunConfig
+from pliant.experiments.store import Status, last_progress
+from pliant.experiments.table import Row
+
+
+class LiveProgress:
+    """A bar over all runs with the time left, and one for each run at work.
+
+    How far a run is stands in its folder, so it does not matter which process, machine or command does it.
+    Where there is no terminal, a line is printed as each run ends.
+
+    Args:
+        root: The experiment's folder.
+        console: Where to show it.
+    """
+
+    def __init__(self, root: Path, console: Console) -> None:
+        self._root = root
+        self._console = console
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._bar_of: dict[str, TaskID] = {}
+        self._ended = 0
+        self._count = 0
+        self._total: TaskID | None = None
+
+    def __enter__(self) -> "LiveProgress":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bars.stop()
+
+    def begin(self, waiting: Sequence[RunConfig], done: Sequence[RunConfig]) -> None:
+        """Show how much there is to do."""
+        self._ended, self._count = 0, len(waiting)
+        if done:
+            self._console.print(f"{len(done)} of {len(done) + len(waiting)} runs are done already")
+        if self._total is not None:
+            self._bars.remove_task(self._total)
+        self._total = self._bars.add_task(f"{len(waiting)} runs", total=len(waiting))
+
+    def tick(self, active: Iterable[RunConfig]) -> None:
+        """Show how far the runs at work are."""
+        at_work = {config.id: config for config in active}
+        for gone in self._bar_of.keys() - at_work.keys():
+            self._bars.remove_task(self._bar_of.pop(gone))
+        fraction = 0.0
+        for run, config in at_work.items():
+            if run not in self._bar_of:
+                self._bar_of[run] = self._bars.add_task(f"  {config.label}, seed {config.seed}", total=1.0)
+            progress = last_progress(self._root / "runs" / run)
+            fraction += progress
+            self._bars.update(self._bar_of[run], completed=progress)
+        if self._total is not None:
+            self._bars.update(self._total, completed=self._ended + fraction)
+
+    def ended(self, config: RunConfig, status: Status) -> None:
+        """Count a run that ended, and name it if it did not end well or there is no bar."""
+        self._ended += 1
+        if status != "finished" or not self._console.is_terminal:
+            self._console.print(
+                f"[{self._ended}/{self._count}] {config.label}, seed {config.seed}: {status}",
+                markup=False,
+                highlight=False,
+            )
+
+
+def result_table(rows: Sequence[Row], headline: str, title: str) -> Table:
+    """Make the table of results: best mean first.
+
+    Args:
+        rows: A row for every method and setting.
+        headline: The number to sort by and to show first.
+        title: What stands above.
+
+    Returns:
+        The table, to be printed by rich.
+    """
+    shown = [headline, *(name for name in _COLUMNS if name != headline)]
+    shown = [name for name in shown if any(name in row.numbers for row in rows)]
+    table = Table(title=title, title_justify="left", caption="mean ± 95 % confidence interval over seeds")
+    table.add_column("method")
+    for name in shown:
+        table.add_column(_COLUMNS.get(name, name.replace("_", " ")), justify="right")
+    table.add_column("seeds", justify="right")
+
+    def score(row: Row) -> float:
+        return row.numbers[headline].mean if headline in row.numbers else float("-inf")
+
+    for row in sorted(rows, key=score, reverse=True):
+        count = row.numbers[headline].count if headline in row.numbers else 0
+        table.add_row(
+            row.settings if row.settings and row.settings != row.label else row.label,
+            *(str(row.numbers.get(name, "–")) for name in shown),
+            f"{count}" + (f" ({row.bad} bad)" if row.bad else ""),
+        )
+    return table
+
+
+_COLUMNS = {
+    "final_test_accuracy": "final test accuracy",
+    "mean_test_accuracy": "mean over tasks",
+    "mean_train_accuracy": "mean train accuracy",
+    "mean_task_online_accuracy": "average online accuracy",
+}

@@ -1,0 +1,96 @@
+"""From a recipe to results: choose settings where there is a choice, then do the runs that count."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pliant import streams
+from pliant.experiments.config import Part, RunConfig
+from pliant.experiments.files import write_atomically
+from pliant.experiments.recipe import Entry, Recipe
+from pliant.experiments.store import Status, load_runs
+
+RunAll = Callable[[Sequence[RunConfig]], dict[str, Status]]
+
+_SELECTION_SEEDS = 1_000_000
+"""First seed of the runs that choose settings: results come from other draws than the choice."""
+
+
+def run_experiment(recipe: Recipe, root: Path, run_all: RunAll) -> dict[str, Status]:
+    """Do all runs of a recipe that are not done yet.
+
+    Args:
+        recipe: The experiment.
+        root: Its folder.
+        run_all: Does runs and says how they ended.
+
+    Returns:
+        How every run ended, by its name.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "runs").mkdir(exist_ok=True)
+    write_atomically(root / "recipe.json", recipe.model_dump_json(indent=1).encode())
+    candidates = {entry.label: entry.variants() for entry in recipe.methods}
+    statuses: dict[str, Status] = {}
+    if recipe.selection.on == "validation":
+        contested = [entry for entry in recipe.methods if len(candidates[entry.label]) > 1]
+        seeds = range(_SELECTION_SEEDS, _SELECTION_SEEDS + recipe.selection.seeds)
+        trials = [
+            recipe.config(entry, parts, seed, "selection")
+            for entry in contested
+            for parts in candidates[entry.label]
+            for seed in seeds
+        ]
+        if trials:
+            statuses |= run_all(trials)
+            choice = choose(recipe, contested, trials, root)
+            candidates |= {label: [parts] for label, parts in choice.items()}
+    results = [
+        recipe.config(entry, parts, seed, "result")
+        for entry in recipe.methods
+        for parts in candidates[entry.label]
+        for seed in recipe.seeds
+    ]
+    statuses |= run_all(results)
+    if recipe.selection.on == "test":
+        contested = [entry for entry in recipe.methods if len(candidates[entry.label]) > 1]
+        if contested:
+            choose(recipe, contested, results, root)
+    return statuses
+
+
+def choose(
+    recipe: Recipe, entries: Sequence[Entry], trials: Sequence[RunConfig], root: Path
+) -> dict[str, tuple[Part, ...]]:
+    """Pick the setting with the best mean for every entry, and write down why.
+
+    Args:
+        recipe: The experiment.
+        entries: Those with a choice.
+        trials: The runs that decide.
+        root: The experiment's folder.
+
+    Returns:
+        The settings by label. One with a run that failed or diverged is only picked if all have one.
+    """
+    headline = streams.stream_class(recipe.stream.name).headline
+    scores = {run.id: run.result.get(headline, -math.inf) for run in load_runs(root)}
+    choice: dict[str, tuple[Part, ...]] = {}
+    report = {}
+    for entry in entries:
+        table: dict[str, float] = {}
+        best = -math.inf
+        for parts in entry.variants():
+            values = [scores[t.id] for t in trials if t.label == entry.label and t.methods == parts]
+            mean = math.fsum(values) / len(values)
+            table[" + ".join(map(str, parts))] = mean
+            if mean > best or entry.label not in choice:
+                best, choice[entry.label] = mean, parts
+        report[entry.label] = {
+            "chosen": " + ".join(map(str, choice[entry.label])),
+            "scores": {key: value if math.isfinite(value) else None for key, value in table.items()},
+        }
+    content = {"on": recipe.selection.on, "headline": headline, "labels": report}
+    write_atomically(root / "selection.json", json.dumps(content, indent=1).encode())
+    return choice

@@ -1,0 +1,63 @@
+"""Writing files so that no crash leaves half of one."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+
+
+class BusyError(RuntimeError):
+    """Somebody else holds the lock."""
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Put a file in place as a whole or not at all, and for good: power may fail right after.
+
+    Args:
+        path: Where it goes; what was there stays until the new content is safe.
+        content: What it holds.
+    """
+    # The process id keeps several writers on one file system out of each other's way.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames and new files in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold a lock file; the operating system frees it when the process dies, however it dies.
+
+    Args:
+        path: The lock file.
+
+    Raises:
+        BusyError: If somebody else holds it.
+    """
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout as error:
+        raise BusyError(f"{path} is locked by another process") from error
+    try:
+        yield
+    finally:
+        lock.release()

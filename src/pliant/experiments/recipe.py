@@ -1,0 +1,339 @@
+"""An experiment as data: what a TOML file or the flags of `pliant compare` say, checked before anything runs.
+
+A wrong key or value is answered with where it stands, what it is, what is allowed there and what was
+probably meant.
+"""
+
+import inspect
+import itertools
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from pliant import data, methods, models, streams
+from pliant.experiments.config import Part, Purpose, RunConfig
+from pliant.spelling import suggest
+from pliant.training import Settings
+
+BASELINES = {"vanilla": "plain training, nothing attached", "fresh": "an untrained network at every task"}
+"""What can stand among the methods without being one."""
+
+
+class RecipeError(ValueError):
+    """Something in a recipe is wrong; the message says where, and how it could be right."""
+
+
+def _as_part(value: Any) -> Any:
+    """Accept a bare name, and take the options that stand beside a name."""
+    if isinstance(value, str):
+        return {"name": value, "options": {}}
+    if isinstance(value, Mapping) and "options" not in value:
+        return {
+            "name": value.get("name"),
+            "options": {key: item for key, item in value.items() if key != "name"},
+        }
+    return value
+
+
+def _as_seeds(value: Any) -> Any:
+    return tuple(range(value)) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+NamedPart = Annotated[Part, BeforeValidator(_as_part)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class GridPart(_Strict):
+    """One method of an entry, with values to choose from.
+
+    Args:
+        name: A registered method.
+        settings: Fixed settings.
+        grid: Settings to choose, each from a list; the sources' own sweep for the word "sweep".
+    """
+
+    name: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+    grid: dict[str, list[Any]] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return parse_part(value)
+        if isinstance(value, Mapping) and "settings" not in value:
+            known = {"name", "grid"}
+            settings = {key: item for key, item in value.items() if key not in known}
+            value = {key: value[key] for key in known & value.keys()} | {"settings": settings}
+        if isinstance(value, Mapping) and value.get("grid") == "sweep":
+            info = methods.info(value["name"])
+            value = dict(value) | {"grid": {t.name: list(t.sweep) for t in info.tunables if t.sweep}}
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> "GridPart":
+        info = methods.info(self.name)
+        allowed = [name for name in inspect.signature(info.cls).parameters if name not in ("model", "example")]
+        for key in (*self.settings, *self.grid):
+            if key not in allowed:
+                raise ValueError(f"{self.name} has no setting {key!r}; {suggest(key, allowed)}")
+        for key, values in self.grid.items():
+            if not values:
+                raise ValueError(f"grid of {self.name}.{key} is empty; it must hold at least one value")
+        return self
+
+    def variants(self) -> list[Part]:
+        """Every combination of the grid's values."""
+        return [
+            Part(self.name, self.settings | dict(zip(self.grid, values, strict=True)))
+            for values in itertools.product(*self.grid.values())
+        ]
+
+
+class Entry(_Strict):
+    """A row of the comparison: a method, several at once, or a baseline.
+
+    Args:
+        label: What tables call it; the methods' names by default.
+        parts: The methods; none for a baseline.
+        fresh: Whether it is the baseline of an untrained network at every task.
+    """
+
+    label: str
+    parts: tuple[GridPart, ...]
+    fresh: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            if value in BASELINES:
+                return {"label": value, "parts": (), "fresh": value == "fresh"}
+            parts = [parse_part(part) for part in value.split("+")]
+            return {"label": "+".join(part["name"] for part in parts), "parts": parts}
+        if isinstance(value, Mapping) and "parts" not in value and "name" in value:
+            if value["name"] in BASELINES:
+                label = value.get("label", value["name"])
+                return {"label": label, "parts": (), "fresh": value["name"] == "fresh"}
+            rest = {key: item for key, item in value.items() if key != "label"}
+            return {"label": value.get("label", value["name"]), "parts": [rest]}
+        return value
+
+    def variants(self) -> list[tuple[Part, ...]]:
+        """Every combination of the parts' settings."""
+        return list(itertools.product(*(part.variants() for part in self.parts)))
+
+
+class Selection(_Strict):
+    """How settings are chosen where a grid leaves a choice.
+
+    Args:
+        on: "validation": by runs that never see the test data and are tested on a part of the training data.
+            "test": by the test results themselves, as the sources do; optimistic.
+        fraction: How large that part is.
+        seeds: How many runs decide for each setting; their seeds are not those of the results.
+    """
+
+    on: Literal["validation", "test"] = "validation"
+    fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    seeds: Annotated[int, Field(ge=1)] = 3
+
+
+class Recipe(_Strict):
+    """An experiment.
+
+    Args:
+        title: What it is called.
+        source: Which table or figure it repeats.
+        data: The data set.
+        model: The network.
+        stream: What the network meets.
+        training: How it is trained.
+        methods: What is compared.
+        seeds: The seeds, or how many.
+        selection: How settings are chosen.
+        measures: What is measured on the way.
+        device: Where to compute.
+    """
+
+    title: str = ""
+    source: str = ""
+    data: NamedPart
+    model: NamedPart
+    stream: NamedPart
+    training: Settings = Settings()
+    methods: tuple[Entry, ...] = Field(min_length=1)
+    seeds: Annotated[tuple[int, ...], BeforeValidator(_as_seeds)] = Field((0, 1, 2, 3, 4), min_length=1)
+    selection: Selection = Selection()
+    measures: tuple[str, ...] = ()
+    device: str = "cpu"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_training_keys(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and isinstance(value.get("training"), Mapping):
+            _check_names("training", value["training"], [field.name for field in fields(Settings)])
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> "Recipe":
+        _check_stream(self.stream)
+        _check_model(self.model)
+        if ":" not in self.data.name and "/" not in self.data.name and self.data.name not in data.names():
+            raise ValueError(f"data: {self.data.name!r} is unknown; {suggest(self.data.name, data.names())}")
+        labels = [entry.label for entry in self.methods]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ValueError(f"methods: {label!r} stands there {labels.count(label)} times; give each a label")
+        return self
+
+    def config(self, entry: Entry, parts: tuple[Part, ...], seed: int, purpose: Purpose) -> RunConfig:
+        """Say completely what one run is."""
+        return RunConfig(
+            label=entry.label,
+            methods=parts,
+            fresh=entry.fresh,
+            data=self.data,
+            model=self.model,
+            stream=self.stream,
+            training=self.training,
+            measures=self.measures,
+            seed=seed,
+            purpose=purpose,
+            # Only where it matters: a result must not be done again because a selection would differ.
+            holdout=self.selection.fraction if purpose == "selection" else 0.0,
+            device=self.device,
+        )
+
+
+def _check_names(where: str, given: Iterable[str], allowed: list[str]) -> None:
+    for key in given:
+        if key not in allowed:
+            raise ValueError(f"{where}: there is no {key!r}; {suggest(key, allowed)}")
+
+
+def _check_options(where: str, options: Mapping[str, Any], types: Mapping[str, Any]) -> None:
+    _check_names(where, options, list(types))
+    for key, value in options.items():
+        try:
+            TypeAdapter(types[key]).validate_python(value)
+        except ValidationError as error:
+            raise ValueError(f"{where}.{key} is {value!r}: {error.errors()[0]['msg']}") from error
+
+
+def _check_stream(part: Part) -> None:
+    cls = streams.stream_class(part.name)
+    hints = get_type_hints(cls)
+    names = [field.name for field in fields(cls) if field.name not in ("dataset", "seed")]
+    _check_options("stream", part.options, {name: hints[name] for name in names})
+
+
+def _check_model(part: Part) -> None:
+    if ":" in part.name:
+        return
+    build = models.info(part.name).build
+    hints = get_type_hints(build)
+    names = [p.name for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    _check_options("model", part.options, {name: hints[name] for name in names})
+
+
+def parse_part(text: str) -> dict[str, Any]:
+    """Read a method as the command line has it: `swr`, `swr:lam=1e-3`, with a grid `swr:lam=1e-3|1e-4`.
+
+    Example:
+        >>> parse_part("l2:lam=0.1|0.01")
+        {'name': 'l2', 'settings': {}, 'grid': {'lam': [0.1, 0.01]}}
+    """
+    name, *assignments = text.split(":")
+    settings: dict[str, Any] = {}
+    grid: dict[str, list[Any]] = {}
+    for assignment in assignments:
+        key, sign, value = assignment.partition("=")
+        if not sign:
+            raise RecipeError(f"{text!r}: {assignment!r} must be of the form setting=value")
+        values = [parse_value(each) for each in value.split("|")]
+        if len(values) > 1:
+            grid[key] = values
+        else:
+            settings[key] = values[0]
+    return {"name": name, "settings": settings, "grid": grid}
+
+
+def parse_value(text: str) -> Any:
+    """Read a value as TOML, and as plain text where it is none."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def load_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
+    """Read a recipe.
+
+    Args:
+        path: A TOML file.
+        overrides: Changes of the form `key=value`, `stream.epochs=5` for a key inside a table.
+
+    Returns:
+        The recipe, checked.
+
+    Raises:
+        RecipeError: If it is wrong.
+    """
+    try:
+        values: dict[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RecipeError(f"there is no recipe {str(path)!r}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{path} is not TOML: {error}") from error
+    for override in overrides:
+        key, sign, text = override.partition("=")
+        if not sign:
+            raise RecipeError(f"{override!r} must be of the form key=value")
+        _assign(values, key.split("."), parse_value(text))
+    return make_recipe(values)
+
+
+def _assign(values: dict[str, Any], keys: list[str], value: Any) -> None:
+    *tables, last = keys
+    for key in tables:
+        inner = values.setdefault(key, {})
+        if isinstance(inner, str):
+            inner = values[key] = {"name": inner}
+        if not isinstance(inner, dict):
+            raise RecipeError(f"{'.'.join(keys)}: {key!r} is no table")
+        values = inner
+    values[last] = value
+
+
+def make_recipe(values: Mapping[str, Any]) -> Recipe:
+    """Check a recipe's values.
+
+    Raises:
+        RecipeError: If a value is wrong; names every one that is.
+    """
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        raise RecipeError("\n".join(_explain(problem) for problem in error.errors())) from error
+
+
+def _explain(problem: Any) -> str:
+    where = ".".join(str(step) for step in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        key = problem["loc"][-1]
+        model = Selection if "selection" in problem["loc"] else Entry if "methods" in problem["loc"] else Recipe
+        return f"{where}: there is no such key; {suggest(str(key), model.model_fields)}"
+    if problem["type"] == "missing":
+        return f"{where}: is missing"
+    if problem["type"] == "value_error":
+        return f"{where}: {message}" if where else message
+    return f"{where} is {problem['input']!r}: {message[0].lower()}{message[1:]}"

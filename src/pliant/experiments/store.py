@@ -1,0 +1,274 @@
+"""Runs on disk: a folder each, written by one process at a time, readable by anyone at any moment.
+
+    ROOT/recipe.json            what was asked for
+    ROOT/selection.json         which settings were chosen, and by what scores
+    ROOT/runs/RUN/config.json   the run, completely
+                 /metrics.jsonl a line after every epoch
+                 /result.json   how it ended; there once it has
+                 /events.jsonl  what happened to it: starts, resumes, trouble, with time and place
+                 /checkpoint-STEPS-DIGEST.pt
+
+Metrics and results hold nothing that depends on time or place: an interrupted run and one that was not have
+equal bytes there.
+"""
+
+import contextlib
+import datetime
+import hashlib
+import io
+import json
+import os
+import platform
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from pliant._version import __version__
+from pliant.experiments.config import RunConfig
+from pliant.experiments.files import exclusive, sync_folder, write_atomically
+
+Status = Literal["finished", "diverged", "failed", "unfinished"]
+FINAL: frozenset[Status] = frozenset({"finished", "diverged"})
+"""Ends that another attempt would not change."""
+
+_TAIL = 65536
+"""More bytes than any line of metrics has."""
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)-([0-9a-f]{32})\.pt")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as it is on disk.
+
+    Args:
+        path: Its folder.
+        config: Its configuration.
+        status: How it ended, or "unfinished".
+        result: Its numbers; empty unless it finished.
+        error: What went wrong, with the traceback; empty if nothing did.
+    """
+
+    path: Path
+    config: RunConfig
+    status: Status
+    result: dict[str, float]
+    error: str
+
+    @property
+    def id(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @cached_property
+    def records(self) -> list[dict[str, Any]]:
+        """The metrics, a record an epoch, as far as the run has come."""
+        return read_lines(self.path / "metrics.jsonl")
+
+    @cached_property
+    def events(self) -> list[dict[str, Any]]:
+        """What happened to the run."""
+        return read_lines(self.path / "events.jsonl")
+
+    @property
+    def progress(self) -> float:
+        """How much of the run is done, in [0, 1]."""
+        if self.status in FINAL:
+            return 1.0
+        return float(self.records[-1]["progress"]) if self.records else 0.0
+
+
+def load_runs(root: Path) -> list[Run]:
+    """Read all runs of an experiment, finished or not, in order of their names.
+
+    Args:
+        root: The experiment's folder.
+
+    Returns:
+        The runs; their records and events are read when asked for.
+    """
+    folder = Path(root) / "runs"
+    if not folder.is_dir():
+        raise ValueError(f"{root} holds no experiment: there is no folder 'runs' in it")
+    runs = (_load_run(Path(entry.path)) for entry in sorted(os.scandir(folder), key=lambda entry: entry.name))
+    return [run for run in runs if run is not None]
+
+
+def load_recipe(root: Path) -> dict[str, Any]:
+    """Read what the experiment was asked to do."""
+    return dict(json.loads((Path(root) / "recipe.json").read_bytes()))
+
+
+def load_selection(root: Path) -> dict[str, Any]:
+    """Read which settings were chosen for each label; empty if there was nothing to choose."""
+    path = Path(root) / "selection.json"
+    return dict(json.loads(path.read_bytes())) if path.exists() else {}
+
+
+def _load_run(path: Path) -> Run | None:
+    # One file tells all about a run that ended, so that ten thousand of them load in seconds.
+    with contextlib.suppress(FileNotFoundError):
+        end = json.loads((path / "result.json").read_bytes())
+        return Run(path, RunConfig.from_dict(end["config"]), end["status"], end["result"], end["error"])
+    with contextlib.suppress(FileNotFoundError):
+        config = RunConfig.from_dict(json.loads((path / "config.json").read_bytes()))
+        return Run(path, config, "unfinished", {}, "")
+    return None  # A folder that is being made, or none of ours.
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a file of JSON lines that may be missing, or end in the middle of a line."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]
+
+
+def last_progress(path: Path) -> float:
+    """Return how far the run in a folder is, in [0, 1], from the end of its metrics alone."""
+    try:
+        with (path / "metrics.jsonl").open("rb") as file:
+            file.seek(-min(_TAIL, os.fstat(file.fileno()).st_size), os.SEEK_END)
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return 0.0
+    return float(json.loads(lines[-2])["progress"]) if len(lines) > 1 else 0.0
+
+
+class RunFolder:
+    """The writer's side of one run's folder.
+
+    Args:
+        root: The experiment's folder.
+        config: The run.
+    """
+
+    def __init__(self, root: Path, config: RunConfig) -> None:
+        self.path = Path(root) / "runs" / config.id
+        self.config = config
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator["RunFolder"]:
+        """Make the folder if need be, and keep every other writer out of it.
+
+        Raises:
+            BusyError: If another process writes there.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with exclusive(self.path / "lock"):
+            for leftover in self.path.glob(".*.tmp"):
+                leftover.unlink()
+            if not (self.path / "config.json").exists():
+                write_atomically(self.path / "config.json", self.config.to_json().encode())
+            yield self
+
+    @property
+    def status(self) -> Status:
+        """How the run ended, or "unfinished"."""
+        run = _load_run(self.path)
+        return run.status if run else "unfinished"
+
+    def note(self, what: str, **details: Any) -> None:
+        """Add to the log of what happened to the run."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        self._append("events.jsonl", {"time": now, "event": what, **details})
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add an epoch's record to the metrics."""
+        self._append("metrics.jsonl", record)
+
+    def finish(self, status: Status, result: dict[str, float], error: str = "") -> None:
+        """Write down how the run ended."""
+        end = {"config": json.loads(self.config.to_json()), "status": status, "result": result, "error": error}
+        write_atomically(self.path / "result.json", json.dumps(end, sort_keys=True).encode())
+
+    def save_checkpoint(self, state: dict[str, Any], number: int) -> None:
+        """Save a state, and keep the one before it in case this one goes bad.
+
+        Args:
+            state: Tensors and plain types.
+            number: Grows from checkpoint to checkpoint.
+        """
+        metrics = self.path / "metrics.jsonl"
+        descriptor = os.open(metrics, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)  # A checkpoint must not outlive the metrics that it counts on.
+        finally:
+            os.close(descriptor)
+        buffer = io.BytesIO()
+        torch.save({"state": state, "metrics_bytes": metrics.stat().st_size}, buffer)
+        content = buffer.getvalue()
+        digest = hashlib.sha256(content).hexdigest()[:32]
+        write_atomically(self.path / f"checkpoint-{number:012d}-{digest}.pt", content)
+        for old in self._checkpoints()[2:]:
+            old.unlink()
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """Return the newest state that is sound, and cut the metrics back to where it was saved.
+
+        Returns:
+            The state; None if there is none, with no metrics left.
+        """
+        metrics = self.path / "metrics.jsonl"
+        for path in self._checkpoints():
+            try:
+                checkpoint = _read_checkpoint(path)
+                size = checkpoint["metrics_bytes"]
+                if metrics.stat().st_size < size:
+                    raise ValueError(f"{metrics.name} is shorter than when the checkpoint was saved")
+            except Exception as error:
+                self.note("bad checkpoint", file=path.name, reason=f"{type(error).__name__}: {error}")
+                path.unlink()
+                continue
+            os.truncate(metrics, size)
+            return dict(checkpoint["state"])
+        metrics.unlink(missing_ok=True)
+        return None
+
+    def drop_checkpoints(self) -> None:
+        """Remove all checkpoints."""
+        for path in self._checkpoints():
+            path.unlink()
+
+    def _checkpoints(self) -> list[Path]:
+        """The checkpoints, newest first."""
+        found = (path for path in self.path.glob("checkpoint-*.pt") if _CHECKPOINT.fullmatch(path.name))
+        return sorted(found, reverse=True)
+
+    def _append(self, name: str, record: dict[str, Any]) -> None:
+        path = self.path / name
+        is_new = not path.exists()
+        with path.open("ab") as file:
+            file.write(json.dumps(record).encode() + b"\n")
+        if is_new:
+            sync_folder(self.path)
+
+
+def _read_checkpoint(path: Path) -> dict[str, Any]:
+    content = path.read_bytes()
+    match = _CHECKPOINT.fullmatch(path.name)
+    assert match is not None
+    if hashlib.sha256(content).hexdigest()[:32] != match.group(2):
+        raise ValueError("the content is not what was saved")
+    checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    return dict(checkpoint)
+
+
+def environment() -> dict[str, Any]:
+    """Describe where a run takes place."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "pliant": __version__,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }

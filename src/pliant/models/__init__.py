@@ -1,0 +1,97 @@
+"""The papers' networks, as plain modules with seeded initial weights."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from pliant.models.cnn import cnn, strided_cnn
+from pliant.models.mlp import mlp
+from pliant.seeding import derive_seed
+from pliant.spelling import suggest
+
+__all__ = ["Builder", "ModelInfo", "cnn", "create", "info", "mlp", "names", "seeded", "strided_cnn"]
+
+Builder = Callable[..., nn.Module]
+"""Makes a network from the shape of one input, the number of classes, and options by keyword."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a name stands for.
+
+    Args:
+        name: How the network is asked for.
+        build: What makes it.
+        summary: One line on it.
+        paper: Where it is used.
+        preset: Options that differ from the builder's defaults.
+    """
+
+    name: str
+    build: Builder
+    summary: str
+    paper: str
+    preset: dict[str, Any] = field(default_factory=dict)
+
+
+_MODELS = {
+    model.name: model
+    for model in (
+        ModelInfo("mlp", mlp, "3 weight layers, 100 hidden units", "Soft weight rescaling, D.1"),
+        ModelInfo(
+            "mlp_4x256", mlp, "4 hidden layers of 256", "Spectral regularization, B", {"widths": (256,) * 4}
+        ),
+        ModelInfo(
+            "mlp_4x256_ln",
+            mlp,
+            "4 hidden layers of 256, LayerNorm",
+            "Spectral regularization, B",
+            {"widths": (256,) * 4, "layer_norm": True},
+        ),
+        ModelInfo("mlp_3x256", mlp, "3 hidden layers of 256", "Curvature, B.1", {"widths": (256,) * 3}),
+        ModelInfo("cnn", cnn, "2 convolutions 5x5, 16 channels, 100 units", "Soft weight rescaling, D.1"),
+        ModelInfo(
+            "cnn_bn", cnn, "the same with BatchNorm", "Soft weight rescaling, D.1", {"batch_norm": True}
+        ),
+        ModelInfo("cnn_strided", strided_cnn, "4 convolutions with stride 2, 512 units", "Curvature, B.3"),
+    )
+}
+
+
+def names() -> tuple[str, ...]:
+    """Names of the networks."""
+    return tuple(_MODELS)
+
+
+def info(name: str) -> ModelInfo:
+    """Say what a name stands for."""
+    if name not in _MODELS:
+        raise ValueError(f"model is {name!r}; {suggest(name, names())}")
+    return _MODELS[name]
+
+
+def create(name: str, shape: tuple[int, ...], classes: int, *, seed: int = 0, **options: Any) -> nn.Module:
+    """Make a network with seeded initial weights.
+
+    Args:
+        name: One of `names()`.
+        shape: Shape of one input.
+        classes: Number of outputs.
+        seed: Decides the initial weights.
+        options: The builder's own options.
+
+    Returns:
+        The network, in training mode.
+    """
+    model = info(name)
+    return seeded(model.build, shape, classes, seed=seed, **(model.preset | options))
+
+
+def seeded(build: Builder, shape: tuple[int, ...], classes: int, *, seed: int, **options: Any) -> nn.Module:
+    """Build a network with weights that depend on the seed alone; the global generator stays as it was."""
+    with torch.random.fork_rng():
+        torch.manual_seed(derive_seed("model", seed))
+        return build(shape, classes, **options)

@@ -1,0 +1,26 @@
+"""The part of an error message that helps: what is allowed, and what was probably meant."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def suggest(word: str, allowed: Iterable[str]) -> str:
+    """Say which words are allowed, the likely one first.
+
+    Args:
+        word: What was given.
+        allowed: What could have been given.
+
+    Returns:
+        The end of a sentence.
+
+    Example:
+        >>> suggest("swt", ["l2", "swr"])
+        "did you mean 'swr'? Allowed: l2, swr"
+    """
+    options = list(allowed)
+    near = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
+    if not options:
+        return "nothing is allowed here"
+    listing = f"llowed: {', '.join(options)}"
+    return f"did you mean {near[0]!r}? A{listing}" if near else f"a{listing}"

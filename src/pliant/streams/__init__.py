@@ -1,0 +1,70 @@
+"""What the learner meets: seeded sequences of tasks over a data set."""
+
+from dataclasses import fields
+from typing import Any
+
+from pliant.data.dataset import Dataset
+from pliant.spelling import suggest
+from pliant.streams.arriving import (
+    ClassIncremental,
+    ContinualFull,
+    ContinualLimited,
+    SingleTask,
+    WarmStart,
+)
+from pliant.streams.base import Stream, Task
+
+__all__ = [
+    "ClassIncremental",
+    "ContinualFull",
+    "ContinualLimited",
+    "SingleTask",
+    "Stream",
+    "Task",
+    "WarmStart",
+    "create",
+    "names",
+    "options",
+    "stream_class",
+]
+
+_STREAMS: dict[str, type[Stream]] = {
+    "single": SingleTask,
+    "warm_start": WarmStart,
+    "continual_full": ContinualFull,
+    "continual_limited": ContinualLimited,
+    "class_incremental": ClassIncremental,
+}
+
+
+def names() -> tuple[str, ...]:
+    """Names of the streams."""
+    return tuple(_STREAMS)
+
+
+def stream_class(name: str) -> type[Stream]:
+    """Find the class of a stream by its name."""
+    if name not in _STREAMS:
+        raise ValueError(f"stream is {name!r}; {suggest(name, names())}")
+    return _STREAMS[name]
+
+
+def options(name: str) -> dict[str, Any]:
+    """Return a stream's own options with their defaults."""
+    own = [field for field in fields(stream_class(name)) if field.name not in ("dataset", "seed")]
+    return {field.name: field.default for field in own}
+
+
+def create(name: str, dataset: Dataset, seed: int = 0, **options: Any) -> Stream:
+    """Make a stream.
+
+    Args:
+        name: One of `names()`.
+        dataset: Where the examples come from.
+        seed: Decides what is drawn.
+        options: The stream's own options; see its class.
+
+    Returns:
+        The stream.
+    """
+    return stream_class(name)(dataset, seed, **options)

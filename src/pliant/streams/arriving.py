@@ -1,0 +1,162 @@
+"""Streams in which data arrives: a single task, a warm start, chunks, classes.
+
+The chunks of the two continual streams are the same for the same seed: they differ only in whether the
+learner keeps what it met before.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from pliant.seeding import permutation
+from pliant.streams.base import Stream, Task, require_positive, split_evenly
+
+
+@dataclass(frozen=True)
+class SingleTask(Stream):
+    """One data set, as in ordinary supervised learning.
+
+    Args:
+        epochs: How often to go through it.
+    """
+
+    epochs: int = 200
+    paper: ClassVar[str] = "Soft weight rescaling, §4.3"
+
+    def __post_init__(self) -> None:
+        require_positive(epochs=self.epochs)
+
+    def __len__(self) -> int:
+        return 1
+
+    def _task(self, index: int) -> Task:
+        return Task(index, self.dataset.train, self.dataset.test, self.epochs, frozenset())
+
+
+@dataclass(frozen=True)
+class WarmStart(Stream):
+    """A random part of the data first, then all of it.
+
+    Args:
+        fraction: The part that is there from the start.
+        first_epochs: How often to go through that part.
+        epochs: How often to go through everything afterwards.
+    """
+
+    fraction: float = 0.5
+    first_epochs: int = 100
+    epochs: int = 100
+    paper: ClassVar[str] = "Ash & Adams 2020; Soft weight rescaling, §4.1; FIRE, §4.1 (10 %, 1000 epochs)"
+
+    def __post_init__(self) -> None:
+        require_positive(first_epochs=self.first_epochs, epochs=self.epochs)
+        if not 0 < self.fraction < 1:
+            raise ValueError(f"fraction is {self.fraction}; it must lie between 0 and 1")
+
+    def __len__(self) -> int:
+        return 2
+
+    def _task(self, index: int) -> Task:
+        train, test = self.dataset.train, self.dataset.test
+        if index == 0:
+            order = permutation(len(train), "warm_start", self.seed)
+            part = order[: max(1, round(self.fraction * len(train)))]
+            return Task(0, train.select(part), test, self.first_epochs, frozenset())
+        return Task(1, train, test, self.epochs, self._boundary(1, "examples"))
+
+
+@dataclass(frozen=True)
+class _Chunks(Stream):
+    """Random chunks of equal size that arrive one after the other.
+
+    Args:
+        chunks: How many.
+        epochs: How often to go through what is there after each arrival.
+    """
+
+    chunks: int = 10
+    epochs: int = 100
+    paper: ClassVar[str] = "Soft weight rescaling, §4.2; FIRE, §4.1"
+
+    def __post_init__(self) -> None:
+        require_positive(chunks=self.chunks, epochs=self.epochs)
+
+    def __len__(self) -> int:
+        return self.chunks
+
+    def _chunks(self) -> tuple[torch.Tensor, ...]:
+        order = permutation(len(self.dataset.train), "chunks", self.seed)
+        return split_evenly(order, self.chunks, "chunks")
+
+
+@dataclass(frozen=True)
+class ContinualFull(_Chunks):
+    """Random chunks arrive and accumulate: the learner has everything it met so far.
+
+    Args:
+        chunks: How many.
+        epochs: How often to go through what is there after each arrival.
+    """
+
+    def _task(self, index: int) -> Task:
+        train = self.dataset.train.select(torch.cat(self._chunks()[: index + 1]))
+        return Task(index, train, self.dataset.test, self.epochs, self._boundary(index, "examples"))
+
+
+@dataclass(frozen=True)
+class ContinualLimited(_Chunks):
+    """Random chunks arrive and go: the learner has the current one only.
+
+    Args:
+        chunks: How many.
+        epochs: How often to go through each.
+    """
+
+    def _task(self, index: int) -> Task:
+        train = self.dataset.train.select(self._chunks()[index])
+        return Task(index, train, self.dataset.test, self.epochs, self._boundary(index, "examples"))
+
+
+@dataclass(frozen=True)
+class ClassIncremental(Stream):
+    """Classes arrive in groups, in random order; training and test data hold the classes met so far.
+
+    The network has an output for every class from the start.
+
+    Args:
+        phases: How many groups; their sizes differ by at most one.
+        epochs: How often to go through what is there after each arrival.
+        accumulate: Whether the learner keeps the classes of earlier phases; if not, it trains on the new
+            group alone and is still tested on all classes met.
+    """
+
+    phases: int = 20
+    epochs: int = 100
+    accumulate: bool = True
+    paper: ClassVar[str] = "Spectral regularization, §5 (5 classes a task); FIRE, §4.1 (20 phases)"
+    headline: ClassVar[str] = "mean_test_accuracy"
+
+    def __post_init__(self) -> None:
+        require_positive(phases=self.phases, epochs=self.epochs)
+        split_evenly(torch.arange(self.classes), self.phases, "phases")
+
+    def __len__(self) -> int:
+        return self.phases
+
+    def groups(self) -> tuple[torch.Tensor, ...]:
+        """The classes that arrive with each task."""
+        return split_evenly(permutation(self.classes, "classes", self.seed), self.phases, "phases")
+
+    def _task(self, index: int) -> Task:
+        groups = self.groups()
+        met = torch.cat(groups[: index + 1])
+        train, test = self.dataset.train, self.dataset.test
+        present = met if self.accumulate else groups[index]
+        return Task(
+            index,
+            train.select(torch.isin(train.y.cpu(), present).nonzero().flatten()),
+            test.select(torch.isin(test.y.cpu(), met).nonzero().flatten()),
+            self.epochs,
+            self._boundary(index, "examples", "classes"),
+        )

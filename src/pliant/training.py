@@ -1,0 +1,324 @@
+"""One supervised loop over a stream of tasks, readable from top to bottom.
+
+`train` yields a record after every epoch, and the `Learner` can be saved at each of them: a resumed run is
+bit-equal to one never interrupted. The order of the data depends on seed, task and epoch alone, so nothing
+is replayed.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from pliant.data.dataset import Examples
+from pliant.methods.base import Method
+from pliant.seeding import permutation, random_state, set_random_state
+from pliant.streams.base import Stream, Task
+
+Record = dict[str, Any]
+"""What is known after an epoch, in plain types."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a network is trained. The defaults are those of the soft weight rescaling paper, appendix D.
+
+    Args:
+        optimizer: adam, adamw or sgd.
+        lr: Learning rate.
+        momentum: Momentum of sgd.
+        weight_decay: The optimizer's own weight decay.
+        batch_size: Examples a step; the last batch of an epoch holds what is left.
+        warmup: Part of every task's steps over which the learning rate rises linearly from 0, in [0, 1).
+        decay_epochs: Epochs of a task at whose start the learning rate is multiplied by `decay_factor`.
+        decay_factor: By how much.
+        clip: Largest norm of the loss's gradient; no clipping if None.
+        new_optimizer: Whether every task starts with a new optimizer.
+        announce: Whether methods are told that a task is new. Without that, those that act at boundaries do
+            not act.
+        evaluate_every: Epochs between two evaluations on the test examples; a task's last epoch is always
+            evaluated.
+    """
+
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    lr: float = 1e-3
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    batch_size: int = 256
+    warmup: float = 0.0
+    decay_epochs: tuple[int, ...] = ()
+    decay_factor: float = 0.1
+    clip: float | None = None
+    new_optimizer: bool = False
+    announce: bool = True
+    evaluate_every: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "decay_factor", "batch_size", "evaluate_every"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+        for name in ("momentum", "weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"warmup is {self.warmup}; it must lie in [0, 1)")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip is {self.clip}; it must be above 0, or None")
+
+
+class DivergedError(ArithmeticError):
+    """The loss is no longer a finite number."""
+
+
+class Learner:
+    """A network, its optimizer and its methods, and how far they are: what a checkpoint holds.
+
+    Args:
+        model: The network.
+        settings: How it is trained.
+        methods: What keeps it plastic; attached here to the optimizer.
+    """
+
+    def __init__(self, model: nn.Module, settings: Settings, methods: Sequence[Method] = ()) -> None:
+        self.model = model
+        self.settings = settings
+        self.methods = list(methods)
+        self.task = 0
+        self.epoch = 0
+        self.step = 0
+        self.examples = 0
+        self.online_correct = 0
+        self.optimizer = make_optimizer(model, settings)
+        for method in self.methods:
+            method.attach(self.optimizer)
+
+    def renew_optimizer(self) -> None:
+        """Replace the optimizer; the methods and what they remember stay."""
+        for method in self.methods:
+            method.detach(self.optimizer)
+        self.optimizer = make_optimizer(self.model, self.settings)
+        for method in self.methods:
+            method.attach(self.optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a resumed run needs, the random generators included."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "methods": [method.state_dict() for method in self.methods],
+            "position": {name: getattr(self, name) for name in _POSITION},
+            "random": random_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state made by `state_dict()` of a learner with the same model, settings and methods."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for method, saved in zip(self.methods, state["methods"], strict=True):
+            method.load_state_dict(saved)
+        for name in _POSITION:
+            setattr(self, name, state["position"][name])
+        set_random_state(state["random"])
+
+
+_POSITION = ("task", "epoch", "step", "examples", "online_correct")
+
+
+def train(
+    learner: Learner,
+    stream: Stream,
+    seed: int,
+    *,
+    fresh: Callable[[int], nn.Module] | None = None,
+) -> Iterator[Record]:
+    """Train over a stream, from wherever the learner is to the end.
+
+    Args:
+        learner: What learns; its state may be saved whenever a record is yielded.
+        stream: What it meets.
+        seed: Decides the order of the examples.
+        fresh: Makes an untrained network for a task. If given, every task starts from it with a new
+            optimizer: the network without a past that plasticity is measured against.
+
+    Yields:
+        A record after every epoch. At the end of a task it also tells the accuracy on the task's training
+        examples and the average online accuracy.
+
+    Raises:
+        DivergedError: If the loss is not finite.
+    """
+    work = stream.workload()
+    for index in range(learner.task, len(stream)):
+        task = stream[index]
+        learner.task = index
+        receipts: list[dict[str, Any]] = []
+        if learner.epoch == 0 and index > 0:
+            receipts = enter_task(learner, task, fresh)
+        while learner.epoch < task.epochs:
+            record = train_epoch(learner, task, seed)
+            learner.epoch += 1
+            record |= {"task": index, "epoch": learner.epoch, "step": learner.step, "receipts": receipts}
+            record["progress"] = (sum(work[:index]) + work[index] * learner.epoch / task.epochs) / sum(work)
+            record |= evaluate_epoch(learner, task)
+            receipts = []
+            yield record
+        learner.epoch = learner.examples = learner.online_correct = 0
+
+
+def enter_task(learner: Learner, task: Task, fresh: Callable[[int], nn.Module] | None = None) -> list[dict[str, Any]]:
+    """Do what happens between two tasks: reset the head, tell the methods, renew the optimizer.
+
+    Args:
+        learner: What learns.
+        task: The task that begins.
+        fresh: Makes an untrained network to start from.
+
+    Returns:
+        The receipts of the methods that acted.
+    """
+    receipts = []
+    if fresh is not None:
+        learner.model.load_state_dict(fresh(task.index).state_dict())
+    elif learner.settings.announce:
+        for method in learner.methods:
+            if method.kind == "reinitializer":
+                pairs = batches(task.train, learner.settings.batch_size, _device(learner.model))
+                receipts.append(method.apply(learner.optimizer, batches=pairs, loss_fn=cross_entropy).as_dict())
+    if fresh is not None or learner.settings.new_optimizer:
+        learner.renew_optimizer()
+    return receipts
+
+
+def train_epoch(learner: Learner, task: Task, seed: int) -> Record:
+    """Go once through the training examples of a task.
+
+    Returns:
+        The mean loss and the online accuracy: both of each batch before the step on it.
+    """
+    model, optimizer, settings = learner.model, learner.optimizer, learner.settings
+    device = _device(model)
+    order = permutation(len(task.train), "order", seed, task.index, learner.epoch).to(device)
+    indices = torch.split(order, settings.batch_size)
+    if len(indices) > 1 and len(indices[-1]) == 1:
+        indices = indices[:-1]  # BatchNorm has no variance of a single example.
+    loss_sum, correct = torch.zeros((), device=device), torch.zeros((), dtype=torch.int64, device=device)
+    model.train()
+    for position, index in enumerate(indices):
+        lr = learning_rate(settings, task.epochs, learner.epoch, position, len(indices))
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        x, y = task.train.batch(index)
+        optimizer.zero_grad()
+        logits = model(x)
+        loss = cross_entropy(logits, y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if settings.clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        optimizer.step()
+        loss_sum += loss.detach() * len(y)
+        correct += (logits.argmax(1) == y).sum()
+    seen = sum(len(index) for index in indices)
+    mean_loss = float(loss_sum) / seen
+    if not math.isfinite(mean_loss):
+        raise DivergedError(f"the training loss is {mean_loss} in epoch {learner.epoch + 1} of task {task.index}")
+    learner.step += len(indices)
+    learner.examples += seen
+    learner.online_correct += int(correct)
+    return {"loss": mean_loss, "online_accuracy": int(correct) / seen, "lr": lr}
+
+
+def evaluate_epoch(learner: Learner, task: Task) -> Record:
+    """Measure what an epoch's record needs beyond the training itself."""
+    record: Record = {}
+    last = learner.epoch == task.epochs
+    if task.test is not None and (last or learner.epoch % learner.settings.evaluate_every == 0):
+        record["test_accuracy"], record["test_loss"] = evaluate(learner.model, task.test)
+    if last:
+        record["train_accuracy"], record["train_loss"] = evaluate(learner.model, task.train)
+        record["task_online_accuracy"] = learner.online_correct / learner.examples
+    return record
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, examples: Examples, batch_size: int = 1000) -> tuple[float, float]:
+    """Return accuracy and mean cross-entropy over examples, the model in evaluation mode meanwhile."""
+    was_training = model.training
+    model.eval()
+    device = _device(model)
+    correct, loss = torch.zeros((), dtype=torch.int64, device=device), torch.zeros((), device=device)
+    for x, y in batches(examples, batch_size, device):
+        logits = model(x)
+        correct += (logits.argmax(1) == y).sum()
+        loss += cross_entropy(logits, y, reduction="sum")
+    model.train(was_training)
+    return int(correct) / len(examples), float(loss) / len(examples)
+
+
+def batches(examples: Examples, size: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Go once through examples in their own order."""
+    for index in torch.split(torch.arange(len(examples), device=device), size):
+        yield examples.batch(index)
+
+
+def learning_rate(settings: Settings, epochs: int, epoch: int, position: int, per_epoch: int) -> float:
+    """Return the learning rate of one step of a task.
+
+    Args:
+        settings: Base rate, warm-up and decays.
+        epochs: Epochs of the task.
+        epoch: The present epoch, from 0.
+        position: The step in this epoch, from 0.
+        per_epoch: Steps of an epoch.
+
+    Example:
+        >>> settings = Settings(lr=1.0, warmup=0.5, decay_epochs=(3,))
+        >>> [learning_rate(settings, 4, epoch, 0, 1) for epoch in range(4)]
+        [0.5, 1.0, 1.0, 0.1]
+    """
+    lr = settings.lr * settings.decay_factor ** sum(epoch >= start for start in settings.decay_epochs)
+    rising = settings.warmup * epochs * per_epoch
+    step = epoch * per_epoch + position + 1
+    return lr * step / rising if step < rising else lr
+
+
+def make_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
+    """Make the optimizer, in its fused form where the parameters allow it."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
+    lr, decay = settings.lr, settings.weight_decay
+    if settings.optimizer == "adam":
+        return Adam(parameters, lr, weight_decay=decay, fused=fused)
+    if settings.optimizer == "adamw":
+        return AdamW(parameters, lr, weight_decay=decay, fused=fused)
+    if settings.optimizer == "sgd":
+        return SGD(parameters, lr, momentum=settings.momentum, weight_decay=decay, fused=fused)
+    raise ValueError(f"optimizer is {settings.optimizer!r}; allowed: adam, adamw, sgd")
+
+
+def summarise(records: Sequence[Record]) -> dict[str, float]:
+    """Condense a run's records into its result.
+
+    Args:
+        records: What `train` yielded.
+
+    Returns:
+        `final_…`: at the last task's end; `mean_…`: over the ends of all tasks. Test accuracies are missing
+        where the stream has no test.
+    """
+    ends = [record for record in records if "task_online_accuracy" in record]
+    result: dict[str, float] = {}
+    for name in ("test_accuracy", "train_accuracy", "task_online_accuracy"):
+        values = [record[name] for record in ends if name in record]
+        if values:
+            result[f"final_{name}"] = values[-1]
+            result[f"mean_{name}"] = math.fsum(values) / len(values)
+    return result
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
