@@ -15,6 +15,7 @@ from pliant.graph.layers import NORM_LAYERS, WEIGHT_LAYERS, Layer
 from pliant.graph.plan import Block, ScalePlan
 
 Mode = Literal["exact", "paper"]
+CHAIN_LAYERS = (*WEIGHT_LAYERS, *NORM_LAYERS)
 
 
 def chain_plan(layers: Sequence[Layer], mode: Mode = "exact") -> ScalePlan:
@@ -35,7 +36,7 @@ def chain_plan(layers: Sequence[Layer], mode: Mode = "exact") -> ScalePlan:
             that trains, which a chain cannot express.
     """
     for layer in layers:
-        if not isinstance(layer.module, (*WEIGHT_LAYERS, *NORM_LAYERS)):
+        if not isinstance(layer.module, CHAIN_LAYERS):
             raise ValueError(
                 f"layers: {layer.name!r} is a {type(layer.module).__name__}; a chain is made of linear, convolution "
                 "and norm layers"
@@ -87,12 +88,18 @@ def chain_plan(layers: Sequence[Layer], mode: Mode = "exact") -> ScalePlan:
     )
 
 
-def check_covered(model: nn.Module, layers: Sequence[Layer]) -> None:
-    """Raise a ValueError that names the first parameter of the model that belongs to none of the layers."""
+def chain_layers(model: nn.Module, called: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Return the layers of a chain among those that were called, if they hold all of the model's parameters.
+
+    Raises:
+        ValueError: If a parameter of the model belongs to none of them; names the first.
+    """
+    layers = tuple(layer for layer in called if isinstance(layer.module, CHAIN_LAYERS))
     covered = {id(p) for layer in layers for p in layer.module.parameters(recurse=False)}
     for name, parameter in model.named_parameters():
         if id(parameter) not in covered:
             raise ValueError(
-                f"model: the parameter {name!r} belongs to no layer that was called on the example; "
-                "list the layers to rescale with order=[module names]"
+                f"model: the parameter {name!r} belongs to no linear, convolution or norm layer that was called on the "
+                "example; list the layers to rescale with order=[module names]"
             )
+    return layers

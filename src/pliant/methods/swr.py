@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pliant.graph.chain import Mode, chain_plan, check_covered
+from pliant.graph.chain import Mode, chain_layers, chain_plan
 from pliant.graph.layers import Layer, called_layers, classifier_names
 from pliant.graph.plan import BlockTensors
 from pliant.methods.base import Filter, Receipt, Rescaler
@@ -231,9 +231,7 @@ def _layers_in_order(model: nn.Module, example: Any, order: str | Sequence[str])
         raise ValueError(
             "example: None, but order='forward' runs one; pass an example input, or list the layers in order"
         )
-    layers = called_layers(model, example)
-    check_covered(model, layers)
-    return layers
+    return chain_layers(model, called_layers(model, example))
 
 
 def _belongs(name: str, modules: Sequence[str]) -> bool:

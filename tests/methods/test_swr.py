@@ -1,0 +1,368 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pliant import SWR
+from tests import zoo
+from tests.loops import assert_same, snapshot, train
+from tests.reference import swr as reference
+
+
+def tiny_eps(model: nn.Module) -> nn.Module:
+    """A norm layer divides by √(var + eps): only without the eps does it undo a scale exactly."""
+    for module in model.modules():
+        if isinstance(module, reference.NORMS):
+            module.eps = 1e-300
+    return model
+
+
+@pytest.mark.parametrize("mode", ["exact", "paper"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "cnn_bn", "vgg"])
+def test_matches_the_reference_over_a_run(name: str, mode: str) -> None:
+    model = zoo.build(name)
+    optimizer = SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    SWR(model, zoo.batch(name)[0], lam=1e-2, lam_classifier=0.1, mode=mode, order="forward").attach(optimizer)
+    train(model, optimizer, name, range(20))
+
+    slow = zoo.build(name)
+    layers = reference.layers_of(slow)
+    initial = [reference.frobenius(layer.weight) for layer in layers]
+    tail = len(layers) - (1 if name == "mlp" else {"cnn": 2, "cnn_bn": 2, "vgg": 3}[name])
+    lam = [1e-2 if i < tail else 0.1 for i in range(len(layers))]
+    optimizer = SGD(slow.parameters(), lr=1e-2, momentum=0.9)
+    for step in range(20):
+        train(slow, optimizer, name, [step])
+        reference.rescale(layers, initial, lam, mode)
+
+    for key, value in slow.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[key], value, rtol=1e-9, atol=1e-11, msg=key)
+
+
+def test_erratum_the_printed_algorithm_changes_predictions_and_ours_does_not() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(400, 1, 12, 12, dtype=torch.float64)
+    original = tiny_eps(zoo.build("cnn_bn"))
+    with torch.no_grad():
+        for layer in reference.layers_of(original):
+            layer.bias.normal_()
+    initial = [reference.frobenius(layer.weight) for layer in reference.layers_of(original)]
+    with torch.no_grad():
+        for factor, layer in zip((3.0, 2.0, 5.0, 4.0, 2.5, 1.5), reference.layers_of(original), strict=True):
+            layer.weight *= factor
+    before = original(inputs)
+
+    def after(form: reference.Form) -> torch.Tensor:
+        model = copy.deepcopy(original)
+        reference.rescale(reference.layers_of(model), initial, [0.5] * 6, form)
+        return model(inputs)
+
+    def is_proportional(left: torch.Tensor, right: torch.Tensor) -> bool:
+        ratio = left / right
+        return bool(((ratio - ratio.flatten()[0]).abs() < 1e-9 * ratio.abs()).all())
+
+    assert not is_proportional(after("printed"), before)
+    assert (after("printed").argmax(1) != before.argmax(1)).any()
+    for form in ("paper", "exact"):
+        assert is_proportional(after(form), before), form
+        assert (after(form).argmax(1) == before.argmax(1)).all()
+
+
+def test_paper_mode_moves_predictions_where_a_bias_sits_before_a_layer_norm() -> None:
+    def build() -> nn.Sequential:
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.LayerNorm(8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 5)
+        ).double()
+        return tiny_eps(model)
+
+    inputs = torch.randn(200, 8, dtype=torch.float64)
+    for mode, kept in (("exact", True), ("paper", False)):
+        model = build()
+        swr = SWR(model, inputs, lam=0.5, mode=mode, order="forward")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter *= 1.7
+        before = model(inputs).detach()
+        swr.step()
+        ratio = model(inputs).detach() / before
+        spread = float((ratio / ratio.flatten()[0] - 1).abs().max())
+        assert (spread < 1e-10) == kept, (mode, spread)
+
+
+def test_batch_norm_statistics_move_with_their_input() -> None:
+    model = tiny_eps(zoo.build("cnn_bn"))
+    train(model, SGD(model.parameters(), lr=0.1), "cnn_bn", range(5))
+    inputs = zoo.batch("cnn_bn", size=300)[0]
+    swr = SWR(model, inputs, lam=1.0, order="forward")
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                module.weight *= 3
+    model.eval()
+    # Tripled weights with the old statistics are another function; rescale from where both agree.
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2.0)
+    before = model(inputs)
+    swr.step()
+    ratio = model(inputs) / before
+    torch.testing.assert_close(ratio, ratio.flatten()[:1].expand_as(ratio).contiguous(), rtol=1e-9, atol=0)
+    assert swr.receipt is not None
+    assert swr.receipt.details["output_factors"][0] == pytest.approx(float(ratio.flatten()[0]), rel=1e-9)
+
+
+def test_hard_rescaling_restores_the_initial_norms() -> None:
+    model = zoo.build("mlp")
+    swr = SWR(model, zoo.batch("mlp")[0], lam=1.0)
+    initial = [float(model[i].weight.norm()) for i in (0, 2, 4)]
+    train(model, SGD(model.parameters(), lr=0.5), "mlp", range(5))
+    swr.step()
+    assert [float(model[i].weight.norm()) for i in (0, 2, 4)] == pytest.approx(initial, rel=1e-14)
+
+
+def test_every_acts_on_every_nth_step() -> None:
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.5)
+    swr = SWR(model, zoo.batch("mlp")[0], lam=1.0, every=3).attach(optimizer)
+    initial = swr.initial_norms.clone()
+    at_initial = []
+    for step in range(7):
+        train(model, optimizer, "mlp", [step])
+        at_initial.append(bool(torch.allclose(swr._norms(), initial, rtol=1e-12)))
+    assert at_initial == [False, False, True, False, False, True, False]
+
+
+def test_every_counts_the_steps_of_each_optimizer_apart() -> None:
+    model = zoo.build("mlp")
+    swr = SWR(model, zoo.batch("mlp")[0], lam=1.0, every=2)
+    body = SGD([*model[0].parameters(), *model[2].parameters()], lr=0.5)
+    head = SGD(model[4].parameters(), lr=0.5)
+    swr.attach(body, head)
+    initial = swr.initial_norms.clone()
+    for step in range(2):
+        train(model, body, "mlp", [step])
+        train(model, head, "mlp", [step])
+    torch.testing.assert_close(swr._norms(), initial, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("scheduler_first", [True, False])
+def test_coupled_strength_follows_the_learning_rate(scheduler_first: bool) -> None:
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.4)
+    swr = SWR(model, zoo.batch("mlp")[0], lam=0.2, coupled=True)
+    if not scheduler_first:
+        swr.attach(optimizer)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.25, total_iters=3)
+    if scheduler_first:
+        swr.attach(optimizer)
+    for step in range(5):
+        inputs, labels = zoo.batch("mlp", seed=step)
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        rate = optimizer.param_groups[0]["lr"]
+        expected = []
+        for index in (0, 2, 4):
+            after = model[index].weight.detach() - rate * model[index].weight.grad
+            lam = 0.2 * rate / 0.4
+            expected.append(lam * float(swr.initial_norms[index // 2]) + (1 - lam) * float(after.norm()))
+        optimizer.step()
+        scheduler.step()
+        assert [float(model[i].weight.norm()) for i in (0, 2, 4)] == pytest.approx(expected, rel=1e-12)
+
+
+def test_reinit_on_decay_takes_the_norms_before_the_first_slow_step() -> None:
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[4], gamma=0.1)
+    swr = SWR(model, zoo.batch("mlp")[0], lam=0.1, on_decay="reinit").attach(optimizer)
+    expected = swr.initial_norms.clone()
+    for step in range(6):
+        if step == 4:
+            expected = swr._norms()
+        train(model, optimizer, "mlp", [step])
+        assert torch.equal(swr.initial_norms, expected)
+        scheduler.step()
+
+
+def test_smooth_schedules_do_not_reset_the_initial_norms() -> None:
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+    swr = SWR(model, zoo.batch("mlp")[0], on_decay="reinit").attach(optimizer)
+    first = swr.initial_norms.clone()
+    for step in range(12):
+        train(model, optimizer, "mlp", [step])
+        scheduler.step()
+    assert torch.equal(swr.initial_norms, first)
+
+
+def test_strengths_by_pattern_filter_and_classifier() -> None:
+    model, example = zoo.build("cnn_bn"), zoo.batch("cnn_bn")[0]
+
+    def strengths(**settings: object) -> dict[str, float]:
+        swr = SWR(model, example, **settings)
+        return dict(zip(swr._names, swr.lam.tolist(), strict=True))
+
+    assert strengths(lam=0.1, lam_classifier=0.5) == {
+        "0.weight": 0.1, "1.weight": 0.1, "4.weight": 0.1, "5.weight": 0.1, "9.weight": 0.5, "11.weight": 0.5,
+    }  # fmt: skip
+    assert strengths(lam={"4.*": 0.2, "*": 0.1})["4.weight"] == 0.2
+    assert strengths(lam={"4.*": 0.2})["0.weight"] == 0.0
+    assert strengths(lam=0.1, where=lambda name, p: p.dim() == 4)["9.weight"] == 0.0
+    assert strengths(lam=0.1, lam_classifier=0.5, classifier=["11"])["9.weight"] == 0.1
+    assert SWR(zoo.build("mlp"), zoo.batch("mlp")[0], lam=0.1, lam_classifier=0.5).lam.tolist() == [0.1, 0.1, 0.5]
+
+
+def test_zero_weights_are_left_alone_and_named() -> None:
+    model = zoo.build("mlp")
+    with torch.no_grad():
+        model[2].weight.zero_()
+    with pytest.warns(UserWarning, match=r"start as all zero: 2\.weight"):
+        swr = SWR(model, zoo.batch("mlp")[0], lam=1.0)
+    with torch.no_grad():
+        model[2].weight.fill_(2.0)
+        model[4].weight.zero_()
+    swr.step()
+    assert (model[2].weight == 2.0).all()
+    assert (model[4].weight == 0.0).all()
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_half_precision_norms_are_accumulated_in_float32() -> None:
+    model = nn.Sequential(nn.Linear(300, 300, bias=False)).half()
+    with torch.no_grad():
+        model[0].weight.fill_(2.0)  # the sum of squares is 360 000, beyond float16
+    swr = SWR(model, torch.ones(1, 300).half(), lam=1.0, order=["0"])
+    assert swr.initial_norms.dtype == torch.float32
+    assert float(swr.initial_norms) == pytest.approx(600.0)
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    swr.step()
+    assert (model[0].weight == 2.0).all()
+
+
+def test_survives_a_move_of_the_model_to_other_memory() -> None:
+    model = zoo.build("cnn_bn")
+    swr = SWR(model, zoo.batch("cnn_bn")[0], lam=1.0)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        tensor.data = tensor.data.clone()  # what .to(device) does
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    swr.step()
+    assert float(model[0].weight.norm()) == pytest.approx(float(swr.initial_norms[0]))
+
+
+def test_step_reads_no_value_back_from_the_device() -> None:
+    class NoSynchronisation(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            assert func not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default), func
+            return func(*args, **(kwargs or {}))
+
+    model = zoo.build("cnn_bn")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    swr = SWR(model, zoo.batch("cnn_bn")[0]).attach(optimizer)
+    train(model, optimizer, "cnn_bn", range(2))
+    with NoSynchronisation():
+        swr._after_step(optimizer, (), {})
+    with pytest.raises(AssertionError), NoSynchronisation():
+        float(swr.initial_norms[0])
+
+
+def test_explicit_order_leaves_the_rest_alone() -> None:
+    model = zoo.build("mlp")
+    swr = SWR(model, order=["0", "2"], lam=1.0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 2
+    before = snapshot(model)
+    swr.step()
+    assert torch.equal(model[4].weight, before["4.weight"])
+    assert not torch.equal(model[0].weight, before["0.weight"])
+
+
+def test_two_methods_act_in_order_of_attachment() -> None:
+    def run(first: float, second: float) -> nn.Module:
+        model = zoo.build("mlp")
+        optimizer = SGD(model.parameters(), lr=0.1)
+        hard = SWR(model, order=["0", "2", "4"], lam=first)
+        soft = SWR(model, order=["0", "2", "4"], lam=second)
+        hard.initial_norms.mul_(2)  # the two pull to different norms, so that their order shows
+        hard.attach(optimizer)
+        soft.attach(optimizer)
+        train(model, optimizer, "mlp", range(1))
+        return model
+
+    hard_last = run(0.5, 1.0)
+    initial = [float(zoo.build("mlp")[i].weight.norm()) for i in (0, 2, 4)]
+    assert [float(hard_last[i].weight.norm()) for i in (0, 2, 4)] == pytest.approx(initial)
+    soft_last = run(1.0, 0.5)
+    assert [float(soft_last[i].weight.norm()) for i in (0, 2, 4)] == pytest.approx([1.5 * n for n in initial])
+
+
+def test_bad_settings_are_errors() -> None:
+    model, example = zoo.build("mlp"), zoo.batch("mlp")[0]
+    with pytest.raises(ValueError, match=r"mode: 'fast' is not allowed; it must be one of 'exact', 'paper'"):
+        SWR(model, example, mode="fast")
+    with pytest.raises(ValueError, match=r"every: 0 is not allowed"):
+        SWR(model, example, every=0)
+    with pytest.raises(ValueError, match=r"lam_classifier: 2\.0 is not allowed"):
+        SWR(model, example, lam_classifier=2.0)
+    with pytest.raises(ValueError, match="example: None"):
+        SWR(model)
+    with pytest.raises(ValueError, match=r"pattern 'haed\.\*' matches no parameter"):
+        SWR(model, example, lam={"haed.*": 0.1})
+    with pytest.raises(ValueError, match="order: 'backward' is not allowed"):
+        SWR(model, example, order="backward")
+
+
+def test_chains_that_cannot_be_expressed_are_errors() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.shift = nn.Parameter(torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(torch.relu(self.layer(x)))
+
+    with pytest.raises(ValueError, match=r"'shift' belongs to no linear"):
+        SWR(Shared(), torch.ones(1, 4), order="forward")
+    with pytest.raises(ValueError, match=r"'layer\.bias' is used twice"):
+        SWR(Shared(), torch.ones(1, 4), order=["layer", "layer"])
+    frozen = zoo.build("mlp")
+    frozen[2].bias.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"'2\.bias' is frozen"):
+        SWR(frozen, zoo.batch("mlp")[0], order="forward")
+    with pytest.raises(ValueError, match="'0' is a Bilinear"):
+        SWR(nn.Sequential(nn.Bilinear(2, 2, 2)), order=["0"])
+
+
+def test_weight_used_by_two_layers_counts_at_each_use() -> None:
+    model = zoo.build("tied")
+    example = zoo.batch("tied", size=50)[0]
+    swr = SWR(model, example, lam=0.5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 1.5
+    before = model(example)
+    swr.step()
+    ratio = model(example) / before
+    torch.testing.assert_close(ratio, ratio.flatten()[:1].expand_as(ratio).contiguous(), rtol=1e-11, atol=0)
+
+
+def test_loading_restores_norms_taken_at_a_decay() -> None:
+    model = zoo.build("mlp")
+    swr = SWR(model, zoo.batch("mlp")[0])
+    train(model, SGD(model.parameters(), lr=0.5), "mlp", range(3))
+    swr.reset_initial_norms()
+    other = SWR(zoo.build("mlp"), zoo.batch("mlp")[0])
+    other.load_state_dict(swr.state_dict())
+    assert torch.equal(other.initial_norms, swr.initial_norms)
+    assert_same({"norms": other.initial_norms}, {"norms": swr._norms()})
