@@ -1,0 +1,155 @@
+"""L2 and L2 Init: the closed-form gradient gives the trajectory of the term in the loss."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import LBFGS, SGD, Adam, Optimizer
+
+from pliant import L2, L2Init
+from tests import zoo
+from tests.loops import differs, snapshot, train
+
+LAM = 0.05
+
+
+def l2_term(model: nn.Module, initial: list[Tensor]) -> Tensor:
+    return LAM / 2 * sum((p**2).sum() for p in model.parameters())
+
+
+def l2_init_term(model: nn.Module, initial: list[Tensor]) -> Tensor:
+    return LAM / 2 * sum(((p - q) ** 2).sum() for p, q in zip(model.parameters(), initial, strict=True))
+
+
+CASES = [(L2, l2_term), (L2Init, l2_init_term)]
+OPTIMIZERS: list[Callable[[nn.Module], Optimizer]] = [
+    lambda model: SGD(model.parameters(), lr=0.05),
+    lambda model: SGD(model.parameters(), lr=0.02, momentum=0.9),
+    lambda model: Adam(model.parameters(), lr=1e-3),
+]
+
+
+@pytest.mark.parametrize("make_optimizer", OPTIMIZERS, ids=["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "vgg", "tied"])
+@pytest.mark.parametrize(("cls", "term"), CASES)
+def test_same_trajectory_as_the_term_in_the_loss(cls, term, name, make_optimizer) -> None:
+    closed, slow = zoo.build(name), zoo.build(name)
+    initial = [p.detach().clone() for p in slow.parameters()]
+    optimizer = make_optimizer(closed)
+    penalty = cls(closed, lam=LAM).attach(optimizer)
+    train(closed, optimizer, name, range(120))
+
+    optimizer = make_optimizer(slow)
+    for step in range(120):
+        inputs, labels = zoo.batch(name, seed=100 + step)
+        optimizer.zero_grad()
+        (cross_entropy(slow(inputs), labels) + term(slow, initial)).backward()
+        optimizer.step()
+    for (key, left), right in zip(closed.named_parameters(), slow.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-8, atol=1e-10, msg=key)
+    assert float(penalty.value()) == pytest.approx(term(slow, initial).item(), rel=1e-9)
+
+
+@pytest.mark.parametrize(("cls", "term"), CASES)
+def test_line_search_sees_the_penalty(cls, term) -> None:
+    """LBFGS compares the values that its closure returns: without the term in them it would take other steps."""
+
+    def run(closed: bool) -> nn.Module:
+        model = zoo.build("mlp")
+        initial = [p.detach().clone() for p in model.parameters()]
+        optimizer = LBFGS(model.parameters(), lr=1.0, max_iter=5, line_search_fn="strong_wolfe")
+        if closed:
+            cls(model, lam=LAM).attach(optimizer)
+        inputs, labels = zoo.batch("mlp", size=40)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = cross_entropy(model(inputs), labels)
+            if not closed:
+                loss = loss + term(model, initial)
+            loss.backward()
+            return loss
+
+        for _ in range(4):
+            optimizer.step(closure)
+        return model
+
+    for left, right in zip(run(True).parameters(), run(False).parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-7, atol=1e-9)
+
+
+def test_by_hand_before_clipping_gives_the_in_loss_meaning() -> None:
+    model, slow = zoo.build("mlp"), zoo.build("mlp")
+    penalty = L2(model, lam=LAM)
+    inputs, labels = zoo.batch("mlp")
+    cross_entropy(model(inputs), labels).backward()
+    penalty.add_gradient_()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    (cross_entropy(slow(inputs), labels) + l2_term(slow, [])).backward()
+    nn.utils.clip_grad_norm_(slow.parameters(), 0.1)
+    for left, right in zip(model.parameters(), slow.parameters(), strict=True):
+        torch.testing.assert_close(left.grad, right.grad, rtol=1e-12, atol=1e-15)
+
+
+def test_strengths_by_pattern() -> None:
+    model = zoo.build("mlp")
+    inputs, labels = zoo.batch("mlp")
+    cross_entropy(model(inputs), labels).backward()
+    plain = {name: p.grad.clone() for name, p in model.named_parameters()}
+    L2(model, lam={"4.*": 0.5, "*.bias": 0.25}).step()
+    added = {name: p.grad - plain[name] for name, p in model.named_parameters()}
+    torch.testing.assert_close(added["4.weight"], 0.5 * model[4].weight.detach())
+    torch.testing.assert_close(added["4.bias"], 0.5 * model[4].bias.detach())
+    torch.testing.assert_close(added["0.bias"], 0.25 * model[0].bias.detach())
+    assert (added["0.weight"] == 0).all()
+
+
+def test_filter_keeps_the_rest_untouched() -> None:
+    model, control = zoo.build("mlp"), zoo.build("mlp")
+    penalty = L2Init(model, lam=0.5, where=lambda name, p: name.startswith("4"))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    penalty.attach(optimizer)
+    train(model, optimizer, "mlp", range(1))
+    train(control, SGD(control.parameters(), lr=0.1), "mlp", range(1))
+    assert not differs(snapshot(model), snapshot(control))  # at the initial values the pull is zero
+    train(model, optimizer, "mlp", range(1, 2))
+    train(control, SGD(control.parameters(), lr=0.1), "mlp", range(1, 2))
+    assert torch.equal(model[0].weight, control[0].weight)
+    assert not torch.equal(model[4].weight, control[4].weight)
+
+
+def test_two_penalties_add_up() -> None:
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    L2(model, lam=0.1).attach(optimizer)
+    L2(model, lam=0.2).attach(optimizer)
+    together = zoo.build("mlp")
+    other = SGD(together.parameters(), lr=0.1)
+    L2(together, lam=0.3).attach(other)
+    train(model, optimizer, "mlp", range(3))
+    train(together, other, "mlp", range(3))
+    for left, right in zip(model.parameters(), together.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-15)
+
+
+def test_receipt_tells_value_and_gradient_norm() -> None:
+    model = zoo.build("mlp")
+    penalty = L2(model, lam=0.1)
+    assert penalty.receipt is None
+    model.zero_grad()
+    penalty.step()
+    assert penalty.receipt is not None
+    squares = sum(float((p.detach() ** 2).sum()) for p in model.parameters())
+    assert penalty.receipt.details["value"] == pytest.approx(0.05 * squares)
+    assert penalty.receipt.details["gradient_norm"] == pytest.approx(0.1 * squares**0.5, rel=1e-6)
+
+
+def test_sparse_gradients_are_an_error_that_names_the_parameter() -> None:
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    L2(model).attach(optimizer)
+    model(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(ValueError, match=r"'0\.weight' has a sparse gradient"):
+        optimizer.step()

@@ -1,0 +1,165 @@
+"""Shrink & perturb, head reset and full reset."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Adam
+
+from pliant import FullReset, HeadReset, ShrinkPerturb
+from tests import zoo
+from tests.loops import assert_same, snapshot, train
+
+
+def trained(name: str) -> tuple[nn.Module, Adam]:
+    model = zoo.build(name)
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    train(model, optimizer, name, range(5))
+    return model, optimizer
+
+
+def test_shrink_perturb_towards_the_stored_initial_values() -> None:
+    model = zoo.build("cnn_bn")
+    initial = {name: p.detach().clone() for name, p in model.named_parameters()}
+    method = ShrinkPerturb(model, lam=0.3)
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    train(model, optimizer, "cnn_bn", range(5))
+    before = snapshot(model)
+    receipt = method.apply(optimizer)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), 0.7 * before[name] + 0.3 * initial[name], rtol=1e-12, atol=1e-15)
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name])
+    assert receipt.tensors == len(initial)
+    assert len(optimizer.state) == len(initial)
+
+
+def test_shrink_perturb_towards_a_fresh_draw() -> None:
+    model, _ = trained("mlp")
+    before = snapshot(model)
+    ShrinkPerturb(model, lam=0.3, toward="fresh", seed=5).apply()
+    drawn = {name: (p.detach() - 0.7 * before[name]) / 0.3 for name, p in model.named_parameters()}
+    bound = 12**-0.5  # torch draws a linear layer's weights from U(±1/√fan_in)
+    assert drawn["0.weight"].abs().max() <= bound + 1e-12
+    assert drawn["0.weight"].abs().max() > 0.8 * bound
+    assert not torch.allclose(drawn["0.weight"], zoo.build("mlp")[0].weight)
+    again, _ = trained("mlp")
+    ShrinkPerturb(again, lam=0.3, toward="fresh", seed=5).apply()
+    assert_same(snapshot(model), snapshot(again))
+
+
+def test_shrink_perturb_with_noise() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(100, 400).double()
+    before = model.weight.detach().clone()
+    ShrinkPerturb(model, lam=0.7, toward="noise", noise_std=0.5, seed=1).apply()
+    noise = model.weight.detach() - 0.3 * before
+    assert float(noise.std()) == pytest.approx(0.5, rel=0.02)
+    assert abs(float(noise.mean())) < 0.01
+
+
+def test_own_seed_leaves_the_global_generator_alone() -> None:
+    model, _ = trained("mlp")
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    FullReset(model, seed=1).apply()
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_without_a_seed_the_global_generator_decides() -> None:
+    results = []
+    for seed in (1, 1, 2):
+        model, _ = trained("mlp")
+        torch.manual_seed(seed)
+        FullReset(model).apply()
+        results.append(model[0].weight.detach().clone())
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [("mlp", ["4"]), ("cnn", ["7", "9"]), ("cnn_bn", ["9", "11"]), ("vgg", ["15", "18", "20"])],
+)
+def test_head_reset_draws_the_fully_connected_tail_only(name: str, head: list[str]) -> None:
+    model, optimizer = trained(name)
+    method = HeadReset(model, zoo.batch(name)[0], seed=1)
+    assert list(method.head) == head
+    before = snapshot(model)
+    receipt = method.apply(optimizer)
+    for key, p in model.named_parameters():
+        inside = key.rpartition(".")[0] in head
+        assert torch.equal(p, before[key]) != inside, key
+        assert (p in optimizer.state) != inside, key
+    assert receipt.details["optimizer_tensors_reset"] == 3 * 2 * len(head)
+
+
+def test_full_reset_is_a_fresh_network() -> None:
+    model, optimizer = trained("cnn_bn")
+    FullReset(model, seed=1).apply(optimizer)
+    assert len(optimizer.state) == 0
+    batch_norm = model[1]
+    assert (batch_norm.running_mean == 0).all()
+    assert (batch_norm.running_var == 1).all()
+    assert int(batch_norm.num_batches_tracked) == 0
+    control = zoo.build("cnn_bn", seed=11)
+    for p, q in zip(model.parameters(), control.parameters(), strict=True):
+        if p.dim() > 1:
+            assert float(p.detach().std()) == pytest.approx(float(q.detach().std()), rel=0.5)
+    train(model, optimizer, "cnn_bn", range(2))
+    assert all(int(state["step"]) == 2 for state in optimizer.state.values())
+
+
+def test_full_reset_can_keep_the_moments() -> None:
+    model, optimizer = trained("mlp")
+    FullReset(model, optimizer_state="keep").apply(optimizer)
+    assert len(optimizer.state) == 6
+
+
+def test_own_initialiser() -> None:
+    model, _ = trained("mlp")
+
+    def fill(fresh: nn.Module) -> None:
+        for p in fresh.parameters():
+            nn.init.constant_(p, 0.25)
+
+    FullReset(model, init=fill).apply()
+    assert all((p == 0.25).all() for p in model.parameters())
+
+
+def test_what_cannot_be_drawn_is_an_error() -> None:
+    class Shift(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.ones(3))
+
+    with pytest.raises(ValueError, match=r"'0' holds the parameter 'shift' but has no reset_parameters"):
+        FullReset(nn.Sequential(Shift()))
+    FullReset(nn.Sequential(nn.MultiheadAttention(4, 2))).apply()
+
+
+def test_head_must_be_found_or_named() -> None:
+    with pytest.raises(ValueError, match="pass an example input or head="):
+        HeadReset(zoo.build("mlp"))
+    with pytest.raises(ValueError, match=r"it ends in '0' \(Conv2d\), not in a linear layer"):
+        HeadReset(nn.Sequential(nn.Conv2d(1, 1, 1)), torch.ones(1, 1, 2, 2))
+    model = nn.Sequential(nn.Conv2d(1, 1, 1))
+    assert HeadReset(model, head=["0"]).head == ("0",)
+
+
+def test_an_action_without_effect_warns() -> None:
+    model = zoo.build("mlp")
+    with pytest.warns(UserWarning, match=r"shrink_perturb.apply\(\) changed none of 6 parameters"):
+        ShrinkPerturb(model, lam=0.5).apply()
+
+
+def test_bad_settings_are_errors() -> None:
+    model = zoo.build("mlp")
+    with pytest.raises(
+        ValueError, match="toward: 'zero' is not allowed; it must be one of 'initial', 'fresh', 'noise'"
+    ):
+        ShrinkPerturb(model, toward="zero")
+    with pytest.raises(ValueError, match="optimizer_state: 'drop' is not allowed"):
+        FullReset(model, optimizer_state="drop")
+    with pytest.raises(TypeError, match=r"shrink_perturb acts when data is new: call apply\(\)"):
+        ShrinkPerturb(model).step()
