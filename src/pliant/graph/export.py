@@ -116,7 +116,7 @@ def export_graph(model: nn.Module, example: Example) -> ModelGraph:
     Args:
         model: Any module that `torch.export` can trace. It is left as it was.
         example: What the model is called with: a tensor, a tuple or list of positional arguments, or a
-            mapping of keyword arguments. (A model whose one argument is a dict takes a tuple that holds the dict.)
+            mapping of keyword arguments. (A model whose one argument is a dict takes a tuple that holds it.)
 
     Returns:
         The graph of the call.

@@ -20,17 +20,29 @@ class Block:
         dim: The dimension that the slice cuts.
         start: Where the slice starts; `None` for the whole tensor.
         stop: Where it ends (exclusive); `None` for the whole tensor.
+        period: The slice repeats every so many entries (queries, keys and values may lie interleaved, head by
+            head); `None` for one slice.
     """
 
     name: str
     dim: int = 0
     start: int | None = None
     stop: int | None = None
+    period: int | None = None
 
     def __str__(self) -> str:
         if self.start is None:
             return self.name
-        return f"{self.name}[{':, ' * self.dim}{self.start}:{self.stop}]"
+        repeats = "" if self.period is None else f" mod {self.period}"
+        return f"{self.name}[{':, ' * self.dim}{self.start}:{self.stop}{repeats}]"
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the block of a whole tensor, as a view."""
+        if self.start is None or self.stop is None:
+            return tensor
+        if self.period is None:
+            return tensor.narrow(self.dim, self.start, self.stop - self.start)
+        return tensor.unflatten(self.dim, (-1, self.period)).narrow(self.dim + 1, self.start, self.stop - self.start)
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,5 @@ class BlockTensors:
         for holder, leaf, block in self._places:
             tensor = holder[leaf]
             assert tensor is not None
-            if block.start is not None and block.stop is not None:
-                tensor = tensor.narrow(block.dim, block.start, block.stop - block.start)
-            tensors.append(tensor)
+            tensors.append(block.of(tensor))
         return tensors
