@@ -222,11 +222,20 @@ class Penalty(Method):
 
     @abstractmethod
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
-        """Add the term's gradient, times `scale` if given, to these tensors in place."""
+        """Add the term's gradient, times `scale` if given, to these tensors in place; change nothing else."""
+
+    def _observe(self, gradients: Mapping[str, Tensor], scale: Tensor | None, found_inf: Tensor | None) -> None:
+        """Bring what is kept between steps up to date, once a step, before the term's gradient is added.
+
+        Args:
+            gradients: The loss's gradients by name, times `scale` if given.
+            scale: The loss scale.
+            found_inf: Not zero if the step is going to be skipped; None if that cannot be.
+        """
 
     def add_gradient_(self) -> None:
         """Add the gradient of the term to every parameter's `.grad`, as the hook does."""
-        self._add_gradient(tuple(self.parameters), None)
+        self._add_gradient(tuple(self.parameters))
 
     def step(self) -> None:
         """Do by hand what the hook does before a step: the same as `add_gradient_()`."""
@@ -254,14 +263,19 @@ class Penalty(Method):
         closure = kwargs.get("closure") if len(args) < 2 else args[1]
         if closure is None:
             # Under a GradScaler a fused optimizer gets its gradients still scaled, and says by how much.
-            self._add_gradient(names, getattr(optimizer, "grad_scale", None))
+            scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+            self._add_gradient(names, scale, found_inf)
             return None
+        calls = 0
 
         def closure_with_penalty() -> Any:
             # The closure clears and fills the gradients, possibly many times a step: add after each call. A line
-            # search compares the values that it returns, so these must hold the term too.
+            # search compares the values that it returns, so these must hold the term too, and the term must be one
+            # function of the parameters: what is kept between steps changes at the first call alone.
+            nonlocal calls
             loss = closure()
-            self._add_gradient(names, None)
+            self._add_gradient(names, first=calls == 0)
+            calls += 1
             return loss if loss is None else loss + self.value(names).to(loss)
 
         if len(args) < 2:
@@ -269,8 +283,14 @@ class Penalty(Method):
         return (args[0], closure_with_penalty, *args[2:]), kwargs
 
     @torch.no_grad()
-    def _add_gradient(self, names: Sequence[str], scale: Tensor | None) -> None:
-        self._count_step(names)
+    def _add_gradient(
+        self,
+        names: Sequence[str],
+        scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+        *,
+        first: bool = True,
+    ) -> None:
         gradients = {}
         for name in names:
             gradient = self.parameters[name].grad
@@ -282,6 +302,9 @@ class Penalty(Method):
                     "use sparse=False or leave it out with where="
                 )
             gradients[name] = gradient
+        if first:
+            self._count_step(names)
+            self._observe(gradients, scale, found_inf)
         if gradients:
             self._add_to(gradients, scale)
 
@@ -304,17 +327,17 @@ class Reinitializer(Method):
 
     Args:
         model: The model.
-        optimizer_state: What becomes of the optimizers' memory of the parameters: "keep" or "reset".
+        optimizer_state: What becomes of the optimizers' memory of the parameters: "keep" or "reset", or what else the
+            method knows to do with it.
         where: Which parameters the method may touch; all learnable ones if None.
     """
 
     kind: ClassVar[Kind] = "reinitializer"
+    optimizer_states: ClassVar[tuple[str, ...]] = get_args(OptimizerState)
 
-    def __init__(
-        self, model: nn.Module, *, optimizer_state: OptimizerState = "keep", where: Filter | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, *, optimizer_state: str = "keep", where: Filter | None = None) -> None:
         super().__init__(model, where=where)
-        check_choice("optimizer_state", optimizer_state, get_args(OptimizerState))
+        check_choice("optimizer_state", optimizer_state, self.optimizer_states)
         self.optimizer_state = optimizer_state
         self._receipt: Receipt | None = None
 
@@ -342,8 +365,7 @@ class Reinitializer(Method):
         changed = [int((old != new).sum()) for old, new in zip(before, parameters, strict=True)]
         if not any(changed):
             warnings.warn(f"{self.name}.apply() changed none of {len(changed)} parameters", stacklevel=3)
-        if self.optimizer_state == "reset":
-            details["optimizer_tensors_reset"] = forget_state_(optimizers or self.optimizers, parameters)
+        details |= self._treat_state(optimizers or self.optimizers)
         tensors = sum(count > 0 for count in changed)
         self._receipt = Receipt(self.name, "reinitialise", tensors, sum(changed), details)
         return self._receipt
@@ -352,6 +374,12 @@ class Reinitializer(Method):
     def receipt(self) -> Receipt | None:
         """What the last `apply()` did."""
         return self._receipt
+
+    def _treat_state(self, optimizers: Sequence[Optimizer]) -> Mapping[str, Any]:
+        """Do with the optimizers' memory what `optimizer_state` says; return what is worth noting."""
+        if self.optimizer_state != "reset":
+            return {}
+        return {"optimizer_tensors_reset": forget_state_(optimizers, self.parameters.values())}
 
     def _match(self, optimizer: Optimizer) -> Attachment:
         # An optimizer without any of the parameters is no mistake here: its state is simply not concerned.
