@@ -2,9 +2,10 @@
 
 from pliant import methods
 from pliant._version import __version__
-from pliant.methods import L2, SWR, FullReset, HeadReset, L2Init, Method, Receipt, ShrinkPerturb
+from pliant.methods import FIRE, L2, SWR, FullReset, HeadReset, L2Init, Method, Receipt, ShrinkPerturb
 
 __all__ = [
+    "FIRE",
     "L2",
     "SWR",
     "FullReset",

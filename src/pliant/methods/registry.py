@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from pliant.methods.base import Kind, Method
+from pliant.methods.fire import FIRE
 from pliant.methods.l2 import L2
 from pliant.methods.l2_init import L2Init
 from pliant.methods.resets import FullReset, HeadReset
@@ -106,6 +107,16 @@ _RECORDS = (
         FullReset,
         "FIRE (2026), §4",
         "re-draw the whole network when data is new: training from scratch",
+    ),
+    MethodInfo(
+        "fire",
+        FIRE,
+        "FIRE (2026), §3",
+        "replace weights by the nearest isometries when data is new",
+        (
+            Tunable("lam", "how far towards the isometry", 1.0, 0.0, 1.0),
+            Tunable("iterations", "Newton–Schulz iterations", 10, 1, None, (5, 10)),
+        ),
     ),
 )
 

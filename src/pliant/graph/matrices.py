@@ -1,0 +1,146 @@
+"""The matrices inside a model's weights: linear maps, the spatial slices of convolutions, and packed q, k and v.
+
+A weight is not always one matrix. A convolution holds one [C_out, C_in] map for each place of its kernel, and attention
+often packs its query, key and value maps into one tensor. A method that speaks of a layer's matrix asks here which ones
+there are. Attention is recognised by the names that its projections usually bear; a layer that packs its maps under
+another name, or in another order, is named by the user.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+Role = Literal["q", "k", "v"]
+Packed = Sequence[str] | Mapping[str, Sequence[int]]
+_ROLES: tuple[Role, Role, Role] = ("q", "k", "v")
+
+_FUSED_NAMES = frozenset({"qkv", "to_qkv", "qkv_proj", "in_proj", "c_attn", "wqkv"})
+_SEPARATE_NAMES: dict[str, Role] = {
+    f"{prefix}{name}{suffix}": role
+    for role, word in zip(_ROLES, ("query", "key", "value"), strict=True)
+    for name in (role, word)
+    for prefix in ("", "to_", "w", "w_", "c_")
+    for suffix in ("", "_proj", "_lin", "_linear")
+}
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One linear map in a weight, or one for each place of a convolution's kernel.
+
+    Attributes:
+        parameter: The weight's name in `named_parameters()`.
+        role: "q", "k" or "v" if it is a projection of attention, else None.
+        start: Where its outputs start in a weight that packs several; None for the whole weight.
+        stop: Where they end (exclusive).
+        transposed: Whether the weight is stored as [in, out].
+    """
+
+    parameter: str
+    role: Role | None = None
+    start: int | None = None
+    stop: int | None = None
+    transposed: bool = False
+
+    def __str__(self) -> str:
+        return self.parameter if self.start is None else f"{self.parameter}[{self.role}]"
+
+    def view(self, weight: Tensor) -> Tensor:
+        """Return the map as a view of the weight: [out, in], after the dimensions of a convolution's kernel."""
+        matrix = weight.movedim((0, 1), (-2, -1))
+        if self.transposed:
+            matrix = matrix.mT
+        if self.start is not None and self.stop is not None:
+            matrix = matrix.narrow(-2, self.start, self.stop - self.start)
+        return matrix
+
+
+def find_matrices(model: nn.Module, packed: Packed = ()) -> list[Matrix]:
+    """Return the matrices of all linear, convolution and attention layers, in the model's order; tied ones once.
+
+    Known are `nn.Linear`, `nn.Conv*d` (also transposed), `nn.MultiheadAttention` with packed and with separate maps,
+    and the transposed `Conv1D` of the transformers library. A linear layer whose name is usual for packed maps
+    (`qkv`, `c_attn`, `in_proj` …) and that is three times as wide as its input is cut in three.
+
+    Args:
+        model: The model.
+        packed: The linear layers that pack q, k and v one after the other under another name, or with other sizes than
+            a third each: module names, or a mapping from module name to the three numbers of outputs.
+
+    Raises:
+        ValueError: If a module that is named in `packed` is no linear layer, or has another number of outputs.
+    """
+    sizes = _packed_sizes(model, packed)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found: dict[tuple[str, int | None], Matrix] = {}
+    for path, module in model.named_modules():
+        for leaf, roles in _roles(module, path, sizes.get(path)):
+            weight = getattr(module, leaf)
+            # The weight of a parametrized module is computed, and nothing could be written to it.
+            if id(weight) not in names:
+                continue
+            start = None if len(roles) == 1 else 0
+            for role, width in roles:
+                stop = None if start is None else start + width
+                matrix = Matrix(names[id(weight)], role, start, stop, _is_transposed(module))
+                found.setdefault((matrix.parameter, start), matrix)
+                start = stop
+    return list(found.values())
+
+
+def _roles(
+    module: nn.Module, path: str, sizes: Sequence[int] | None
+) -> Iterator[tuple[str, list[tuple[Role | None, int]]]]:
+    """Yield the weights of a module, each with its maps in order: what they are for, and how many outputs they have."""
+    if isinstance(module, nn.MultiheadAttention):
+        if module.in_proj_weight is not None:
+            yield "in_proj_weight", [(role, module.embed_dim) for role in _ROLES]
+        else:
+            for role in _ROLES:
+                yield f"{role}_proj_weight", [(role, module.embed_dim)]
+    elif isinstance(module, _ConvNd):
+        yield "weight", [(None, module.out_channels)]
+    elif _is_linear(module):
+        leaf = path.rpartition(".")[2].lower()
+        out, inputs = _out_and_in(module)
+        if sizes is None and leaf in _FUSED_NAMES and out == 3 * inputs:
+            sizes = (inputs, inputs, inputs)
+        if sizes is not None:
+            yield "weight", list(zip(_ROLES, sizes, strict=True))
+        else:
+            yield "weight", [(_SEPARATE_NAMES.get(leaf), out)]
+
+
+def _packed_sizes(model: nn.Module, packed: Packed) -> dict[str, Sequence[int]]:
+    modules = dict(model.named_modules())
+    sizes: dict[str, Sequence[int]] = {}
+    for path in packed:
+        module = modules.get(path)
+        if module is None or not _is_linear(module):
+            kind = "no module of the model" if module is None else f"a {type(module).__name__}, not a linear layer"
+            raise ValueError(f"packed: {path!r} is {kind}")
+        out = _out_and_in(module)[0]
+        given = packed[path] if isinstance(packed, Mapping) else (out // 3,) * 3
+        if len(given) != 3 or sum(given) != out:
+            raise ValueError(f"packed: {path!r} has {out} outputs, which {tuple(given)} of q, k and v do not add up to")
+        sizes[path] = given
+    return sizes
+
+
+def _is_linear(module: nn.Module) -> bool:
+    # transformers is no dependency, so its class is known by name.
+    return isinstance(module, nn.Linear) or (type(module).__name__ == "Conv1D" and hasattr(module, "nf"))
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    return isinstance(module, _ConvTransposeNd) or (_is_linear(module) and not isinstance(module, nn.Linear))
+
+
+def _out_and_in(module: nn.Module) -> tuple[int, int]:
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    out, inputs = weight.shape
+    return (inputs, out) if _is_transposed(module) else (out, inputs)
