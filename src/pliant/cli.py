@@ -81,15 +81,15 @@ def run(
 
 @app.command()
 def demo(out: Out = None, workers: Workers = None) -> None:
-    """See what Pliant does, in a minute or two: a warm start on handwritten digits, six ways to train."""
+    """See what Pliant does, in a minute or two: a warm start on handwritten digits, trained in seven ways."""
     recipe = make_recipe(
         {
-            "title": "Warm start on digits: a tenth of the data first, then all of it",
-            "data": "digits",
-            "model": "cnn",
-            "stream": {"name": "warm_start", "fraction": 0.1, "first_epochs": 200, "epochs": 20},
-            "training": {"batch_size": 128},
-            "methods": ["vanilla", "l2", "l2_init", "shrink_perturb", "head_reset", "swr"],
+            "title": "Warm start on 400 digits: a quarter of them first, then all",
+            "data": {"name": "digits", "first": 400},
+            "model": "mlp",
+            "stream": {"name": "warm_start", "fraction": 0.25, "first_epochs": 200, "epochs": 60},
+            "training": {"lr": 1e-2, "batch_size": 16, "evaluate_every": 10},
+            "methods": ["vanilla", "fresh", "l2", "l2_init", "shrink_perturb", "head_reset", "swr"],
             "seeds": 5,
         }
     )
@@ -139,13 +139,17 @@ def _models() -> Table:
 
 
 def _data() -> Table:
-    table = Table("name")
+    table = Table("name", "what it is")
     for name in data.names():
-        table.add_row(name)
+        table.add_row(name, data.summary(name))
+    table.add_row("PATH", "a folder of images (class/… or train/class/… and test/class/…), or an .npz file")
+    table.add_row("MODULE:FUNCTION", "a function of your own that returns (x_train, y_train), (x_test, y_test)")
     return table
 
 
 def _run(recipe: Recipe, root: Path, workers: int | None) -> None:
+    # Downloads and decodes once, before many processes want it at the same time.
+    data.load(recipe.data.name, **recipe.data.options)
     engine = ProcessEngine(workers)
     try:
         with LiveProgress(root, console) as progress:

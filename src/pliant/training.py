@@ -82,12 +82,20 @@ class Learner:
         model: The network.
         settings: How it is trained.
         methods: What keeps it plastic; attached here to the optimizer.
+        head: What renews the output layer, for streams whose tasks come with a new one.
     """
 
-    def __init__(self, model: nn.Module, settings: Settings, methods: Sequence[Method] = ()) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Settings,
+        methods: Sequence[Method] = (),
+        head: Method | None = None,
+    ) -> None:
         self.model = model
         self.settings = settings
         self.methods = list(methods)
+        self.head = head
         self.task = 0
         self.epoch = 0
         self.step = 0
@@ -110,7 +118,7 @@ class Learner:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "methods": [method.state_dict() for method in self.methods],
+            "methods": [method.state_dict() for method in self._stateful()],
             "position": {name: getattr(self, name) for name in _POSITION},
             "random": random_state(),
         }
@@ -119,11 +127,14 @@ class Learner:
         """Restore a state made by `state_dict()` of a learner with the same model, settings and methods."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        for method, saved in zip(self.methods, state["methods"], strict=True):
+        for method, saved in zip(self._stateful(), state["methods"], strict=True):
             method.load_state_dict(saved)
         for name in _POSITION:
             setattr(self, name, state["position"][name])
         set_random_state(state["random"])
+
+    def _stateful(self) -> list[Method]:
+        return self.methods if self.head is None else [*self.methods, self.head]
 
 
 _POSITION = ("task", "epoch", "step", "examples", "online_correct")
@@ -182,6 +193,10 @@ def enter_task(learner: Learner, task: Task, fresh: Callable[[int], nn.Module] |
         The receipts of the methods that acted.
     """
     receipts = []
+    if "head" in task.changed:
+        if learner.head is None:
+            raise ValueError(f"task {task.index} comes with a new output layer, but the learner has no head=")
+        receipts.append(learner.head.apply(learner.optimizer).as_dict())
     if fresh is not None:
         learner.model.load_state_dict(fresh(task.index).state_dict())
     elif learner.settings.announce:

@@ -44,6 +44,9 @@ class Examples:
     def __len__(self) -> int:
         return len(self.y)
 
+    def __repr__(self) -> str:
+        return f"Examples({len(self)} of shape {self.shape}, {self.x.dtype})"
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one input."""

@@ -95,13 +95,12 @@ def result_table(rows: Sequence[Row], headline: str, title: str) -> Table:
     Returns:
         The table, to be printed by rich.
     """
-    shown = [headline, *(name for name in _COLUMNS if name != headline)]
-    shown = [name for name in shown if any(name in row.numbers for row in rows)]
+    shown = [headline, "mean_task_online_accuracy"]
     table = Table(title=title, title_justify="left", caption="mean ± 95 % confidence interval over seeds")
-    table.add_column("method")
+    table.add_column("method", overflow="fold")
     for name in shown:
-        table.add_column(_COLUMNS.get(name, name.replace("_", " ")), justify="right")
-    table.add_column("seeds", justify="right")
+        table.add_column(_COLUMNS.get(name, name.replace("_", " ")), justify="right", no_wrap=True)
+    table.add_column("seeds", justify="right", no_wrap=True)
 
     def score(row: Row) -> float:
         return row.numbers[headline].mean if headline in row.numbers else float("-inf")
@@ -117,8 +116,8 @@ def result_table(rows: Sequence[Row], headline: str, title: str) -> Table:
 
 
 _COLUMNS = {
-    "final_test_accuracy": "final test accuracy",
-    "mean_test_accuracy": "mean over tasks",
-    "mean_train_accuracy": "mean train accuracy",
-    "mean_task_online_accuracy": "average online accuracy",
+    "final_test_accuracy": "test accuracy",
+    "mean_test_accuracy": "test accuracy, mean over tasks",
+    "mean_train_accuracy": "training accuracy, mean over tasks",
+    "mean_task_online_accuracy": "online accuracy",
 }

@@ -169,7 +169,7 @@ class Recipe(_Strict):
     model: NamedPart
     stream: NamedPart
     training: Settings = Settings()
-    methods: tuple[Entry, ...] = Field(min_length=1)
+    methods: tuple[Entry, ...]
     seeds: Annotated[tuple[int, ...], BeforeValidator(_as_seeds)] = Field((0, 1, 2, 3, 4), min_length=1)
     selection: Selection = Selection()
     measures: tuple[str, ...] = ()
@@ -186,8 +186,9 @@ class Recipe(_Strict):
     def _check(self) -> "Recipe":
         _check_stream(self.stream)
         _check_model(self.model)
-        if ":" not in self.data.name and "/" not in self.data.name and self.data.name not in data.names():
-            raise ValueError(f"data: {self.data.name!r} is unknown; {suggest(self.data.name, data.names())}")
+        _check_data(self.data)
+        if not self.methods:
+            raise ValueError("methods: is empty; there must be at least one")
         labels = [entry.label for entry in self.methods]
         for label in labels:
             if labels.count(label) > 1:
@@ -226,6 +227,14 @@ def _check_options(where: str, options: Mapping[str, Any], types: Mapping[str, A
             TypeAdapter(types[key]).validate_python(value)
         except ValidationError as error:
             raise ValueError(f"{where}.{key} is {value!r}: {error.errors()[0]['msg']}") from error
+
+
+def _check_data(part: Part) -> None:
+    loader = data.find_loader(part.name)
+    if ":" not in part.name:
+        parameters = inspect.signature(loader).parameters.values()
+        names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        _check_names("data", part.options, ["first", *names])
 
 
 def _check_stream(part: Part) -> None:

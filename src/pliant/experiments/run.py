@@ -12,6 +12,7 @@ from pliant import data, methods, models, streams
 from pliant.experiments.config import Part, RunConfig
 from pliant.experiments.files import BusyError
 from pliant.experiments.store import FINAL, RunFolder, Status, environment
+from pliant.graph.layers import called_layers
 from pliant.seeding import derive_seed, seed_everything
 from pliant.streams.base import Stream
 from pliant.training import DivergedError, Learner, summarise, train
@@ -100,4 +101,8 @@ def make_learner(config: RunConfig, stream: Stream) -> Learner:
 
     # Before the optimizer: some change the network itself.
     attached = [make_method(part) for part in config.methods]
-    return Learner(model, config.training, attached)
+    head = None
+    if stream.renews_head:
+        output = called_layers(model, example)[-1].name
+        head = methods.HeadReset(model, head=[output], seed=derive_seed("head", config.seed))
+    return Learner(model, config.training, attached, head)

@@ -7,12 +7,28 @@ from typing import Any
 import torch
 from torch import nn
 
+from pliant.importing import import_object
 from pliant.models.cnn import cnn, strided_cnn
 from pliant.models.mlp import mlp
+from pliant.models.resnet import resnet18
+from pliant.models.vgg import vgg16
+from pliant.models.vit import vit_tiny
 from pliant.seeding import derive_seed
 from pliant.spelling import suggest
 
-__all__ = ["Builder", "ModelInfo", "cnn", "create", "info", "mlp", "names", "seeded", "strided_cnn"]
+__all__ = [
+    "Builder",
+    "ModelInfo",
+    "cnn",
+    "create",
+    "info",
+    "mlp",
+    "names",
+    "resnet18",
+    "strided_cnn",
+    "vgg16",
+    "vit_tiny",
+]
 
 Builder = Callable[..., nn.Module]
 """Makes a network from the shape of one input, the number of classes, and options by keyword."""
@@ -41,9 +57,7 @@ _MODELS = {
     model.name: model
     for model in (
         ModelInfo("mlp", mlp, "3 weight layers, 100 hidden units", "Soft weight rescaling, D.1"),
-        ModelInfo(
-            "mlp_4x256", mlp, "4 hidden layers of 256", "Spectral regularization, B", {"widths": (256,) * 4}
-        ),
+        ModelInfo("mlp_4x256", mlp, "4 hidden layers of 256", "Spectral regularization, B", {"widths": (256,) * 4}),
         ModelInfo(
             "mlp_4x256_ln",
             mlp,
@@ -53,10 +67,11 @@ _MODELS = {
         ),
         ModelInfo("mlp_3x256", mlp, "3 hidden layers of 256", "Curvature, B.1", {"widths": (256,) * 3}),
         ModelInfo("cnn", cnn, "2 convolutions 5x5, 16 channels, 100 units", "Soft weight rescaling, D.1"),
-        ModelInfo(
-            "cnn_bn", cnn, "the same with BatchNorm", "Soft weight rescaling, D.1", {"batch_norm": True}
-        ),
+        ModelInfo("cnn_bn", cnn, "the same with BatchNorm", "Soft weight rescaling, D.1", {"batch_norm": True}),
         ModelInfo("cnn_strided", strided_cnn, "4 convolutions with stride 2, 512 units", "Curvature, B.3"),
+        ModelInfo("vgg16", vgg16, "VGG-16 with BatchNorm, 4096 units", "Soft weight rescaling, D.1; FIRE, §4.1"),
+        ModelInfo("resnet18", resnet18, "ResNet-18 for small images", "Spectral regularization, B; FIRE, §4.1"),
+        ModelInfo("vit_tiny", vit_tiny, "ViT-Tiny for small images", "Spectral regularization, B; FIRE, §4.1"),
     )
 }
 
@@ -74,24 +89,25 @@ def info(name: str) -> ModelInfo:
 
 
 def create(name: str, shape: tuple[int, ...], classes: int, *, seed: int = 0, **options: Any) -> nn.Module:
-    """Make a network with seeded initial weights.
+    """Make a network whose initial weights depend on the seed alone; the global generators stay as they were.
 
     Args:
-        name: One of `names()`.
+        name: One of `names()`, or `module:function` or `file.py:function` for a builder of one's own.
         shape: Shape of one input.
         classes: Number of outputs.
         seed: Decides the initial weights.
         options: The builder's own options.
 
     Returns:
-        The network, in training mode.
+        The network.
     """
-    model = info(name)
-    return seeded(model.build, shape, classes, seed=seed, **(model.preset | options))
-
-
-def seeded(build: Builder, shape: tuple[int, ...], classes: int, *, seed: int, **options: Any) -> nn.Module:
-    """Build a network with weights that depend on the seed alone; the global generator stays as it was."""
+    if ":" in name:
+        build: Builder = import_object(name)
+    else:
+        build, options = info(name).build, info(name).preset | options
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed("model", seed))
-        return build(shape, classes, **options)
+        model = build(shape, classes, **options)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model {name!r} returned {type(model).__name__}; it must return a torch.nn.Module")
+    return model

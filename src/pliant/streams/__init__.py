@@ -13,11 +13,16 @@ from pliant.streams.arriving import (
     WarmStart,
 )
 from pliant.streams.base import Stream, Task
+from pliant.streams.shifting import BinaryPairs, LabelFlip, PixelPermutation, RandomLabels
 
 __all__ = [
+    "BinaryPairs",
     "ClassIncremental",
     "ContinualFull",
     "ContinualLimited",
+    "LabelFlip",
+    "PixelPermutation",
+    "RandomLabels",
     "SingleTask",
     "Stream",
     "Task",
@@ -34,6 +39,10 @@ _STREAMS: dict[str, type[Stream]] = {
     "continual_full": ContinualFull,
     "continual_limited": ContinualLimited,
     "class_incremental": ClassIncremental,
+    "random_labels": RandomLabels,
+    "pixel_permutation": PixelPermutation,
+    "label_flip": LabelFlip,
+    "binary_pairs": BinaryPairs,
 }
 
 

@@ -51,6 +51,8 @@ class Stream(ABC):
     """Where the stream comes from."""
     headline: ClassVar[str] = "final_test_accuracy"
     """The number of a run that a table shows first: an entry of its result."""
+    renews_head: ClassVar[bool] = False
+    """Whether every task comes with a new output layer."""
 
     @abstractmethod
     def __len__(self) -> int:

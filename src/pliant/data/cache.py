@@ -1,0 +1,121 @@
+"""Decoded images on disk: bytes as they are in memory, mapped instead of read.
+
+    CACHE/NAME-FINGERPRINT/meta.json   shapes, class names, checksums
+                          /train.x     uint8 images [N, C, H, W], nothing else
+                          /train.y     int64 labels
+                          /test.x, test.y
+
+Decoding happens once, whoever comes first; processes that map the same file share its pages.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import filelock
+import torch
+from torch import Tensor
+
+from pliant.data.dataset import Dataset, from_tensors
+
+Decoded = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[str, ...]]
+"""Training images and labels, test images and labels, class names."""
+
+_DTYPES = {"x": torch.uint8, "y": torch.int64}
+
+
+def cache_folder() -> Path:
+    """Where decoded data is kept: `PLIANT_CACHE`, or `pliant` in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("PLIANT_CACHE") or Path(base) / "pliant")
+
+
+def cached(name: str, fingerprint: str, decode: Callable[[], Decoded]) -> Dataset:
+    """Map a data set from the cache, decoding it first if it is not there.
+
+    Args:
+        name: How the data set is called.
+        fingerprint: Changes whenever the source does.
+        decode: Reads the source.
+
+    Returns:
+        The data set; its images are mapped from disk.
+    """
+    folder = entry_folder(name, fingerprint)
+    if not (folder / "meta.json").exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Many runs may start at once on an empty cache: one decodes, the others wait.
+        with filelock.FileLock(folder.with_suffix(".lock")):
+            if not (folder / "meta.json").exists():
+                _write(folder, decode())
+    return _map(name, folder)
+
+
+def entry_folder(name: str, fingerprint: str) -> Path:
+    """Where the cache keeps one data set."""
+    digest = hashlib.blake2b(fingerprint.encode(), digest_size=8).hexdigest()
+    safe = "".join(letter if letter.isalnum() else "_" for letter in Path(name).name)
+    return cache_folder() / f"{safe}-{digest}"
+
+
+def check(folder: Path) -> list[str]:
+    """Compare a cached data set with the checksums written beside it.
+
+    Args:
+        folder: The data set's folder in the cache.
+
+    Returns:
+        What is wrong; empty if nothing is.
+    """
+    meta = json.loads((folder / "meta.json").read_bytes())
+    return [
+        f"{folder / name}: the content is not what was decoded"
+        for name, digest in meta["sha256"].items()
+        if not (folder / name).exists() or _digest(folder / name) != digest
+    ]
+
+
+def _write(folder: Path, decoded: Decoded) -> None:
+    temporary = folder.with_suffix(".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    train, test, classes = decoded
+    meta: dict[str, Any] = {"classes": classes, "shapes": {}, "sha256": {}}
+    for part, pair in {"train": train, "test": test}.items():
+        for kind, tensor in zip("xy", pair, strict=True):
+            path = temporary / f"{part}.{kind}"
+            with path.open("wb") as file:
+                tensor.contiguous().numpy().tofile(file)
+                file.flush()
+                os.fsync(file.fileno())
+            meta["shapes"][path.name] = list(tensor.shape)
+            meta["sha256"][path.name] = _digest(path)
+    (temporary / "meta.json").write_text(json.dumps(meta))
+    shutil.rmtree(folder, ignore_errors=True)  # What an older crash may have left without a meta.json.
+    temporary.rename(folder)
+
+
+def _map(name: str, folder: Path) -> Dataset:
+    meta = json.loads((folder / "meta.json").read_bytes())
+    tensors: dict[str, Tensor] = {}
+    for file, shape in meta["shapes"].items():
+        dtype, size = _DTYPES[file[-1]], torch.Size(shape).numel()
+        if (folder / file).stat().st_size != size * dtype.itemsize:
+            raise ValueError(f"{folder / file} has the wrong size; delete {folder} to have it made again")
+        # Private: nobody can change the file through the tensor.
+        tensors[file] = torch.from_file(str(folder / file), shared=False, size=size, dtype=dtype).view(shape)
+    return from_tensors(
+        name,
+        (tensors["train.x"], tensors["train.y"]),
+        (tensors["test.x"], tensors["test.y"]),
+        tuple(meta["classes"]),
+    )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

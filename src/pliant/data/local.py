@@ -1,0 +1,197 @@
+"""Data of the user's own: a folder of images, a NumPy file, a function."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pliant.data.cache import Decoded, cached
+from pliant.data.dataset import Dataset, from_tensors
+from pliant.data.images import CorruptImageError, Mode, decode_all, is_grey, open_image
+from pliant.importing import import_object
+from pliant.seeding import permutation
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm"})
+_TEST_FOLDERS = ("test", "val", "valid", "validation")
+TEST_FRACTION = 0.2
+"""Part of the examples of each class to test on, where the data has no test part of its own."""
+
+
+def load_folder(path: Path, *, size: int | None = None, skip_corrupt: bool = False) -> Dataset:
+    """Load a folder of images: `class/image.png`, or `train/class/image.png` and `test/class/image.png`.
+
+    Without a test folder, a fixed fifth of each class is kept for testing.
+
+    Args:
+        path: The folder.
+        size: Crop and resize every image to this height and width. Needed if they differ in size.
+        skip_corrupt: Leave out files that cannot be read, instead of raising an error that names the first.
+
+    Returns:
+        The data set; grey if all images are.
+    """
+    train_root = path / "train" if (path / "train").is_dir() else path
+    test_root = next((path / name for name in _TEST_FOLDERS if (path / name).is_dir()), None)
+    if train_root is path:
+        test_root = None
+    elif test_root is None:
+        raise ValueError(f"{path} has a folder 'train' but none of {', '.join(_TEST_FOLDERS)}")
+    train = _list_images(train_root)
+    test = _list_images(test_root) if test_root else {}
+    if unknown := test.keys() - train.keys():
+        raise ValueError(f"{test_root} has a class {min(unknown)!r} that {train_root} has not")
+    files = [file for part in (train, test) for each in part.values() for file in each]
+    stats = [(str(file.relative_to(path)), file.stat()) for file in files]
+    identity = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    fingerprint = f"{path.resolve()}|{size}|{skip_corrupt}|{identity}"
+    return cached(str(path), fingerprint, partial(_decode_folder, train, test, size, skip_corrupt))
+
+
+def _list_images(root: Path) -> dict[str, list[Path]]:
+    """Find the images of each class, classes and files in order of their names."""
+    classes = sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not classes:
+        raise ValueError(f"{root} has no folders; every class is a folder of images")
+    found = {}
+    for folder in classes:
+        images = sorted(file for file in folder.rglob("*") if file.suffix.lower() in _SUFFIXES)
+        if not images:
+            raise ValueError(f"class {folder.name!r} is empty: there are no images in {folder}")
+        found[folder.name] = images
+    return found
+
+
+def _decode_folder(
+    train: dict[str, list[Path]], test: dict[str, list[Path]], size: int | None, skip_corrupt: bool
+) -> Decoded:
+    classes = tuple(train)
+    parts = []
+    sizes: dict[tuple[int, int], Path] = {}
+    grey = True
+    for listing in (train, test):
+        kept: list[tuple[Path, int]] = []
+        for label, name in enumerate(classes):
+            before = len(kept)
+            for file in listing.get(name, ()):
+                try:
+                    image = _open(file, size)
+                except CorruptImageError:
+                    if not skip_corrupt:
+                        raise
+                    continue
+                sizes.setdefault((image.height, image.width), file)
+                grey = grey and is_grey(image)
+                kept.append((file, label))
+            if listing.get(name) and len(kept) == before:
+                raise ValueError(f"class {name!r} is empty: none of its {len(listing[name])} files can be read")
+        parts.append(kept)
+    if len(sizes) > 1:
+        (one, first), (other, second) = list(sizes.items())[:2]
+        raise ValueError(
+            f"images differ in size: {first} has {one[0]} x {one[1]} pixels, {second} has {other[0]} x {other[1]}; "
+            "say which size they shall have (size=32)"
+        )
+    (height, width) = next(iter(sizes))
+    mode: Mode = "L" if grey else "RGB"
+
+    def decode(kept: list[tuple[Path, int]]) -> tuple[Tensor, Tensor]:
+        sources = ((str(file), partial(_open, file, size)) for file, _ in kept)
+        images = decode_all(sources, len(kept), (len(mode), height, width), mode)
+        return images, torch.tensor([label for _, label in kept], dtype=torch.int64)
+
+    everything = decode(parts[0])
+    if parts[1]:
+        return everything, decode(parts[1]), classes
+    return *split(*everything), classes
+
+
+def _open(file: Path, size: int | None) -> "Image":
+    with file.open("rb") as content:
+        image = open_image(content, str(file))
+    if size is None or image.size == (size, size):
+        return image
+    from PIL import ImageOps
+
+    # Cropping keeps proportions, which squeezing would not.
+    return ImageOps.fit(image, (size, size))
+
+
+def split(x: Tensor, y: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Keep a fixed part of every class for testing, one example at least."""
+    chosen = []
+    for label in torch.unique(y).tolist():
+        members = (y == label).nonzero().flatten()
+        if len(members) < 2:
+            raise ValueError(f"class {label} has {len(members)} example; to test on some, it needs 2")
+        order = permutation(len(members), "split", label)
+        chosen.append(members[order[: max(1, round(TEST_FRACTION * len(members)))]])
+    is_test = torch.zeros(len(y), dtype=torch.bool)
+    is_test[torch.cat(chosen)] = True
+    return (x[~is_test], y[~is_test]), (x[is_test], y[is_test])
+
+
+def load_npz(path: Path) -> Dataset:
+    """Load a NumPy file with `x_train, y_train, x_test, y_test`, or with `x, y`, of which a fifth is for testing.
+
+    Args:
+        path: The file. Images are uint8 [N, H, W], [N, H, W, C] or [N, C, H, W]; other inputs are
+            floating-point.
+
+    Returns:
+        The data set.
+    """
+    import numpy
+
+    try:
+        with numpy.load(path, allow_pickle=False) as file:
+            arrays = {name: torch.from_numpy(file[name]) for name in file.files}
+    except (OSError, ValueError, EOFError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read as a NumPy file of plain arrays: {error}") from error
+    if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
+        train = _shape_images(arrays["x_train"]), arrays["y_train"].to(torch.int64)
+        test = _shape_images(arrays["x_test"]), arrays["y_test"].to(torch.int64)
+    elif {"x", "y"} <= arrays.keys():
+        train, test = split(_shape_images(arrays["x"]), arrays["y"].to(torch.int64))
+    else:
+        raise ValueError(f"{path} holds {sorted(arrays)}; it must hold x and y, or x_train, y_train, x_test, y_test")
+    return from_tensors(path.stem, train, test)
+
+
+def _shape_images(x: Tensor) -> Tensor:
+    """Bring images into [N, C, H, W]; leave floating-point features as they are, in single precision."""
+    if x.dtype != torch.uint8:
+        return x.to(torch.float32)
+    if x.ndim == 3:
+        return x.unsqueeze(1)
+    if x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
+        return x.permute(0, 3, 1, 2).contiguous()
+    return x
+
+
+def load_function(reference: str, **options: Any) -> Dataset:
+    """Load what a function of the user's own returns.
+
+    Args:
+        reference: `module:function` or `path/to/file.py:function`.
+        options: Passed on to the function.
+
+    Returns:
+        The data set that the function returned, or one made of the two pairs of tensors that it returned.
+    """
+    function = import_object(reference)
+    result = function(**options)
+    if isinstance(result, Dataset):
+        return result
+    try:
+        train, test = result
+        return from_tensors(reference, tuple(train), tuple(test))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{reference} returned {type(result).__name__}; it must return a pliant.data.Dataset, or "
+            f"(x_train, y_train), (x_test, y_test) as tensors: {error}"
+        ) from error

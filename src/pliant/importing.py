@@ -1,0 +1,64 @@
+"""Objects of the user's own, named as text: `module:name` or `path/to/file.py:name`."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def import_object(reference: str) -> Any:
+    """Import what a reference names.
+
+    Args:
+        reference: `package.module:name`, or `path/to/file.py:name`. Modules are also looked for in the
+            current folder.
+
+    Returns:
+        The object.
+
+    Raises:
+        ValueError: If the reference has another form, or there is nothing behind it.
+
+    Example:
+        >>> import_object("math:pi")
+        3.141592653589793
+    """
+    module_name, colon, name = reference.rpartition(":")
+    if not (colon and module_name and name):
+        raise ValueError(f"{reference!r} must be of the form module:name or path/to/file.py:name")
+    module = _import_file(Path(module_name)) if module_name.endswith(".py") else _import_module(module_name)
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        raise ValueError(f"{reference!r}: {module_name} has no {name!r}") from None
+
+
+def _import_module(name: str) -> Any:
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # A module that is there but misses one of its own imports is another matter.
+        if error.name is None or not name.startswith(error.name):
+            raise
+        raise ValueError(f"there is no module {name!r} in {folder} or among the installed ones") from None
+
+
+def _import_file(path: Path) -> Any:
+    path = path.resolve()
+    if not path.is_file():
+        raise ValueError(f"there is no file {str(path)!r}")
+    name = f"pliant_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # What the file itself imports may lie beside it, and classes are looked up by their module when pickled.
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,127 @@
+"""ViT-Tiny of the spectral regularization and FIRE papers, for small images."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from pliant.models.layers import require_image
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention; queries, keys and values have a map each, since methods treat them apart.
+
+    Args:
+        width: Width of a token.
+        heads: Number of heads.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Let every token look at every other."""
+        query, key, value = (
+            part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
+        mixed = scaled_dot_product_attention(query, key, value)
+        return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """Attention and a two-layer perceptron, each behind a LayerNorm and around it a shortcut.
+
+    Args:
+        width: Width of a token.
+        heads: Number of heads.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the block."""
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
+
+
+class Tokens(nn.Module):
+    """Cut an image into patches, and give each a place; a class token stands in front.
+
+    Args:
+        channels: Channels of the image.
+        patches: How many patches an image has.
+        patch: Height and width of a patch.
+        width: Width of a token.
+    """
+
+    def __init__(self, channels: int, patches: int, patch: int, width: int) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(channels, width, patch, patch)
+        self.class_token = nn.Parameter(torch.empty(1, 1, width))
+        self.positions = nn.Parameter(torch.empty(1, patches + 1, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the class token and the positions anew."""
+        nn.init.trunc_normal_(self.class_token, std=0.02)
+        nn.init.trunc_normal_(self.positions, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Turn images into sequences of tokens."""
+        tokens = self.embed(x).flatten(2).transpose(1, 2)
+        first = self.class_token.expand(len(x), -1, -1)
+        return torch.cat([first, tokens], dim=1) + self.positions
+
+
+class FirstToken(nn.Module):
+    """Keep the class token."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take the first token of every sequence."""
+        return x[:, 0]
+
+
+def vit_tiny(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    patch: int | None = None,
+    width: int = 192,
+    depth: int = 12,
+    heads: int = 3,
+) -> nn.Sequential:
+    """Build ViT-Tiny: 12 blocks of width 192 with 3 heads.
+
+    Args:
+        shape: Channels, height and width of an image.
+        classes: Number of outputs.
+        patch: Height and width of a patch; an eighth of the image by default, which gives 64 patches.
+        width: Width of a token.
+        depth: Number of blocks.
+        heads: Number of heads.
+
+    Returns:
+        The network.
+    """
+    channels, height, wide = require_image(shape, "a vision transformer")
+    patch = patch or max(1, height // 8)
+    if height % patch or wide % patch:
+        raise ValueError(f"patch is {patch}; it must divide height and width of {height} x {wide} images")
+    if width % heads:
+        raise ValueError(f"heads is {heads}; it must divide width, which is {width}")
+    return nn.Sequential(
+        Tokens(channels, (height // patch) * (wide // patch), patch, width),
+        *(Block(width, heads) for _ in range(depth)),
+        nn.LayerNorm(width),
+        FirstToken(),
+        nn.Linear(width, classes),
+    )

@@ -1,0 +1,157 @@
+"""Streams in which the task itself changes: labels, pixels, classes.
+
+All tasks draw from the same examples; what they are called or how they look is drawn anew for every task.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pliant.data.dataset import Examples
+from pliant.seeding import generator, permutation
+from pliant.streams.base import Stream, Task, require_positive
+
+
+@dataclass(frozen=True)
+class _Shifting(Stream):
+    """Many tasks of equal length.
+
+    Args:
+        tasks: How many.
+        epochs: How often to go through the examples of each.
+    """
+
+    tasks: int = 50
+    epochs: int = 40
+    headline: ClassVar[str] = "mean_test_accuracy"
+
+    def __post_init__(self) -> None:
+        require_positive(tasks=self.tasks, epochs=self.epochs)
+
+    def __len__(self) -> int:
+        return self.tasks
+
+
+@dataclass(frozen=True)
+class RandomLabels(_Shifting):
+    """Every task gives every example a random label: there is nothing to learn but by heart, and no test.
+
+    Args:
+        tasks: How many.
+        epochs: How often to go through the examples of each.
+    """
+
+    paper: ClassVar[str] = "Curvature, B.1, B.3; Spectral regularization, §5"
+    headline: ClassVar[str] = "mean_train_accuracy"
+
+    def _task(self, index: int) -> Task:
+        train = self.dataset.train
+        draw = generator("random_labels", self.seed, index)
+        y = torch.randint(self.classes, (len(train),), generator=draw).to(train.y.device)
+        return Task(index, train.relabel(y), None, self.epochs, self._boundary(index, "labels"))
+
+
+@dataclass(frozen=True)
+class PixelPermutation(_Shifting):
+    """Every task moves the pixels of all images to other places, by one random permutation.
+
+    Args:
+        tasks: How many.
+        epochs: How often to go through the examples of each.
+    """
+
+    paper: ClassVar[str] = "Curvature, B.2; Spectral regularization, §5"
+
+    def permutation(self, index: int) -> Tensor:
+        """The order of the pixels in a task: place i holds what was at entry i."""
+        positions = self.dataset.shape[-2:] if len(self.dataset.shape) == 3 else self.dataset.shape
+        return permutation(torch.Size(positions).numel(), "pixels", self.seed, index)
+
+    def workload(self) -> list[int]:
+        """Count the examples that each task trains on, repetitions included, without permuting any."""
+        return [len(self.dataset.train) * self.epochs] * self.tasks
+
+    def _task(self, index: int) -> Task:
+        order = self.permutation(index)
+        train, test = self.dataset.train.permute_pixels(order), self.dataset.test.permute_pixels(order)
+        return Task(index, train, test, self.epochs, self._boundary(index, "pixels"))
+
+
+@dataclass(frozen=True)
+class LabelFlip(_Shifting):
+    """Every task renames the classes, by one random permutation: what belongs together stays together.
+
+    Args:
+        tasks: How many.
+        epochs: How often to go through the examples of each.
+    """
+
+    paper: ClassVar[str] = "Spectral regularization, §5"
+
+    def permutation(self, index: int) -> Tensor:
+        """The label that each class gets in a task."""
+        return permutation(self.classes, "label_flip", self.seed, index)
+
+    def _task(self, index: int) -> Task:
+        names = self.permutation(index).to(self.dataset.train.y.device)
+        train, test = self.dataset.train, self.dataset.test
+        return Task(
+            index,
+            train.relabel(names[train.y]),
+            test.relabel(names[test.y]),
+            self.epochs,
+            self._boundary(index, "labels"),
+        )
+
+
+@dataclass(frozen=True)
+class BinaryPairs(_Shifting):
+    """Every task tells two classes apart that no task had before, with a new output layer.
+
+    Without enough classes for all tasks the pairs start over in another order: 20 classes give 10 tasks in
+    which no class comes twice.
+
+    Args:
+        tasks: How many.
+        epochs: How often to go through the examples of each.
+    """
+
+    epochs: int = 250
+    paper: ClassVar[str] = "Dohare et al. 2024 (Continual ImageNet); Curvature, B.4"
+    renews_head: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.dataset.classes) < 2:
+            raise ValueError(f"dataset {self.dataset.name} has 1 class; pairs need at least 2")
+
+    @property
+    def classes(self) -> int:
+        """How many outputs a network needs."""
+        return 2
+
+    def pair(self, index: int) -> tuple[int, int]:
+        """The two classes of a task."""
+        count = len(self.dataset.classes)
+        turn, place = divmod(index, count // 2)
+        order = permutation(count, "pairs", self.seed, turn)
+        return int(order[2 * place]), int(order[2 * place + 1])
+
+    def _task(self, index: int) -> Task:
+        pair = self.pair(index)
+        return Task(
+            index,
+            _tell_apart(self.dataset.train, *pair),
+            _tell_apart(self.dataset.test, *pair),
+            self.epochs,
+            self._boundary(index, "classes", "head"),
+        )
+
+
+def _tell_apart(examples: Examples, zero: int, one: int) -> Examples:
+    """Keep the examples of two classes, labelled 0 and 1."""
+    chosen = ((examples.y == zero) | (examples.y == one)).nonzero().flatten()
+    kept = examples.select(chosen)
+    return kept.relabel((kept.y == one).to(torch.int64))
