@@ -6,6 +6,7 @@ This is the coupled form: the gradient λθ goes through the optimizer's moments
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from pliant.methods.base import Filter, Penalty
@@ -34,11 +35,10 @@ class L2(Penalty):
         super().__init__(model, where=where)
         self.strengths = resolve_strengths(lam, self.parameters)
 
+    @torch.no_grad()
     def value(self, names: Sequence[str] | None = None) -> Tensor:
         """Return λ/2 ‖θ‖²."""
-        return half_squared_norm(
-            {name: self.parameters[name].detach() for name in names or self.parameters}, self.strengths
-        )
+        return half_squared_norm({name: self.parameters[name] for name in names or self.parameters}, self.strengths)
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
         add_scaled_(gradients, self.parameters, self.strengths, scale)

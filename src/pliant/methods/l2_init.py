@@ -39,6 +39,7 @@ class L2Init(Penalty):
         self.strengths = resolve_strengths(lam, self.parameters)
         self.initial = {name: self.parameters[name].detach().clone() for name in self.strengths}
 
+    @torch.no_grad()
     def value(self, names: Sequence[str] | None = None) -> Tensor:
         """Return λ/2 ‖θ − θ₀‖²."""
         return half_squared_norm(self._distances(names or tuple(self.parameters)), self.strengths)
@@ -48,5 +49,5 @@ class L2Init(Penalty):
 
     def _distances(self, names: Mapping[str, Tensor] | Sequence[str]) -> dict[str, Tensor]:
         chosen = [name for name in names if name in self.initial]
-        present = [self.parameters[name].detach() for name in chosen]
+        present: list[Tensor] = [self.parameters[name] for name in chosen]
         return dict(zip(chosen, torch._foreach_sub(present, [self.initial[name] for name in chosen]), strict=True))

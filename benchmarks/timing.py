@@ -1,0 +1,42 @@
+"""Timing that survives a noisy machine: contestants take turns, and what counts is how they compare in each round."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+
+def rounds_of(contestants: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 5) -> dict[str, list[float]]:
+    """Return each contestant's seconds in every round; in a round each is called once, one after the other."""
+    for _ in range(warmup):
+        for run in contestants.values():
+            run()
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    order = list(contestants)
+    for _ in range(rounds):
+        order.append(order.pop(0))  # nobody always runs in the cache that the same neighbour left behind
+        for name in order:
+            start = time.perf_counter()
+            contestants[name]()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def medians(contestants: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:
+    """Return each contestant's median seconds a call."""
+    return {name: statistics.median(values) for name, values in rounds_of(contestants, rounds).items()}
+
+
+def added(contestants: Mapping[str, Callable[[], object]], *, base: str, rounds: int) -> dict[str, float]:
+    """Return what each contestant takes beyond the base, as a fraction of it: the median over rounds."""
+    seconds = rounds_of(contestants, rounds)
+    middle = statistics.median(seconds[base])
+    return {
+        name: statistics.median(x - y for x, y in zip(values, seconds[base], strict=True)) / middle
+        for name, values in seconds.items()
+        if name != base
+    }
+
+
+def row(what: str, ratio: float, limit: str) -> None:
+    """Print one line of a table of ratios."""
+    print(f"{what:<78} {ratio:8.3f}   {limit}")
