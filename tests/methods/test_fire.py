@@ -1,0 +1,407 @@
+"""FIRE against Algorithm 1 of the paper, in every form that a weight comes in."""
+
+import copy
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Adamax, RMSprop
+
+from pliant import FIRE
+from pliant.methods.orthogonal import Iteration, orthogonalise
+from pliant.models import create
+from tests import zoo
+from tests.loops import train
+from tests.reference import fire as reference
+
+SOLVERS = ("auto", "loop", "gram", "eigh", "svd")
+POLYNOMIALS = ("cubic", "quintic")
+
+
+def weighted(model: nn.Module) -> list[nn.Module]:
+    return [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+
+
+def deviation(matrix: Tensor) -> float:
+    gram = matrix.T @ matrix if matrix.shape[0] >= matrix.shape[1] else matrix @ matrix.T
+    return float((gram - torch.eye(len(gram), dtype=gram.dtype)).square().sum())
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("polynomial", POLYNOMIALS)
+@pytest.mark.parametrize("name", ["mlp", "cnn_bn", "vgg"])
+def test_matches_algorithm_1(name: str, polynomial: Any, solver: Any) -> None:
+    model, control = zoo.build(name), zoo.build(name)
+    FIRE(model, polynomial=polynomial, solver=solver).apply()
+    reference.fire(weighted(control), 10, polynomial)
+    for (key, left), right in zip(model.state_dict().items(), control.state_dict().values(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-8, atol=1e-10, msg=key)
+
+
+def test_matches_algorithm_1_on_resnet18() -> None:
+    model = create("resnet18", (3, 8, 8), 10, width=8).double()
+    control = copy.deepcopy(model)
+    receipt = FIRE(model).apply()
+    reference.fire(weighted(control))
+    for (key, left), right in zip(model.state_dict().items(), control.state_dict().values(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-8, atol=1e-10, msg=key)
+    assert receipt.tensors == 21  # 20 convolutions and the head; norm layers stay
+
+
+@pytest.mark.parametrize("iterations", [1, 5])
+def test_acts_on_queries_and_keys_alone_in_a_transformer(iterations: int) -> None:
+    model = create("vit_tiny", (3, 16, 16), 10, width=12, depth=2, heads=2).double()
+    control = copy.deepcopy(model)
+    receipt = FIRE(model, iterations=iterations).apply()
+    reference.fire(
+        [m for n, m in control.named_modules() if n.endswith(("attention.query", "attention.key"))], iterations
+    )
+    for (key, left), right in zip(model.state_dict().items(), control.state_dict().values(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-8, atol=1e-10, msg=key)
+    assert receipt.tensors == 4
+
+
+def test_acts_on_all_layers_of_a_transformer_if_told() -> None:
+    model = create("vit_tiny", (3, 16, 16), 10, width=12, depth=1, heads=2).double()
+    control = copy.deepcopy(model)
+    FIRE(model, layers="all").apply()
+    reference.fire(weighted(control))
+    for (key, left), right in zip(model.state_dict().items(), control.state_dict().values(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-8, atol=1e-10, msg=key)
+
+
+def thirds(weight: Tensor) -> list[Tensor]:
+    return list(weight.detach().clone().chunk(3))
+
+
+def expected_thirds(parts: list[Tensor], acted: int) -> Tensor:
+    return torch.cat([*(reference.newton_schulz(p, 10) for p in parts[:acted]), *parts[acted:]])
+
+
+@pytest.mark.parametrize(("layers", "acted"), [("auto", 2), ("qk", 2), ("all", 3)])
+def test_multihead_attention_packs_three_maps(layers: Any, acted: int) -> None:
+    model = nn.MultiheadAttention(8, 2).double()
+    parts, out = thirds(model.in_proj_weight), model.out_proj.weight.detach().clone()
+    FIRE(model, layers=layers).apply()
+    torch.testing.assert_close(model.in_proj_weight, expected_thirds(parts, acted), rtol=1e-9, atol=1e-11)
+    assert torch.equal(model.out_proj.weight, out) == (layers != "all")
+
+
+def test_multihead_attention_with_separate_maps() -> None:
+    model = nn.MultiheadAttention(8, 2, kdim=6, vdim=4).double()
+    key, value = model.k_proj_weight.detach().clone(), model.v_proj_weight.detach().clone()
+    FIRE(model).apply()
+    expected = (8 / 6) ** 0.5 * reference.newton_schulz(key, 10)
+    torch.testing.assert_close(model.k_proj_weight, expected, rtol=1e-9, atol=1e-11)
+    assert torch.equal(model.v_proj_weight, value)
+
+
+class Fused(nn.Module):
+    def __init__(self, name: str, outputs: int) -> None:
+        super().__init__()
+        self.add_module(name, nn.Linear(8, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_a_fused_linear_is_found_by_name() -> None:
+    model = Fused("qkv", 24).double()
+    parts = thirds(model.qkv.weight)
+    receipt = FIRE(model).apply()
+    torch.testing.assert_close(model.qkv.weight, expected_thirds(parts, 2), rtol=1e-9, atol=1e-11)
+    assert list(receipt.details["deviation_from_isometry"]) == ["qkv.weight[q]", "qkv.weight[k]"]
+
+
+def test_a_fused_linear_is_named_by_the_user_with_its_sizes() -> None:
+    model = Fused("mixer", 16).double()
+    q, k, v = (part.clone() for part in model.mixer.weight.detach().split([8, 4, 4]))
+    FIRE(model, packed={"mixer": (8, 4, 4)}).apply()
+    expected = [reference.newton_schulz(q, 10), 0.5**0.5 * reference.newton_schulz(k, 10), v]
+    torch.testing.assert_close(model.mixer.weight, torch.cat(expected), rtol=1e-9, atol=1e-11)
+
+
+def test_gpt2_stores_its_maps_transposed() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=12, n_head=2, n_positions=8, vocab_size=20)).double()
+    block = model.transformer.h[0]
+    attention, mlp, embedding = (
+        w.detach().clone() for w in (block.attn.c_attn.weight, block.mlp.c_fc.weight, model.transformer.wte.weight)
+    )
+    FIRE(model, layers="all").apply()
+    torch.testing.assert_close(
+        block.attn.c_attn.weight, expected_thirds(thirds(attention.T), 3).T, rtol=1e-9, atol=1e-11
+    )
+    torch.testing.assert_close(block.mlp.c_fc.weight, 2 * reference.newton_schulz(mlp.T, 10).T, rtol=1e-9, atol=1e-11)
+    # The output layer is linear and tied to the embedding: both are the new weight, still one tensor.
+    assert model.lm_head.weight is model.transformer.wte.weight
+    expected = (20 / 12) ** 0.5 * reference.newton_schulz(embedding, 10)
+    torch.testing.assert_close(model.lm_head.weight, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_a_transposed_convolution_maps_the_other_way() -> None:
+    model = nn.ConvTranspose2d(4, 6, 3).double()
+    weight = model.weight.detach().clone()
+    FIRE(model).apply()
+    scale = (6 / 4) ** 0.5 / 9
+    for i in range(3):
+        for j in range(3):
+            expected = scale * reference.newton_schulz(weight[:, :, i, j].T, 10).T
+            torch.testing.assert_close(model.weight[:, :, i, j], expected, rtol=1e-9, atol=1e-11)
+
+
+HARD: dict[str, Callable[[], Tensor]] = {
+    "square": lambda: torch.randn(96, 96),
+    "tall": lambda: torch.randn(256, 64),
+    "wide": lambda: torch.randn(64, 256),
+    "one direction dominates": lambda: torch.randn(96, 96) + 20 * torch.randn(96, 1) @ torch.randn(1, 96),
+    "five decades": lambda: _with_values(torch.logspace(0, -5, 96)),
+    "half of the rank": lambda: torch.randn(96, 48) @ torch.randn(48, 96),
+    "dead units": lambda: torch.cat([torch.randn(48, 96), torch.zeros(48, 96)]),
+}
+
+
+def _with_values(values: Tensor) -> Tensor:
+    size = len(values)
+    left, right = (torch.linalg.qr(torch.randn(size, size))[0] for _ in range(2))
+    return left @ torch.diag(values) @ right
+
+
+@pytest.mark.parametrize("kind", HARD)
+@pytest.mark.parametrize("polynomial", POLYNOMIALS)
+@pytest.mark.parametrize("solver", ["auto", "loop", "eigh", "svd"])
+def test_float32_is_as_good_as_stated(solver: Any, polynomial: Any, kind: str) -> None:
+    torch.manual_seed(3)
+    matrix = HARD[kind]()
+    result = orthogonalise(matrix[None], Iteration(polynomial, 10), solver).matrices[0]
+    exact = reference.newton_schulz(matrix, 10, polynomial)
+    assert torch.linalg.matrix_norm(result.double() - exact, 2) < 4e-4
+
+
+@pytest.mark.parametrize("kind", HARD)
+@pytest.mark.parametrize("solver", ["auto", "eigh", "svd"])
+def test_exact_keeps_the_column_space_and_leaves_null_directions_null(solver: Any, kind: str) -> None:
+    torch.manual_seed(4)
+    matrix = HARD[kind]()
+    result = orthogonalise(matrix[None], Iteration("exact"), solver)
+    values = torch.linalg.svdvals(result.matrices[0].double())
+    rank = int(torch.linalg.matrix_rank(matrix))
+    assert torch.allclose(values[:rank], torch.ones(rank, dtype=torch.float64), atol=1e-4)
+    assert torch.allclose(values[rank:], torch.zeros(len(values) - rank, dtype=torch.float64), atol=1e-4)
+    assert abs(float(result.deviation[0]) - (len(values) - rank)) < 1e-3
+
+
+def test_exact_equals_the_polar_factor() -> None:
+    torch.manual_seed(5)
+    for shape in [(12, 12), (30, 7), (7, 30)]:
+        matrix = torch.randn(shape, dtype=torch.float64)
+        result = orthogonalise(matrix[None], Iteration("exact")).matrices[0]
+        torch.testing.assert_close(result, reference.polar_factor(matrix), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("polynomial", [*POLYNOMIALS, "exact"])
+def test_a_zero_matrix_stays_zero_and_harms_no_other(polynomial: Any, solver: Any) -> None:
+    if polynomial == "exact" and solver in ("loop", "gram"):
+        with pytest.raises(ValueError, match=f"solver: '{solver}' iterates, which never reaches the exact factor"):
+            orthogonalise(torch.zeros(1, 3, 3), Iteration(polynomial), solver)
+        return
+    batch = torch.stack([torch.zeros(4, 3), torch.eye(4, 3)])
+    result = orthogonalise(batch, Iteration(polynomial, 10), solver)
+    assert torch.equal(result.matrices[0], torch.zeros(4, 3))
+    assert float(result.deviation[0]) == 3.0
+    assert torch.allclose(result.matrices[1], torch.eye(4, 3), atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
+    model = zoo.build("cnn", dtype=dtype)
+    control = copy.deepcopy(model).float()
+    FIRE(model).apply()
+    FIRE(control).apply()
+    for left, right in zip(model.parameters(), control.parameters(), strict=True):
+        assert torch.equal(left, right.to(dtype))
+
+
+def test_receipt_states_what_is_left_and_how_far_it_went() -> None:
+    for solver in SOLVERS:
+        model = zoo.build("mlp")
+        before = model[2].weight.detach().clone()
+        receipt = FIRE(model, solver=solver).apply()
+        after = model[2].weight.detach()
+        assert receipt.details["deviation_from_isometry"]["2.weight"] == pytest.approx(deviation(after), rel=1e-8)
+        error = receipt.details["squared_frobenius_error"]["2.weight"]
+        assert error == pytest.approx(float((after - before).square().sum()), rel=1e-8)
+
+
+def test_goes_part_of_the_way() -> None:
+    model, whole = zoo.build("mlp"), zoo.build("mlp")
+    before = copy.deepcopy(model)
+    FIRE(model, lam=0.25).apply()
+    FIRE(whole).apply()
+    for start, here, end in zip(before.parameters(), model.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(here, 0.75 * start + 0.25 * end)
+
+
+def test_where_leaves_layers_out() -> None:
+    model = zoo.build("mlp")
+    head = model[4].weight.detach().clone()
+    receipt = FIRE(model, where=lambda name, _: name != "4.weight").apply()
+    assert torch.equal(model[4].weight, head)
+    assert receipt.tensors == 2
+
+
+def test_state_of_the_optimizer() -> None:
+    def moments(choice: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
+        model = zoo.build("mlp")
+        optimizer = Adam(model.parameters())
+        train(model, optimizer, "mlp", range(3))
+        before = copy.deepcopy(optimizer.state[model[0].weight])
+        receipt = FIRE(model, optimizer_state=choice).apply(optimizer)
+        assert optimizer.state[model[0].bias]["step"] == 3
+        return before, optimizer.state.get(model[0].weight, {}), receipt.details
+
+    before, after, details = moments("keep")
+    assert torch.equal(before["exp_avg"], after["exp_avg"])
+    assert "optimizer_tensors_reset" not in details
+    before, after, details = moments("reset")
+    assert after == {}
+    assert details["optimizer_tensors_reset"] == 9
+    before, after, details = moments("rotate")
+    assert details["optimizer_tensors_rotated"] == 6
+    assert after["step"] == 3
+
+
+@pytest.mark.parametrize("shape", [(9, 4), (4, 9)])
+@pytest.mark.parametrize("lam", [1.0, 0.5])
+def test_rotated_moments_follow_the_map_of_the_weight(lam: float, shape: tuple[int, int]) -> None:
+    torch.manual_seed(6)
+    model = nn.Linear(shape[1], shape[0], bias=False).double()
+    optimizer = Adam(model.parameters())
+    model(torch.randn(5, shape[1], dtype=torch.float64)).square().sum().backward()
+    optimizer.step()
+    state = optimizer.state[model.weight]
+    old, first, second = (t.detach().clone() for t in (model.weight, state["exp_avg"], state["exp_avg_sq"]))
+    FIRE(model, lam=lam, optimizer_state="rotate").apply(optimizer)
+    new = model.weight.detach()
+    if shape[0] > shape[1]:
+        t = torch.linalg.lstsq(old, new).solution
+        expected, squares = first @ t, second @ t.square()
+    else:
+        t = torch.linalg.lstsq(old.T, new.T).solution.T
+        expected, squares = t @ first, t.square() @ second
+    torch.testing.assert_close(state["exp_avg"], expected, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(state["exp_avg_sq"], squares, rtol=1e-8, atol=1e-10)
+
+
+def test_reset_spares_the_map_that_stayed() -> None:
+    """Of packed maps only q and k change: v keeps its moments, and the weight its step count."""
+    model = nn.MultiheadAttention(8, 2).double()
+    optimizer = Adam(model.parameters())
+    x = torch.randn(5, 3, 8, dtype=torch.float64)
+    model(x, x, x)[0].square().sum().backward()
+    optimizer.step()
+    state = optimizer.state[model.in_proj_weight]
+    value = state["exp_avg"][16:].clone()
+    FIRE(model).apply(optimizer)
+    assert not state["exp_avg"][:16].any()
+    assert not state["exp_avg_sq"][:16].any()
+    assert torch.equal(state["exp_avg"][16:], value)
+    assert value.any()
+    assert state["step"] == 1
+
+
+@pytest.mark.parametrize("make", [lambda p: SGD(p, lr=0.1, momentum=0.9), lambda p: RMSprop(p, momentum=0.5)])
+def test_rotates_the_moments_of_other_optimizers(make: Any) -> None:
+    model = zoo.build("mlp")
+    optimizer = make(model.parameters())
+    train(model, optimizer, "mlp", range(2))
+    receipt = FIRE(model, optimizer_state="rotate").apply(optimizer)
+    assert receipt.details["optimizer_tensors_rotated"] >= 3
+    train(model, optimizer, "mlp", range(2, 4))
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_what_cannot_be_rotated_is_an_error() -> None:
+    model = zoo.build("mlp")
+    optimizer = Adamax(model.parameters())
+    train(model, optimizer, "mlp", range(1))
+    with pytest.raises(
+        ValueError, match="Adamax keeps 'exp_inf', which cannot be rewritten in part; known are exp_avg"
+    ):
+        FIRE(model, optimizer_state="rotate").apply(optimizer)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 9),
+    columns=st.integers(1, 9),
+    seed=st.integers(0, 10**6),
+    polynomial=st.sampled_from(POLYNOMIALS),
+)
+def test_deviation_falls_with_every_iteration(rows: int, columns: int, seed: int, polynomial: Any) -> None:
+    matrix = torch.randn(rows, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    deviations = [
+        float(orthogonalise(matrix[None], Iteration(polynomial, n), "loop").deviation[0]) for n in range(1, 25)
+    ]
+    assert all(later <= earlier + 1e-12 for earlier, later in pairwise(deviations))
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=st.integers(1, 7), columns=st.integers(1, 7), seed=st.integers(0, 10**6))
+def test_the_limit_is_the_polar_factor_and_nothing_orthogonal_is_nearer(rows: int, columns: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    matrix = torch.randn(rows, columns, dtype=torch.float64, generator=generator)
+    if torch.linalg.cond(matrix) > 1e4:
+        return
+    polar = reference.polar_factor(matrix)
+    limit = orthogonalise(matrix[None], Iteration("cubic", 60), "loop").matrices[0]
+    torch.testing.assert_close(limit, polar, rtol=1e-9, atol=1e-9)
+    nearest = float((matrix - limit).square().sum())
+    for _ in range(20):
+        other = reference.polar_factor(torch.randn(rows, columns, dtype=torch.float64, generator=generator))
+        close = reference.polar_factor(polar + 0.1 * other)
+        for orthogonal in (other, close):
+            assert float((matrix - orthogonal).square().sum()) >= nearest - 1e-9
+
+
+def test_settings_that_make_no_sense_are_errors() -> None:
+    model = zoo.build("mlp")
+    with pytest.raises(ValueError, match="iterations: 0 is not allowed"):
+        FIRE(model, iterations=0)
+    with pytest.raises(ValueError, match="polynomial: 'septic' is not allowed; it must be one of 'cubic'"):
+        FIRE(model, polynomial="septic")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="solver: 'qr' is not allowed"):
+        FIRE(model, solver="qr")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="layers: 'qk', but no query and key maps were found"):
+        FIRE(model, layers="qk")
+    with pytest.raises(ValueError, match="optimizer_state: 'rotate' needs the map"):
+        FIRE(model, optimizer_state="rotate", solver="loop")
+    with pytest.raises(
+        ValueError, match="optimizer_state: 'forget' is not allowed; it must be one of 'keep', 'reset', 'rotate'"
+    ):
+        FIRE(model, optimizer_state="forget")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="packed: 'attention' is no module of the model"):
+        FIRE(model, packed=["attention"])
+    with pytest.raises(ValueError, match="packed: '1' is a ReLU, not a linear layer"):
+        FIRE(model, packed=["1"])
+    with pytest.raises(ValueError, match=r"packed: '0' has 16 outputs, which \(5, 5, 5\) of q, k and v do not add up"):
+        FIRE(model, packed=["0"])
+    with pytest.raises(ValueError, match="it has no linear and no convolution layer"):
+        FIRE(nn.LayerNorm(3))
+
+
+def test_a_weight_that_is_not_finite_is_named() -> None:
+    model = zoo.build("mlp")
+    with torch.no_grad():
+        model[2].weight[0, 0] = float("nan")
+    first = model[0].weight.detach().clone()
+    with pytest.raises(ValueError, match=r"the weight '2\.weight' holds NaN or infinity"):
+        FIRE(model).apply()
+    assert torch.equal(model[0].weight, first)
