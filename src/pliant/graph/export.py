@@ -84,6 +84,13 @@ class ModelGraph:
         assert isinstance(value, torch.Tensor)
         return value.shape
 
+    def first_use(self, placeholder: fx.Node) -> tuple[int, int]:
+        """Return the place of the first call that reads a placeholder, and the place among what it reads."""
+        for place, node in enumerate(self.nodes):
+            if placeholder in node.all_input_nodes:
+                return place, node.all_input_nodes.index(placeholder)
+        return len(self.nodes), 0
+
     def module_path(self, node: fx.Node) -> str:
         """Return the path of the submodule whose forward made the call, '' for the model itself."""
         return _innermost(node)[0]
@@ -92,12 +99,15 @@ class ModelGraph:
         """Return the class name of the submodule whose forward made the call."""
         return _innermost(node)[1].rpartition(".")[2] or type(self.model).__name__
 
+    def module_call(self, node: fx.Node) -> str:
+        """Return a name for the call of the submodule, which tells apart several calls of one submodule."""
+        stack = node.meta.get("nn_module_stack") or {}
+        return str(next(reversed(stack), ""))
+
     def location(self, node: fx.Node) -> str:
         """Return where the call stands: the innermost line outside torch, else the innermost."""
         frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
-        frames = [
-            frame for frame in frames if not frame["file"].startswith("<") and frame["file"] != __file__
-        ]
+        frames = [frame for frame in frames if not frame["file"].startswith("<") and frame["file"] != __file__]
         if not frames:
             return "source unknown"
         own = [frame for frame in frames if not frame["file"].startswith(_TORCH)]
@@ -240,7 +250,6 @@ def _innermost(node: fx.Node) -> tuple[str, str]:
     stack = node.meta.get("nn_module_stack") or {}
     path, kind = list(stack.values())[-1] if stack else ("", "")
     kind = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
-    path = re.sub(r"@\d+$", "", path)
     if path in ("", "model"):
         return "", kind if path else ""
     return path.removeprefix("model."), kind

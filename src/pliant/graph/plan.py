@@ -42,7 +42,8 @@ class Block:
             return tensor
         if self.period is None:
             return tensor.narrow(self.dim, self.start, self.stop - self.start)
-        return tensor.unflatten(self.dim, (-1, self.period)).narrow(self.dim + 1, self.start, self.stop - self.start)
+        sizes = [*tensor.shape[: self.dim], -1, self.period, *tensor.shape[self.dim + 1 :]]
+        return tensor.view(sizes).narrow(self.dim + 1, self.start, self.stop - self.start)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,93 @@
+"""Label tensors: the scale of every entry of a tensor, as an integer that stands for it.
+
+A tensor need not have one scale: the output of a packed projection holds queries, keys and values, a concatenation
+what was concatenated. So every tensor of a graph gets a *label tensor* of its own shape. Shape operations act on
+labels as they act on values (they are run on them), which is what lets a scale be followed through any sequence of
+reshapes, permutations and splits without a rule for each. Entries with one label are the rule and not the
+exception: labels are kept as expanded views, and work is done on the entries that differ.
+
+Two labels mean the same everywhere: `ONE`, the scale of what no rescaling touches, and `ANY`, the scale of what is
+zero or infinite, which has every scale at once.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+ANY = -1
+ONE = 0
+
+
+def uniform(label: int, shape: Sequence[int]) -> Tensor:
+    """Return a label tensor with one label, without memory for its entries."""
+    return torch.tensor(label).expand(torch.Size(shape))
+
+
+def compact(labels: Tensor) -> Tensor:
+    """Return the labels with every expanded dimension cut down to one entry."""
+    for dim, (size, stride) in enumerate(zip(labels.shape, labels.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            labels = labels.narrow(dim, 0, 1)
+    return labels
+
+
+def single(labels: Tensor) -> int | None:
+    """Return the label that all entries share, `None` if they differ (or if there is no entry)."""
+    distinct = torch.unique(compact(labels))
+    return int(distinct) if len(distinct) == 1 else None
+
+
+def same_along(labels: Tensor, dim: int) -> bool:
+    """Say whether the labels are constant along a dimension."""
+    labels = compact(labels)
+    return labels.shape[dim] <= 1 or bool((labels == labels.narrow(dim, 0, 1)).all())
+
+
+def combine(left: Tensor, right: Tensor, rule: Callable[[int, int], int]) -> Tensor:
+    """Combine two label tensors entry by entry, broadcasting; the rule is called once a pair of labels."""
+    shape = torch.broadcast_shapes(left.shape, right.shape)  # type: ignore[no-untyped-call]
+    sides = torch.broadcast_tensors(compact(left), compact(right))  # type: ignore[no-untyped-call]
+    pair = torch.stack(sides, dim=-1)
+    distinct, where = torch.unique(pair.reshape(-1, 2), dim=0, return_inverse=True)
+    results = torch.tensor([rule(int(a), int(b)) for a, b in distinct.tolist()], dtype=torch.int64)
+    return _spread(results[where].reshape(pair.shape[:-1]), shape)
+
+
+def replace(labels: Tensor, rule: Callable[[int], int]) -> Tensor:
+    """Replace every label; the rule is called once a label."""
+    distinct, where = torch.unique(compact(labels), return_inverse=True)
+    results = torch.tensor([rule(label) for label in distinct.tolist()], dtype=torch.int64)
+    return _spread(results[where].reshape(compact(labels).shape), labels.shape)
+
+
+def reduce(labels: Tensor, dims: Sequence[int], rule: Callable[[list[int]], int]) -> Tensor:
+    """Reduce dimensions to size one; the rule is called once a combination of two or more labels."""
+    dims = sorted({dim % labels.ndim for dim in dims}) if labels.ndim else []
+    shape = [1 if dim in dims else size for dim, size in enumerate(labels.shape)]
+    small = compact(labels)
+    kept = [dim for dim in range(labels.ndim) if dim not in dims]
+    rows = small.permute(*kept, *dims).reshape([small.shape[dim] for dim in kept] + [-1])
+    kept_sizes = rows.shape[:-1]
+    rows = rows.reshape(-1, rows.shape[-1])
+    if rows.shape[-1] == 0:
+        return uniform(ANY, shape)
+    if bool((rows == rows[:, :1]).all()):
+        reduced = rows[:, 0]
+    else:
+        distinct, where = torch.unique(rows, dim=0, return_inverse=True)
+        results = []
+        for row in distinct.tolist():
+            present = sorted(set(row))
+            results.append(present[0] if len(present) == 1 else rule(present))
+        reduced = torch.tensor(results, dtype=torch.int64)[where]
+    sizes = iter(kept_sizes)
+    reduced = reduced.reshape([1 if dim in dims else next(sizes) for dim in range(labels.ndim)])
+    return _spread(reduced, shape)
+
+
+def _spread(labels: Tensor, shape: Sequence[int]) -> Tensor:
+    """Expand to a shape, entries of one label without memory."""
+    if labels.numel() > 1 and bool((labels == labels.reshape(-1)[0]).all()):
+        labels = labels.reshape(-1)[0]
+    return labels.expand(torch.Size(shape))
