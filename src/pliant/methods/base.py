@@ -194,6 +194,21 @@ class Method(ABC):
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
         return []
 
+    def _gradients(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return the gradients that are there, by name."""
+        gradients = {}
+        for name in names:
+            gradient = self.parameters[name].grad
+            if gradient is None:
+                continue
+            if gradient.is_sparse:
+                raise ValueError(
+                    f"parameter {name!r} has a sparse gradient, but {self.name} needs a dense one; "
+                    "use sparse=False or leave it out with where="
+                )
+            gradients[name] = gradient
+        return gradients
+
     def _count_step(self, names: Sequence[str]) -> int:
         # Counted by the first parameter served, not by optimizer: a loop that makes a new optimizer for each task
         # keeps its count, and an actor's steps are not mistaken for its critic's.
@@ -291,17 +306,7 @@ class Penalty(Method):
         *,
         first: bool = True,
     ) -> None:
-        gradients = {}
-        for name in names:
-            gradient = self.parameters[name].grad
-            if gradient is None:
-                continue
-            if gradient.is_sparse:
-                raise ValueError(
-                    f"parameter {name!r} has a sparse gradient, to which {self.name} cannot add a dense one; "
-                    "use sparse=False or leave it out with where="
-                )
-            gradients[name] = gradient
+        gradients = self._gradients(names)
         if first:
             self._count_step(names)
             self._observe(gradients, scale, found_inf)
