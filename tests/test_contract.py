@@ -17,8 +17,9 @@ from pliant import Method, methods
 from tests import zoo
 from tests.loops import assert_same, differs, snapshot, train
 
-# Settings that make a method act within a few steps where its defaults are made for long runs.
-EAGER: dict[str, dict[str, Any]] = {}
+# Settings that make a method act within a few steps where its defaults are made for long runs, and that keep the sweep
+# short: an analysed graph gives SWR on these chains the very same plan (tests/methods/test_swr.py).
+EAGER: dict[str, dict[str, Any]] = {"swr": {"order": "forward"}}
 
 NAMES = methods.names()
 AT_EACH_STEP = [n for n in NAMES if methods.info(n).kind in ("penalty", "rescaler", "recycler")]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pliant import SWR
@@ -41,6 +41,51 @@ def test_matches_the_reference_over_a_run(name: str, mode: str) -> None:
 
     for key, value in slow.state_dict().items():
         torch.testing.assert_close(model.state_dict()[key], value, rtol=1e-9, atol=1e-11, msg=key)
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_an_analysed_chain_gives_the_same_run_to_the_last_bit(name: str) -> None:
+    def run(order: str) -> dict[str, torch.Tensor]:
+        model = zoo.build(name)
+        optimizer = Adam(model.parameters(), lr=1e-2)
+        SWR(model, zoo.batch(name)[0], lam=1e-2, lam_classifier=0.1, order=order).attach(optimizer)
+        train(model, optimizer, name, range(5))
+        return snapshot(model)
+
+    assert_same(run("graph"), run("forward"))
+
+
+def test_drift_of_an_approximated_activation_is_in_the_receipt() -> None:
+    torch.manual_seed(0)
+    example = torch.randn(50, 6, dtype=torch.float64)
+
+    def build(activation: nn.Module) -> nn.Sequential:
+        return nn.Sequential(nn.Linear(6, 20), activation, nn.Linear(20, 4)).double()
+
+    kept = SWR(build(nn.GELU()), example, lam=1.0)
+    assert kept._names == ["2.weight"]  # in front of the gelu nothing may change
+    assert max(kept.measure_drift().values()) < 1e-12
+    model = build(nn.GELU())
+    approximated = SWR(model, example, lam=1.0, approximate={"gelu"})
+    with torch.no_grad():
+        model[0].weight.mul_(1.5)
+    before = snapshot(model)
+    drift = approximated.measure_drift()
+    assert_same(snapshot(model), before)
+    assert max(drift.values()) > 1e-3
+    assert approximated.receipt is None
+    approximated.step()
+    assert approximated.receipt is not None
+    assert approximated.receipt.details["drift"].keys() == drift.keys()
+    with pytest.raises(ValueError, match="only order='graph' has a graph"):
+        copy.deepcopy(approximated).explain()
+    assert "gelu" in kept.explain()
+
+
+def test_a_model_that_allows_no_rescaling_is_an_error() -> None:
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Sigmoid())
+    with pytest.raises(ValueError, match="no weight can be rescaled"):
+        SWR(model, torch.ones(1, 3))
 
 
 def test_erratum_the_printed_algorithm_changes_predictions_and_ours_does_not() -> None:

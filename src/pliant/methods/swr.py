@@ -12,7 +12,7 @@ through a decay; `on_decay="reinit"` is the paper's own answer (appendix E). λ 
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from pliant.graph.analysis import OnConflict, ScaleGraph, analyse
 from pliant.graph.chain import Mode, chain_layers, chain_plan
+from pliant.graph.check import drift, run_graph
 from pliant.graph.layers import Layer, called_layers, classifier_names
 from pliant.graph.plan import BlockTensors
 from pliant.methods.base import Filter, Receipt, Rescaler
@@ -56,14 +58,20 @@ class SWR(Rescaler):
 
     Args:
         model: The model; its present weight norms are ‖W₀‖.
-        example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), from which the
-            layers' order is read. Not needed if `order` lists the layers.
+        example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), on which the model
+            is analysed. Not needed if `order` lists the layers.
         lam: λ in [0, 1], one for all weights or by name pattern; the paper's λ_f if `lam_classifier` is given.
         lam_classifier: The paper's λ_c, the classifier's strength; `lam` if None.
         classifier: The classifier's modules by name; the fully connected tail (the last layer of an MLP) if None.
-        order: "forward" takes the layers in the order of their call as a chain; a list of module names is an explicit
-            chain, and leaves all else alone.
-        mode: "exact" keeps the function; "paper" is Algorithm 1 with its erratum mended.
+        order: "graph" analyses how the parameters' scales hang together, for any architecture, and pulls each weight
+            as near to its wish as the function allows. "forward" takes the layers in the order of their call as a chain,
+            whatever joins them; a list of module names is an explicit chain, and leaves all else alone.
+        mode: "exact" keeps the function; "paper" is Algorithm 1 with its erratum mended, which is for chains: the
+            layers in the order of their call, or as listed.
+        approximate: Activations that are not homogeneous but to be treated as if they were, e.g. {"gelu", "silu"}; the
+            receipt tells the drift. By default their input keeps its scale, and the function is kept.
+        on_conflict: What to do where keeping the function forbids a weight its wish (queries and keys before a
+            softmax): "preserve" the function or "rescale" all the same.
         coupled: Let λ follow the learning rate: λ·lr/lr₀, where lr₀ is the scheduler's base rate, or the rate at
             attachment if there is no scheduler.
         on_decay: "reinit" makes the present norms the initial ones whenever a learning rate falls to half or less
@@ -86,8 +94,10 @@ class SWR(Rescaler):
         lam: Strength = 1e-3,
         lam_classifier: float | None = None,
         classifier: Sequence[str] | None = None,
-        order: Literal["forward"] | Sequence[str] = "forward",
+        order: Literal["graph", "forward"] | Sequence[str] = "graph",
         mode: Mode = "exact",
+        approximate: Collection[str] = frozenset(),
+        on_conflict: OnConflict = "preserve",
         coupled: bool = False,
         on_decay: OnDecay = "keep",
         every: int = 1,
@@ -97,10 +107,21 @@ class SWR(Rescaler):
         check_choice("on_decay", on_decay, get_args(OnDecay))
         super().__init__(model)
         self.coupled = coupled
+        self.drifts = bool(approximate) or on_conflict == "rescale"
         self.on_decay = on_decay
         self.every = check_positive_int("every", every)
-        layers = _layers_in_order(model, example, order)
-        self.plan = chain_plan(layers, mode)
+        self._scales: ScaleGraph | None = None
+        if isinstance(order, str):
+            check_choice("order", order, ("graph", "forward"))
+            if example is None:
+                raise ValueError("example: None; pass an example input, or list the layers with order=[module names]")
+        if order == "graph" and mode == "exact":
+            self._scales = analyse(model, example, approximate=approximate, on_conflict=on_conflict)
+            self.plan = self._scales.plan()
+        else:
+            self.plan = chain_plan(_chain(model, example, order), mode)
+        if not self.plan.wishes:
+            raise ValueError("model: no weight can be rescaled without changing the function; see pliant.graph.analyse")
         self._names = [str(block) for block in self.plan.wishes]
         self._wished = BlockTensors(model, self.plan.wishes)
         self._written = BlockTensors(model, self.plan.targets)
@@ -111,12 +132,15 @@ class SWR(Rescaler):
         strengths = resolve_strengths(lam, self._names, high=1.0)
         if lam_classifier is not None:
             check_number("lam_classifier", lam_classifier, high=1.0)
-            modules = classifier_names(layers) if classifier is None else classifier
-            strengths |= {name: lam_classifier for name in self._names if _belongs(name, modules)}
+            if classifier is None:
+                classifier = classifier_names(
+                    _chain(model, example, order) if example is None else called_layers(model, example)
+                )
+            strengths |= {name: lam_classifier for name in self._names if _belongs(name, classifier)}
         self.lam = self.initial_norms.new_tensor([strengths.get(name, 0.0) for name in self._names])
         self._matrix = self.plan.matrix.to(self.initial_norms)
         names_of = {id(p): name for name, p in self.parameters.items()}
-        self._owners = [names_of[id(tensor)] for tensor in self._wished.get()]
+        self._owners = [names_of[id(model.get_parameter(block.name))] for block in self.plan.wishes]
         if where is not None:
             for i, owner in enumerate(self._owners):
                 self.lam[i] *= where(owner, self.parameters[owner])
@@ -139,12 +163,32 @@ class SWR(Rescaler):
     def step(self) -> None:
         """Rescale once, all weights."""
         self._count_step(self._owners)
-        self._rescale(self.lam, None)
+        self._last = self._rescale(self.lam, None)
 
     @torch.no_grad()
     def reset_initial_norms(self) -> None:
         """Make the present norms the initial ones: call it when the learning rate decays (SWR + re-init)."""
         self._reset_initial_norms(torch.ones_like(self.lam, dtype=torch.bool))
+
+    def explain(self) -> str:
+        """Return a table of what each parameter's scale follows from, and what forced it; order="graph" only."""
+        return self._graph().explain()
+
+    @torch.no_grad()
+    def measure_drift(self) -> dict[str, float]:
+        """Return how far one rescaling moves each output from being proportional, on the example; order="graph" only.
+
+        The distance is relative to the output's largest entry. The parameters are left as they are.
+        """
+        scales = self._graph()
+        written = self._written.get()
+        kept = torch._foreach_clone(written)
+        before = run_graph(scales.graph, {})
+        log_c = self._rescale(self.lam, None)
+        factors = (self.plan.outputs.to(log_c) @ log_c).exp().tolist()
+        moved = drift(scales.graph, before, dict(zip(scales.system.outputs, factors, strict=True)))
+        torch._foreach_copy_(written, kept)
+        return moved
 
     @property
     def receipt(self) -> Receipt | None:
@@ -158,6 +202,8 @@ class SWR(Rescaler):
             "norm_growth": dict(zip(self._names, growth.tolist(), strict=True)),
             "steps": sum(self.steps.values()),
         }
+        if self.drifts and self._scales is not None:
+            details["drift"] = self.measure_drift()
         written = self._written.get()
         return Receipt(self.name, "rescale", len(written), sum(t.numel() for t in written), details)
 
@@ -185,16 +231,16 @@ class SWR(Rescaler):
         lam = self._lam_of_names[names]
         if self.coupled:
             lam = lam * (self._learning_rates(optimizer) / self.base_lr).nan_to_num(0.0).to(lam)
-        self._rescale(lam, getattr(optimizer, "found_inf", None))
+        self._last = self._rescale(lam, getattr(optimizer, "found_inf", None))
 
     @torch.no_grad()
-    def _rescale(self, lam: Tensor, found_inf: Tensor | None) -> None:
+    def _rescale(self, lam: Tensor, found_inf: Tensor | None) -> Tensor:
         log_c = log_factors(self._norms(), self.initial_norms, lam)
         if found_inf is not None:
             # A fused optimizer under a GradScaler skipped its step if it met an infinity; only the device knows.
             log_c = torch.where(found_inf == 0, log_c, 0)
         torch._foreach_mul_(self._written.get(), (self._matrix @ log_c).exp().unbind())
-        self._last = log_c
+        return log_c
 
     @torch.no_grad()
     def _norms(self) -> Tensor:
@@ -215,6 +261,15 @@ class SWR(Rescaler):
         found = [float(values[groups[owner]]) if owner in groups else torch.nan for owner in self._owners]
         return torch.tensor(found, dtype=torch.float64)
 
+    def _graph(self) -> ScaleGraph:
+        if self._scales is None:
+            raise ValueError("order: only order='graph' has a graph, and a copy of a method has none; make a new one")
+        return self._scales
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The traced graph belongs to the model that it was traced from.
+        return {**super().__getstate__(), "_scales": None}
+
     def _leave_zero_weights_alone(self) -> None:
         zero = self.initial_norms == 0
         if zero.any():
@@ -223,15 +278,10 @@ class SWR(Rescaler):
             self.lam[zero] = 0.0
 
 
-def _layers_in_order(model: nn.Module, example: Any, order: str | Sequence[str]) -> tuple[Layer, ...]:
-    if not isinstance(order, str):
-        return tuple(Layer(name, model.get_submodule(name)) for name in order)
-    check_choice("order", order, ("forward",))
-    if example is None:
-        raise ValueError(
-            "example: None, but order='forward' runs one; pass an example input, or list the layers in order"
-        )
-    return chain_layers(model, called_layers(model, example))
+def _chain(model: nn.Module, example: Any, order: str | Sequence[str]) -> tuple[Layer, ...]:
+    if isinstance(order, str):
+        return chain_layers(model, called_layers(model, example))
+    return tuple(Layer(name, model.get_submodule(name)) for name in order)
 
 
 def _belongs(name: str, modules: Sequence[str]) -> bool:
