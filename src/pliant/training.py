@@ -311,7 +311,8 @@ def make_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
     if settings.optimizer == "adamw":
         return AdamW(parameters, lr, weight_decay=decay, fused=fused)
     if settings.optimizer == "sgd":
-        return SGD(parameters, lr, momentum=settings.momentum, weight_decay=decay, fused=fused)
+        # Not fused: that form fails once a method has dropped the momentum of some parameters and not of others.
+        return SGD(parameters, lr, momentum=settings.momentum, weight_decay=decay)
     raise ValueError(f"optimizer is {settings.optimizer!r}; allowed: adam, adamw, sgd")
 
 

@@ -1,5 +1,6 @@
 """Data of the user's own: a folder of images, a NumPy file, a function."""
 
+import zipfile
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,7 +151,7 @@ def load_npz(path: Path) -> Dataset:
     try:
         with numpy.load(path, allow_pickle=False) as file:
             arrays = {name: torch.from_numpy(file[name]) for name in file.files}
-    except (OSError, ValueError, EOFError, TypeError) as error:
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read as a NumPy file of plain arrays: {error}") from error
     if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
         train = _shape_images(arrays["x_train"]), arrays["y_train"].to(torch.int64)

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from pliant.training import Settings
@@ -65,7 +66,7 @@ class RunConfig:
     holdout: float
     device: str
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The run's name: readable at the front, unique at the end."""
         digest = hashlib.blake2b(self.to_json().encode(), digest_size=6).hexdigest()

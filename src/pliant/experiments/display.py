@@ -8,7 +8,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from pliant.experiments.config import RunConfig
-from pliant.experiments.store import Status, last_progress
+from pliant.experiments.run import Outcome
+from pliant.experiments.store import last_progress
 from pliant.experiments.table import Row
 
 
@@ -73,15 +74,16 @@ class LiveProgress:
         if self._total is not None:
             self._bars.update(self._total, completed=self._ended + fraction)
 
-    def ended(self, config: RunConfig, status: Status) -> None:
+    def ended(self, config: RunConfig, outcome: Outcome) -> None:
         """Count a run that ended, and name it if it did not end well or there is no bar."""
         self._ended += 1
-        if status != "finished" or not self._console.is_terminal:
-            self._console.print(
-                f"[{self._ended}/{self._count}] {config.label}, seed {config.seed}: {status}",
-                markup=False,
-                highlight=False,
-            )
+        reason = outcome.error.strip().rpartition("\n")[2]
+        lines = list(outcome.notes)
+        if outcome.status != "finished" or not self._console.is_terminal:
+            end = f"{outcome.status}: {reason}" if reason else outcome.status
+            lines.append(f"[{self._ended}/{self._count}] {config.label}, seed {config.seed}: {end}")
+        for line in lines:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def result_table(rows: Sequence[Row], headline: str, title: str) -> Table:

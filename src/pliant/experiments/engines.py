@@ -1,11 +1,12 @@
 """Where runs are executed: in processes of this machine, or on a Ray cluster.
 
 An engine turns a job into a future; everything else (order, retries, progress) is done once, by the
-scheduler. Every run has one thread, so its numbers do not depend on the engine or on how many runs share
-the machine.
+scheduler. Every run has the same number of threads, one by default, so its numbers do not depend on the
+engine or on how many runs share the machine.
 """
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -16,10 +17,10 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from pliant.experiments.config import RunConfig
-from pliant.experiments.store import Status
+from pliant.experiments.run import Outcome, execute
 
 
 @dataclass(frozen=True)
@@ -37,35 +38,38 @@ class Job:
     checkpoint_seconds: float = 30.0
 
 
+class WorkerDiedError(RuntimeError):
+    """The process that did a job died: it was killed, ran out of memory, or its machine is gone."""
+
+
 class Engine(Protocol):
     """Executes jobs somewhere."""
 
     def capacity(self) -> int:
         """How many jobs to have submitted at a time."""
 
-    def submit(self, job: Job) -> "Future[Status | None]":
-        """Start a job; the future fails if the process that does it dies."""
+    def submit(self, job: Job) -> "Future[Outcome]":
+        """Start a job; the future fails with a WorkerDiedError if the process that does it dies."""
 
     def close(self) -> None:
         """Stop what is running and let go of the processes."""
 
 
-def perform(job: Job, paths: list[str]) -> Status | None:
-    """Do a job in this process, on one thread.
+def perform(job: Job, threads: int, paths: list[str]) -> Outcome:
+    """Do a job in this process.
 
     Args:
         job: The run.
+        threads: How many threads to compute with.
         paths: Where the submitting process imports from, for models and data of the user's own.
 
     Returns:
-        How the run ended; None if another process is at work on it.
+        How the run ended.
     """
     import torch
 
-    from pliant.experiments.run import execute
-
     sys.path.extend(path for path in paths if path not in sys.path)
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     return execute(job.config, job.root, job.checkpoint_seconds)
 
 
@@ -76,41 +80,53 @@ class ProcessEngine:
     suffers.
 
     Args:
-        workers: How many processes; as many as there are cores by default.
+        workers: How many processes; as many as the cores allow by default.
+        threads: Threads of each.
     """
 
-    def __init__(self, workers: int | None = None) -> None:
-        workers = workers or usable_cores()
-        if workers < 1:
-            raise ValueError(f"workers is {workers}; it must be at least 1")
-        self._idle: deque[_Worker | None] = deque([None] * workers)
-        self._workers: set[_Worker] = set()
+    def __init__(self, workers: int | None = None, threads: int = 1) -> None:
+        if workers is None:
+            workers = max(1, usable_cores() // threads)
+        for name, value in {"workers": workers, "threads": threads}.items():
+            if value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        self._threads = threads
         self._capacity = workers
+        self._idle: deque[_Worker] = deque()
+        self._workers: set[_Worker] = set()
 
     def capacity(self) -> int:
         """How many jobs to have submitted at a time."""
         return self._capacity
 
-    def submit(self, job: Job) -> "Future[Status | None]":
-        """Start a job in an idle process; there is one while fewer than `capacity()` jobs are at work."""
-        worker = self._idle.popleft() or _Worker()
+    def submit(self, job: Job) -> "Future[Outcome]":
+        """Start a job in an idle process, or in a new one."""
+        worker = self._idle.popleft() if self._idle else _Worker()
         self._workers.add(worker)
-        future = worker.pool.submit(perform, job, list(sys.path))
-        future.add_done_callback(lambda done: self._release(worker, done))
-        return future
+        outcome: Future[Outcome] = Future()
+        outcome.set_running_or_notify_cancel()
+        future = worker.pool.submit(perform, job, self._threads, list(sys.path))
+        future.add_done_callback(lambda done: self._pass_on(worker, done, outcome))
+        return outcome
 
     def close(self) -> None:
         """Stop what is running and let go of the processes."""
         for worker in self._workers:
             worker.stop()
         self._workers.clear()
+        self._idle.clear()
 
-    def _release(self, worker: "_Worker", done: "Future[Status | None]") -> None:
-        if not done.cancelled() and isinstance(done.exception(), BrokenProcessPool):
+    def _pass_on(self, worker: "_Worker", done: "Future[Outcome]", outcome: "Future[Outcome]") -> None:
+        error = None if done.cancelled() else done.exception()
+        if done.cancelled() or isinstance(error, BrokenProcessPool):
             self._workers.discard(worker)
-            self._idle.append(None)
+            outcome.set_exception(WorkerDiedError("the process was killed, or ran out of memory"))
+            return
+        self._idle.append(worker)
+        if error is not None:
+            outcome.set_exception(error)
         else:
-            self._idle.append(worker)
+            outcome.set_result(done.result())
 
 
 class _Worker:
@@ -123,6 +139,7 @@ class _Worker:
         self._pid = self.pool.submit(os.getpid)
 
     def stop(self) -> None:
+        """Kill the process, if it has come up; one that has not finds nothing to do and ends by itself."""
         self.pool.shutdown(wait=False, cancel_futures=True)
         if self._pid.done() and not self._pid.cancelled() and self._pid.exception() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -147,3 +164,56 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+class RayEngine:
+    """Executes jobs on a Ray cluster, or on a Ray of this machine.
+
+    All nodes must see the experiment's folder under the same path.
+
+    Args:
+        address: The cluster's address; a new Ray on this machine by default.
+        threads: CPUs that every run asks for, and threads that it computes with.
+        gpus: GPUs that every run asks for; may be a fraction.
+    """
+
+    def __init__(self, address: str | None = None, threads: int = 1, gpus: float = 0.0) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise ImportError("this engine needs Ray: pip install 'pliant[ray]'") from error
+        self._ray: Any = ray
+        self._threads = threads
+        self._started = not ray.is_initialized()
+        if self._started:
+            ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR)
+        # The scheduler tries again itself, in the same way for every engine.
+        options: dict[str, Any] = {"num_cpus": threads, "num_gpus": gpus, "max_retries": 0}
+        self._perform = ray.remote(**options)(perform)
+
+    def capacity(self) -> int:
+        """How many jobs to have submitted at a time: twice what fits, so that no node has to wait."""
+        cpus = self._ray.cluster_resources().get("CPU", 1)
+        return max(1, 2 * int(cpus // self._threads))
+
+    def submit(self, job: Job) -> "Future[Outcome]":
+        """Start a job on some node."""
+        outcome: Future[Outcome] = Future()
+        outcome.set_running_or_notify_cancel()
+        future = self._perform.remote(job, self._threads, list(sys.path)).future()
+        future.add_done_callback(lambda done: self._pass_on(done, outcome))
+        return outcome
+
+    def close(self) -> None:
+        """Leave the cluster; a Ray that was started here ends, with all that runs in it."""
+        if self._started:
+            self._ray.shutdown()
+
+    def _pass_on(self, done: "Future[Outcome]", outcome: "Future[Outcome]") -> None:
+        error = done.exception()
+        if error is None:
+            outcome.set_result(done.result())
+        elif isinstance(error, self._ray.exceptions.RayTaskError):
+            outcome.set_exception(error)
+        else:
+            outcome.set_exception(WorkerDiedError(f"{type(error).__name__}: {error}"))

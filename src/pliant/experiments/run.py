@@ -1,9 +1,10 @@
 """Do one run: from its configuration to its result, from wherever it stopped before."""
 
+import contextlib
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -18,8 +19,25 @@ from pliant.streams.base import Stream
 from pliant.training import DivergedError, Learner, summarise, train
 
 
-def execute(config: RunConfig, root: Path, checkpoint_seconds: float = 30.0) -> Status | None:
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt at a run ended.
+
+    Args:
+        status: How the run ended; None if another process is at work on it.
+        error: What went wrong, with the traceback; empty if nothing did.
+        notes: What else the user should know.
+    """
+
+    status: Status | None
+    error: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def execute(config: RunConfig, root: Path, checkpoint_seconds: float = 30.0) -> Outcome:
     """Do a run unless it is done; go on where it stopped if it was begun.
+
+    Whatever goes wrong in a run is its outcome, not an exception: other runs go on.
 
     Args:
         config: The run.
@@ -27,51 +45,56 @@ def execute(config: RunConfig, root: Path, checkpoint_seconds: float = 30.0) -> 
         checkpoint_seconds: Time between two checkpoints, at least; one is only saved at the end of an epoch.
 
     Returns:
-        How the run ended; None if another process is at work on it.
+        How it ended.
     """
+    folder = RunFolder(root, config)
     try:
-        with RunFolder(root, config).open() as folder:
+        with folder.open():
             if (status := folder.status) in FINAL:
-                return status
-            folder.note("start", environment=environment())
-            try:
-                result = _train(config, folder, checkpoint_seconds)
-            except DivergedError as error:
-                status = "diverged"
-                folder.finish(status, {}, str(error))
-            except Exception:
-                status = "failed"
-                folder.finish(status, {}, traceback.format_exc())
-            else:
-                status = "finished"
-                folder.finish(status, result)
-                folder.drop_checkpoints()
-            folder.note("end", status=status)
-            return status
+                return Outcome(status)
+            return _attempt(config, folder, checkpoint_seconds)
     except BusyError:
-        return None
+        return Outcome(None)
+    except Exception:
+        return Outcome("failed", traceback.format_exc())
 
 
-def _train(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> dict[str, float]:
+def _attempt(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> Outcome:
+    status: Status = "finished"
+    error = ""
+    try:
+        folder.start(environment())
+        _train(config, folder, checkpoint_seconds)
+        folder.finish(status, summarise(folder.records()))
+        folder.drop_checkpoints()
+    except DivergedError as problem:
+        status, error = "diverged", str(problem)
+    except Exception:
+        status, error = "failed", traceback.format_exc()
+    if error:
+        # On a full disk even this may fail; the outcome tells nevertheless.
+        with contextlib.suppress(OSError):
+            folder.finish(status, {}, error)
+    with contextlib.suppress(OSError):
+        folder.note("end", status=status)
+    return Outcome(status, error, tuple(folder.troubles))
+
+
+def _train(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> None:
     seed_everything(config.seed)
     stream = make_stream(config)
     learner = make_learner(config, stream)
     state = folder.load_checkpoint()
-    records: list[dict[str, Any]] = []
     if state is not None:
-        learner.load_state_dict(state["learner"])
-        records = state["ends"]
+        learner.load_state_dict(state)
         folder.note("resume", task=learner.task, epoch=learner.epoch)
     saved = time.monotonic()
     fresh = (lambda task: make_model(config, stream, task)) if config.fresh else None
     for record in train(learner, stream, config.seed, fresh=fresh):
         folder.append(record)
-        if "task_online_accuracy" in record:
-            records.append(record)
         if time.monotonic() - saved >= checkpoint_seconds:
-            folder.save_checkpoint({"learner": learner.state_dict(), "ends": records}, learner.step)
+            folder.save_checkpoint(learner.state_dict(), learner.step)
             saved = time.monotonic()
-    return summarise(records)
 
 
 def make_stream(config: RunConfig) -> Stream:

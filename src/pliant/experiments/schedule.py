@@ -1,5 +1,6 @@
 """Get many runs done: which to start, which to try again, what to say meanwhile."""
 
+import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -8,8 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from pliant.experiments.config import RunConfig
-from pliant.experiments.engines import Engine, Job
+from pliant.experiments.engines import Engine, Job, WorkerDiedError
 from pliant.experiments.files import BusyError
+from pliant.experiments.run import Outcome
 from pliant.experiments.store import FINAL, RunFolder, Status
 
 _TICK = 0.5
@@ -24,7 +26,7 @@ class Watcher(Protocol):
     def tick(self, active: Iterable[RunConfig]) -> None:
         """Time has passed while these runs are at work."""
 
-    def ended(self, config: RunConfig, status: Status) -> None:
+    def ended(self, config: RunConfig, outcome: Outcome) -> None:
         """A run ended."""
 
 
@@ -50,12 +52,13 @@ def run_all(
     Returns:
         How each run ended, by its name. Runs that another command on the same folder is doing are waited for.
     """
+    root = root.resolve()
     statuses = {config.id: RunFolder(root, config).status for config in configs}
     waiting = deque(config for config in configs if statuses[config.id] not in FINAL)
     watcher.begin(list(waiting), [config for config in configs if statuses[config.id] in FINAL])
-    active: dict[Future[Status | None], RunConfig] = {}
-    deaths: Counter[str] = Counter()
+    active: dict[Future[Outcome], RunConfig] = {}
     elsewhere: deque[RunConfig] = deque()
+    deaths: Counter[str] = Counter()
 
     while waiting or active or elsewhere:
         if not waiting and not active:
@@ -67,27 +70,28 @@ def run_all(
         done, _ = wait(active, _TICK, FIRST_COMPLETED)
         for future in done:
             config = active.pop(future)
-            if (error := future.exception()) is None:
-                status = future.result()
-            else:
+            try:
+                outcome = future.result()
+            except WorkerDiedError as error:
                 deaths[config.id] += 1
                 if deaths[config.id] <= retries:
                     waiting.append(config)
                     continue
-                status = _give_up(root, config, f"the process of the run died {retries + 1} times: {error!r}")
-            if status is None:
+                outcome = _give_up(root, config, f"died {retries + 1} times: {error}")
+            if outcome.status is None:
                 elsewhere.append(config)
                 continue
-            statuses[config.id] = status
-            watcher.ended(config, status)
+            statuses[config.id] = outcome.status
+            watcher.ended(config, outcome)
         watcher.tick(active.values())
     return statuses
 
 
-def _give_up(root: Path, config: RunConfig, reason: str) -> Status | None:
+def _give_up(root: Path, config: RunConfig, reason: str) -> Outcome:
+    folder = RunFolder(root, config)
     try:
-        with RunFolder(root, config).open() as folder:
+        with contextlib.suppress(OSError), folder.open():
             folder.finish("failed", {}, reason)
     except BusyError:
-        return None
-    return "failed"
+        return Outcome(None)
+    return Outcome("failed", reason)

@@ -152,6 +152,7 @@ class RunFolder:
     def __init__(self, root: Path, config: RunConfig) -> None:
         self.path = Path(root) / "runs" / config.id
         self.config = config
+        self.troubles: list[str] = []
 
     @contextlib.contextmanager
     def open(self) -> Iterator["RunFolder"]:
@@ -164,6 +165,7 @@ class RunFolder:
         with exclusive(self.path / "lock"):
             for leftover in self.path.glob(".*.tmp"):
                 leftover.unlink()
+            _drop_torn_line(self.path / "events.jsonl")
             if not (self.path / "config.json").exists():
                 write_atomically(self.path / "config.json", self.config.to_json().encode())
             yield self
@@ -173,6 +175,15 @@ class RunFolder:
         """How the run ended, or "unfinished"."""
         run = _load_run(self.path)
         return run.status if run else "unfinished"
+
+    def start(self, environment: dict[str, Any]) -> None:
+        """Begin an attempt: how an earlier one ended no longer counts."""
+        (self.path / "result.json").unlink(missing_ok=True)
+        self.note("start", environment=environment)
+
+    def records(self) -> list[dict[str, Any]]:
+        """The metrics written so far."""
+        return read_lines(self.path / "metrics.jsonl")
 
     def note(self, what: str, **details: Any) -> None:
         """Add to the log of what happened to the run."""
@@ -223,8 +234,7 @@ class RunFolder:
                 if metrics.stat().st_size < size:
                     raise ValueError(f"{metrics.name} is shorter than when the checkpoint was saved")
             except Exception as error:
-                self.note("bad checkpoint", file=path.name, reason=f"{type(error).__name__}: {error}")
-                path.unlink()
+                self._distrust(path, error)
                 continue
             os.truncate(metrics, size)
             return dict(checkpoint["state"])
@@ -235,6 +245,13 @@ class RunFolder:
         """Remove all checkpoints."""
         for path in self._checkpoints():
             path.unlink()
+
+    def _distrust(self, path: Path, error: Exception) -> None:
+        """Put a checkpoint aside and say so."""
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        self.note("bad checkpoint", file=path.name, reason=reason)
+        self.troubles.append(f"{path} is no good ({reason}); the one before it is used")
+        path.replace(path.with_suffix(".bad"))
 
     def _checkpoints(self) -> list[Path]:
         """The checkpoints, newest first."""
@@ -248,6 +265,14 @@ class RunFolder:
             file.write(json.dumps(record).encode() + b"\n")
         if is_new:
             sync_folder(self.path)
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut off what a crash left of a last line, so that the next one starts on its own."""
+    with contextlib.suppress(FileNotFoundError):
+        content = path.read_bytes()
+        if not content.endswith(b"\n"):
+            os.truncate(path, content.rfind(b"\n") + 1)
 
 
 def _read_checkpoint(path: Path) -> dict[str, Any]:

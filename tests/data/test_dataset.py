@@ -1,0 +1,105 @@
+"""Examples and data sets made of tensors."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pliant.data.dataset import Dataset, Examples, from_tensors
+
+
+def make(n: int = 40, channels: int = 3) -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (n + 10, channels, 4, 5), generator=generator, dtype=torch.uint8)
+    y = torch.arange(n + 10) % 4
+    return from_tensors("made", (x[:n], y[:n]), (x[n:], y[n:]))
+
+
+def test_batches_are_normalised_by_the_training_images_per_channel() -> None:
+    data = make()
+    x, _ = data.train.batch(torch.arange(40))
+    raw = data.train.x.double()
+    mean, std = raw.mean((0, 2, 3), keepdim=True), raw.std((0, 2, 3), correction=0, keepdim=True)
+    assert torch.allclose(x.double(), (raw - mean) / std, atol=1e-6)
+    test, _ = data.test.batch(torch.arange(10))
+    assert torch.allclose(test.double(), (data.test.x.double() - mean) / std, atol=1e-6)
+
+
+def test_a_constant_channel_is_not_divided_by_zero() -> None:
+    x = torch.full((6, 1, 2, 2), 7, dtype=torch.uint8)
+    data = from_tensors("flat", (x, torch.zeros(6, dtype=torch.int64)), (x, torch.zeros(6, dtype=torch.int64)))
+    assert torch.equal(data.train.batch(torch.arange(6))[0], torch.zeros(6, 1, 2, 2))
+
+
+def test_features_stay_as_they_are() -> None:
+    x = torch.randn(8, 3)
+    data = from_tensors("features", (x, torch.arange(8) % 2), (x, torch.arange(8) % 2))
+    assert torch.equal(data.train.batch(torch.arange(8))[0], x)
+
+
+@given(st.lists(st.integers(0, 39), min_size=1, max_size=30), st.data())
+def test_selecting_twice_is_selecting_once(rows: list[int], data: st.DataObject) -> None:
+    examples = make().train
+    second = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1))
+    twice = examples.select(torch.tensor(rows)).select(torch.tensor(second))
+    x, y = twice.batch(torch.arange(len(second)))
+    expected_x, expected_y = examples.batch(torch.tensor(rows)[torch.tensor(second)])
+    assert torch.equal(x, expected_x)
+    assert torch.equal(y, expected_y)
+
+
+def test_selecting_copies_no_images() -> None:
+    examples = make().train
+    assert examples.select(torch.tensor([3, 1])).x.data_ptr() == examples.x.data_ptr()
+
+
+def test_permuting_pixels_moves_all_channels_alike_and_can_be_undone() -> None:
+    examples = make().train.select(torch.tensor([5, 2, 9]))
+    order = torch.randperm(20)
+    moved = examples.permute_pixels(order)
+    index = torch.arange(3)
+    flat = examples.batch(index)[0].flatten(2)
+    assert torch.equal(moved.batch(index)[0].flatten(2), flat[..., order])
+    assert torch.equal(moved.permute_pixels(order.argsort()).batch(index)[0], examples.batch(index)[0])
+
+
+def test_holdout_never_shows_the_test_examples() -> None:
+    data = make()
+    held = data.holdout(0.25, seed=3)
+    assert (len(held.train), len(held.test)) == (30, 10)
+    assert held.train.x.data_ptr() == held.test.x.data_ptr() == data.train.x.data_ptr()
+    rows = torch.cat([held.train.rows, held.test.rows])
+    assert torch.equal(rows.sort().values, torch.arange(40))
+    assert not torch.equal(held.test.rows, data.holdout(0.25, seed=4).test.rows)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": torch.zeros(3, dtype=torch.int64)}, "y has 3 labels for 40 examples"),
+        ({"y": torch.zeros(40)}, "must be torch.int64"),
+        ({"x": torch.zeros(40, 2, dtype=torch.int32)}, "x has dtype torch.int32"),
+    ],
+)
+def test_wrong_examples_are_named(change: dict[str, torch.Tensor], message: str) -> None:
+    examples = make().train
+    with pytest.raises(ValueError, match=message):
+        Examples(**({"x": examples.x, "y": examples.y} | change))
+
+
+def test_wrong_data_sets_are_named() -> None:
+    x, y = torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(ValueError, match="test has no examples"):
+        from_tensors("bad", (x, y), (x[:0], y[:0]))
+    with pytest.raises(ValueError, match=r"train images have shape \(4, 2, 2\)"):
+        from_tensors("bad", (x[:, 0], y), (x, y))
+    with pytest.raises(ValueError, match="with 2 classes they are 0 … 1"):
+        from_tensors("bad", (x, y + 5), (x, y), ("a", "b"))
+    with pytest.raises(ValueError, match=r"test inputs \(1, 2, 1\)"):
+        from_tensors("bad", (x, y), (x[..., :1], y))
+    with pytest.raises(ValueError, match=r"fraction is 1\.5"):
+        make().holdout(1.5, 0)
+    with pytest.raises(ValueError, match="leaves a part empty"):
+        make().holdout(0.001, 0)
+    with pytest.raises(ValueError, match="it must be 1 … 40"):
+        make().first(41)

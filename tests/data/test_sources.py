@@ -1,0 +1,328 @@
+"""Data from the package, the hub, folders, files and functions; the cache between them."""
+
+import gzip
+import io
+import multiprocessing
+import struct
+from pathlib import Path
+
+import numpy
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from PIL import Image
+
+from pliant import data
+from pliant.data import cache, hub
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def picture(seed: int, size: tuple[int, int] = (6, 6), mode: str = "RGB") -> Image.Image:
+    pixels = numpy.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=numpy.uint8)
+    return Image.fromarray(pixels).convert(mode)
+
+
+def write_folder(root: Path, per_class: int = 5, mode: str = "RGB", **size: tuple[int, int]) -> Path:
+    for label, name in enumerate(("cat", "dog", "owl")):
+        (root / name).mkdir(parents=True)
+        for i in range(per_class):
+            picture(100 * label + i, mode=mode, **size).save(root / name / f"{i}.png")
+    return root
+
+
+class TestDigits:
+    def test_sizes_and_split(self) -> None:
+        digits = data.load("digits")
+        assert (len(digits.train), len(digits.test), digits.shape) == (1437, 360, (1, 8, 8))
+        assert digits.train.x.max() == 255
+        assert set(digits.test.y.tolist()) == set(range(10))
+
+    def test_first(self) -> None:
+        assert len(data.load("digits", first=100).train) == 100
+
+
+def png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def fill_hub_cache(root: Path, source: hub.HubSource, files: dict[str, bytes]) -> None:
+    """Lay files out as the hub's client does after a download."""
+    repo = root / f"datasets--{source.repo.replace('/', '--')}"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text("1" * 40)
+    for name, content in files.items():
+        path = repo / "snapshots" / ("1" * 40) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def parquet(images: list[bytes], labels: list[int], image: str, label: str) -> bytes:
+    column = [{"bytes": each, "path": None} for each in images]
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({image: column, label: labels}), buffer)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+class TestHub:
+    @pytest.mark.parametrize("name", ["fashion_mnist", "cifar100", "svhn"])
+    def test_parquet(self, name: str, hub_cache: Path) -> None:
+        source = hub.SOURCES[name]
+        size, mode = source.shape[1:], "L" if source.shape[0] == 1 else "RGB"
+        pictures = [picture(i, size, mode) for i in range(6)]
+        content = parquet([png(each) for each in pictures], [3, 1, 2, 0, 5, 4], source.image, source.label)
+        fill_hub_cache(hub_cache, source, {source.train[0]: content, source.test[0]: content})
+        loaded = data.load(name)
+        expected = numpy.stack([numpy.asarray(each) for each in pictures])
+        expected = expected[:, None] if mode == "L" else expected.transpose(0, 3, 1, 2)
+        assert torch.equal(loaded.train.x, torch.from_numpy(expected))
+        assert loaded.train.y.tolist() == [3, 1, 2, 0, 5, 4]
+        assert len(loaded.classes) == len(source.class_names)
+
+    def test_grey_images_become_the_mode_that_the_data_set_declares(self, hub_cache: Path) -> None:
+        source = hub.SOURCES["cifar100"]
+        grey = picture(0, (32, 32), "L")
+        content = parquet([png(grey)], [0], source.image, source.label)
+        fill_hub_cache(hub_cache, source, {source.train[0]: content, source.test[0]: content})
+        x = data.load("cifar100").train.x
+        assert torch.equal(x[0, 0], x[0, 2])
+        assert torch.equal(x[0, 0], torch.from_numpy(numpy.array(grey)))
+
+    def test_idx(self, hub_cache: Path) -> None:
+        source = hub.SOURCES["emnist"]
+        columns = torch.randint(256, (4, 28, 28), dtype=torch.uint8)
+        images = gzip.compress(struct.pack(">HBBIII", 0, 8, 3, 4, 28, 28) + columns.numpy().tobytes())
+        labels = gzip.compress(struct.pack(">HBBI", 0, 8, 1, 4) + bytes([46, 0, 3, 9]))
+        fill_hub_cache(
+            hub_cache,
+            source,
+            dict(zip((*source.train, *source.test), (images, labels) * 2, strict=True)),
+        )
+        loaded = data.load("emnist")
+        assert torch.equal(loaded.train.x[:, 0], columns.transpose(1, 2))
+        assert loaded.train.y.tolist() == [46, 0, 3, 9]
+
+    def test_a_corrupt_row_is_named(self, hub_cache: Path) -> None:
+        source = hub.SOURCES["svhn"]
+        images = [png(picture(0, (32, 32))), b"no image"]
+        content = parquet(images, [0, 1], source.image, source.label)
+        fill_hub_cache(hub_cache, source, {source.train[0]: content, source.test[0]: content})
+        with pytest.raises(ValueError, match=r"row 1 of train-00000-of-00001\.parquet cannot be read"):
+            data.load("svhn")
+
+    def test_what_is_not_there_is_named(self, hub_cache: Path) -> None:
+        with pytest.raises(ConnectionError, match=r"train-00000-of-00001\.parquet of uoft-cs/cifar10 is not in"):
+            data.load("cifar10")
+
+    @pytest.mark.parametrize(
+        ("name", "mean", "std"),
+        [("mnist", [0.1307], [0.3081]), ("cifar10", [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616])],
+    )
+    def test_the_real_ones_have_their_well_known_statistics(
+        self, name: str, mean: list[float], std: list[float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("PLIANT_CACHE")  # Decoding takes a while: use what is there.
+        loaded = data.load(name)
+        assert (len(loaded.train), len(loaded.test)) == ({"mnist": 60_000, "cifar10": 50_000}[name], 10_000)
+        scale, shift = loaded.train.scale.flatten(), loaded.train.shift.flatten()
+        assert (1 / scale / 255).tolist() == pytest.approx(std, abs=5e-5)
+        assert (-shift / scale / 255).tolist() == pytest.approx(mean, abs=5e-5)
+
+
+class TestFolder:
+    def test_classes_are_folders_and_a_fifth_is_for_testing(self, tmp_path: Path) -> None:
+        loaded = data.load(str(write_folder(tmp_path / "zoo", per_class=10)))
+        assert loaded.classes == ("cat", "dog", "owl")
+        assert loaded.train.y.bincount().tolist() == [8, 8, 8]
+        assert loaded.test.y.bincount().tolist() == [2, 2, 2]
+        images = {bytes(each.numpy().tobytes()) for part in (loaded.train, loaded.test) for each in part.x}
+        assert len(images) == 30
+
+    def test_a_test_folder_is_used(self, tmp_path: Path) -> None:
+        write_folder(tmp_path / "zoo" / "train", per_class=4)
+        write_folder(tmp_path / "zoo" / "val", per_class=3)
+        loaded = data.load(str(tmp_path / "zoo"))
+        assert (len(loaded.train), len(loaded.test)) == (12, 9)
+        pixels = numpy.asarray(picture(100)).transpose(2, 0, 1)
+        assert torch.equal(loaded.train.x[4], torch.from_numpy(pixels.copy()))
+
+    def test_all_grey_is_grey(self, tmp_path: Path) -> None:
+        assert data.load(str(write_folder(tmp_path / "zoo", mode="L"))).shape == (1, 6, 6)
+
+    def test_one_colour_image_makes_it_colour(self, tmp_path: Path) -> None:
+        root = write_folder(tmp_path / "zoo", mode="L")
+        picture(7).save(root / "dog" / "colour.png")
+        assert data.load(str(root)).shape == (3, 6, 6)
+
+    def test_sixteen_bit_grey_is_scaled(self, tmp_path: Path) -> None:
+        root = write_folder(tmp_path / "zoo", mode="L")
+        Image.fromarray(numpy.full((6, 6), 257 * 200, dtype=numpy.uint16)).save(root / "cat" / "0.png")
+        loaded = data.load(str(root))
+        assert any((image == 200).all() for part in (loaded.train, loaded.test) for image in part.x)
+
+    def test_odd_sizes_need_a_size(self, tmp_path: Path) -> None:
+        root = write_folder(tmp_path / "zoo")
+        picture(1, (9, 7)).save(root / "cat" / "wide.png")
+        with pytest.raises(ValueError, match=r"differ in size: .* say which size they shall have \(size=32\)"):
+            data.load(str(root))
+        assert data.load(str(root), size=5).shape == (3, 5, 5)
+
+    def test_corrupt_files_are_named_and_skipped_only_if_asked(self, tmp_path: Path) -> None:
+        root = write_folder(tmp_path / "zoo")
+        whole = (root / "owl" / "2.png").read_bytes()
+        (root / "owl" / "2.png").write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(ValueError, match=r"owl.2\.png cannot be read as an image"):
+            data.load(str(root))
+        loaded = data.load(str(root), skip_corrupt=True)
+        assert len(loaded.train) + len(loaded.test) == 14
+
+    def test_empty_classes_are_named(self, tmp_path: Path) -> None:
+        root = write_folder(tmp_path / "zoo")
+        (root / "yak").mkdir()
+        (root / "yak" / "notes.txt").write_text("no images here")
+        with pytest.raises(ValueError, match="class 'yak' is empty"):
+            data.load(str(root))
+
+    def test_a_class_of_corrupt_files_alone_is_empty(self, tmp_path: Path) -> None:
+        root = write_folder(tmp_path / "zoo")
+        (root / "yak").mkdir()
+        (root / "yak" / "0.png").write_bytes(b"")
+        with pytest.raises(ValueError, match="class 'yak' is empty: none of its 1 files can be read"):
+            data.load(str(root), skip_corrupt=True)
+
+    def test_wrong_layouts_are_named(self, tmp_path: Path) -> None:
+        (tmp_path / "nothing").mkdir()
+        with pytest.raises(ValueError, match="has no folders"):
+            data.load(str(tmp_path / "nothing"))
+        write_folder(tmp_path / "half" / "train")
+        with pytest.raises(ValueError, match="has a folder 'train' but none of test, val"):
+            data.load(str(tmp_path / "half"))
+        write_folder(tmp_path / "half" / "test")
+        (tmp_path / "half" / "train" / "owl").rename(tmp_path / "half" / "train" / "bee")
+        with pytest.raises(ValueError, match="has a class 'owl' that"):
+            data.load(str(tmp_path / "half"))
+
+    def test_a_changed_file_is_decoded_anew(self, tmp_path: Path) -> None:
+        root = write_folder(tmp_path / "zoo")
+        before = data.load(str(root))
+        for file in (root / "cat").iterdir():
+            picture(999).save(file)
+        after = data.load(str(root))
+        assert not torch.equal(before.train.x, after.train.x)
+
+
+class TestFiles:
+    def test_npz_with_four_arrays(self, tmp_path: Path) -> None:
+        x = numpy.random.default_rng(0).integers(0, 256, (12, 5, 4, 3), dtype=numpy.uint8)
+        y = numpy.arange(12) % 3
+        numpy.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x[:6], y_test=y[:6])
+        loaded = data.load(str(tmp_path / "own.npz"))
+        assert torch.equal(loaded.train.x, torch.from_numpy(x.transpose(0, 3, 1, 2).copy()))
+        assert (len(loaded.test), loaded.classes) == (6, ("0", "1", "2"))
+
+    def test_npz_with_two_arrays(self, tmp_path: Path) -> None:
+        numpy.savez(tmp_path / "own.npz", x=numpy.zeros((20, 7)), y=numpy.arange(20) % 2)
+        loaded = data.load(str(tmp_path / "own.npz"))
+        assert (len(loaded.train), len(loaded.test), loaded.shape) == (16, 4, (7,))
+
+    def test_bad_files_are_named(self, tmp_path: Path) -> None:
+        numpy.savez(tmp_path / "names.npz", images=numpy.zeros(3))
+        with pytest.raises(ValueError, match=r"holds \['images'\]; it must hold x and y"):
+            data.load(str(tmp_path / "names.npz"))
+        (tmp_path / "junk.npz").write_bytes(b"PK\x03\x04 no zip")
+        with pytest.raises(ValueError, match="cannot be read as a NumPy file"):
+            data.load(str(tmp_path / "junk.npz"))
+        numpy.savez(tmp_path / "hostile.npz", x=numpy.array([{}]), y=numpy.zeros(1))
+        with pytest.raises(ValueError, match="cannot be read as a NumPy file of plain arrays"):
+            data.load(str(tmp_path / "hostile.npz"))
+
+    def test_functions(self, tmp_path: Path) -> None:
+        (tmp_path / "own.py").write_text(
+            "import torch\n"
+            "def load(n=8):\n"
+            "    x, y = torch.arange(n * 3.0).view(n, 3), torch.arange(n) % 2\n"
+            "    return (x, y), (x[:2], y[:2])\n"
+            "def wrong():\n"
+            "    return 5\n"
+        )
+        loaded = data.load(f"{tmp_path / 'own.py'}:load", n=6)
+        assert (len(loaded.train), len(loaded.test), loaded.shape) == (6, 2, (3,))
+        with pytest.raises(ValueError, match="returned int; it must return"):
+            data.load(f"{tmp_path / 'own.py'}:wrong")
+        with pytest.raises(ValueError, match="has no 'lod'"):
+            data.load(f"{tmp_path / 'own.py'}:lod")
+        with pytest.raises(ValueError, match="there is no file"):
+            data.load(f"{tmp_path / 'other.py'}:load")
+        with pytest.raises(ValueError, match="there is no module 'nowhere'"):
+            data.load("nowhere:load")
+
+    def test_unknown_names_get_a_suggestion(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="did you mean 'cifar10'"):
+            data.load("cifar-10")
+        (tmp_path / "file.csv").touch()
+        with pytest.raises(ValueError, match=r"is neither a folder nor an \.npz file"):
+            data.load(str(tmp_path / "file.csv"))
+        with pytest.raises(ValueError, match="has no option 'sise'; did you mean 'size'"):
+            data.load(str(tmp_path), sise=3)
+
+
+def decode_in_process(root: str, queue: "multiprocessing.Queue[int]") -> None:
+    queue.put(int(data.load(root).train.x.sum()))
+
+
+class TestCache:
+    def test_images_are_mapped_not_read(self, tmp_path: Path, own_cache: Path) -> None:
+        root = write_folder(tmp_path / "zoo")
+        loaded = data.load(str(root))
+        (entry,) = (path for path in own_cache.iterdir() if path.is_dir())
+        file = (entry / "train.x").read_bytes()
+        assert loaded.train.x.numpy().tobytes() == file
+        assert str(entry / "train.x") in Path("/proc/self/maps").read_text()
+
+    def test_a_tensor_cannot_change_the_file(self, tmp_path: Path, own_cache: Path) -> None:
+        root = write_folder(tmp_path / "zoo")
+        data.load(str(root)).train.x.zero_()
+        assert data.load(str(root)).train.x.max() > 0
+
+    def test_damage_is_found(self, tmp_path: Path, own_cache: Path) -> None:
+        root = write_folder(tmp_path / "zoo")
+        data.load(str(root))
+        (entry,) = (path for path in own_cache.iterdir() if path.is_dir())
+        assert cache.check(entry) == []
+        content = bytearray((entry / "test.x").read_bytes())
+        content[5] ^= 1
+        (entry / "test.x").write_bytes(content)
+        (problem,) = cache.check(entry)
+        assert "test.x: the content is not what was decoded" in problem
+        (entry / "test.x").write_bytes(content[:-1])
+        with pytest.raises(ValueError, match=r"test\.x has the wrong size; delete"):
+            data.load(str(root))
+
+    def test_processes_that_start_together_decode_once(self, tmp_path: Path, own_cache: Path) -> None:
+        root = write_folder(tmp_path / "zoo")
+        context = multiprocessing.get_context("spawn")
+        queue: multiprocessing.Queue[int] = context.Queue()
+        processes = [context.Process(target=decode_in_process, args=(str(root), queue)) for _ in range(2)]
+        for process in processes:
+            process.start()
+        sums = {queue.get(timeout=60) for _ in processes}
+        for process in processes:
+            process.join()
+        assert len(sums) == 1
+        assert [path.suffix for path in own_cache.iterdir() if path.is_dir()] == [""]

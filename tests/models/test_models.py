@@ -1,0 +1,128 @@
+"""The networks have the papers' shapes, and their initial weights depend on the seed alone."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from pliant import models
+
+SHAPES = {"mlp": (1, 28, 28), "mlp_4x256": (1, 28, 28), "mlp_4x256_ln": (1, 28, 28), "mlp_3x256": (1, 28, 28)}
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def linear(*widths: int) -> int:
+    return sum((a + 1) * b for a, b in pairwise(widths))
+
+
+def conv(kernel: int, *channels: int) -> int:
+    return sum((a * kernel**2 + 1) * b for a, b in pairwise(channels))
+
+
+VGG = [3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "expected"),
+    [
+        ("mlp", (1, 28, 28), 10, linear(784, 100, 100, 10)),
+        ("mlp_4x256", (1, 28, 28), 10, linear(784, 256, 256, 256, 256, 10)),
+        ("mlp_4x256_ln", (1, 28, 28), 10, linear(784, 256, 256, 256, 256, 10) + 4 * 512),
+        ("mlp_3x256", (1, 28, 28), 10, linear(784, 256, 256, 256, 10)),
+        ("cnn", (3, 32, 32), 10, conv(5, 3, 16, 16) + linear(16 * 8 * 8, 100, 10)),
+        ("cnn_bn", (3, 32, 32), 100, conv(5, 3, 16, 16) + linear(16 * 8 * 8, 100, 100) + 2 * 32),
+        ("cnn_strided", (3, 32, 32), 10, conv(3, 3, 16, 32, 64, 128) + linear(128 * 4, 512, 10)),
+        ("vgg16", (3, 64, 64), 200, conv(3, *VGG) + 2 * sum(VGG[1:]) + linear(2048, 4096, 4096, 200)),
+        ("resnet18", (3, 32, 32), 10, 11_173_962),
+        ("vit_tiny", (3, 32, 32), 100, 5_380_132),
+    ],
+)
+def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, expected: int) -> None:
+    model = models.create(name, shape, classes)
+    assert count(model) == expected
+    assert model(torch.randn(2, *shape)).shape == (2, classes)
+
+
+def test_vit_tiny_counts_from_its_parts() -> None:
+    width, patches = 192, 64
+    block = 4 * linear(width, width) + linear(width, 4 * width, width) + 4 * width
+    tokens = 3 * 4 * 4 * width + width + width + (patches + 1) * width
+    assert tokens + 12 * block + 2 * width + linear(width, 100) == 5_380_132
+
+
+def test_every_network_is_counted_here() -> None:
+    marks = test_parameter_counts.pytestmark
+    assert {case[0] for case in marks[0].args[1]} == set(models.names())
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn_bn", "vit_tiny"])
+def test_the_seed_decides_and_the_global_generator_stays(name: str) -> None:
+    state = torch.get_rng_state()
+    one, same, other = (models.create(name, (1, 8, 8), 10, seed=seed).state_dict() for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(one[key], same[key]) for key in one)
+    assert any(not torch.equal(one[key], other[key]) for key in one)
+
+
+def test_layer_norm_stands_between_linear_map_and_activation() -> None:
+    kinds = [type(layer) for layer in models.mlp((4,), 2, widths=(3,), layer_norm=True)]
+    assert kinds == [nn.Flatten, nn.Linear, nn.LayerNorm, nn.ReLU, nn.Linear]
+
+
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "tanh", "gelu", "identity"])
+def test_activations(activation: str) -> None:
+    model = models.create("mlp_3x256", (5,), 2, activation=activation)
+    kind = {"relu": nn.ReLU, "leaky_relu": nn.LeakyReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "identity": nn.Identity}
+    assert sum(isinstance(layer, kind[activation]) for layer in model) == 3
+
+
+def test_vit_attends_with_separate_queries_and_keys() -> None:
+    model = models.create("vit_tiny", (3, 32, 32), 10, depth=2)
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    assert "1.attention.query" in names
+    assert "2.attention.key" in names
+
+
+def test_vit_output_depends_on_every_patch() -> None:
+    model = models.create("vit_tiny", (1, 8, 8), 3, depth=1, patch=4)
+    x = torch.randn(1, 1, 8, 8, requires_grad=True)
+    model(x).sum().backward()
+    assert (x.grad.abs().view(2, 4, 2, 4).amax((1, 3)) > 0).all()
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ValueError, match="did you mean 'resnet18'"):
+        models.create("resnet", (3, 32, 32), 10)
+    with pytest.raises(ValueError, match=r"shape is \(5,\); a CNN takes images"):
+        models.create("cnn", (5,), 10)
+    with pytest.raises(ValueError, match="2 poolings need images of at least 4 pixels"):
+        models.create("cnn", (1, 3, 3), 10)
+    with pytest.raises(ValueError, match="at least 32 x 32"):
+        models.create("vgg16", (3, 16, 16), 10)
+    with pytest.raises(ValueError, match="activation is 'swish'"):
+        models.create("mlp", (5,), 2, activation="swish")
+    with pytest.raises(ValueError, match="patch is 5; it must divide"):
+        models.create("vit_tiny", (3, 32, 32), 10, patch=5)
+    with pytest.raises(ValueError, match="heads is 5; it must divide width"):
+        models.create("vit_tiny", (3, 32, 32), 10, heads=5)
+
+
+def test_a_network_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from torch import nn\n"
+        "def build(shape, classes, width=3):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], width), nn.Linear(width, classes))\n"
+        "def wrong(shape, classes):\n"
+        "    return 'a network'\n"
+    )
+    model = models.create(f"{tmp_path / 'own.py'}:build", (4,), 2, seed=1, width=5)
+    again = models.create(f"{tmp_path / 'own.py'}:build", (4,), 2, seed=1, width=5)
+    assert count(model) == linear(4, 5, 2)
+    assert torch.equal(model[1].weight, again[1].weight)
+    with pytest.raises(ValueError, match="returned str; it must return"):
+        models.create(f"{tmp_path / 'own.py'}:wrong", (4,), 2)

@@ -1,0 +1,324 @@
+"""The loop: equal to one written by hand, resumable bit for bit at every epoch, honest in what it reports."""
+
+import io
+import math
+import random
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from pliant import methods, models, streams
+from pliant.data.dataset import Dataset, from_tensors
+from pliant.seeding import permutation, seed_everything
+from pliant.streams.base import Stream
+from pliant.training import (
+    DivergedError,
+    Learner,
+    Settings,
+    evaluate,
+    learning_rate,
+    summarise,
+    train,
+)
+
+
+@pytest.fixture(scope="module")
+def dataset() -> Dataset:
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(130) % 4
+    x = torch.randint(256, (130, 1, 6, 6), generator=draw, dtype=torch.uint8) // 2
+    x[torch.arange(130), 0, y] += 100
+    return from_tensors("made", (x[:97], y[:97]), (x[97:], y[97:]))
+
+
+class Noisy(nn.Sequential):
+    """A network that draws from every global generator as it runs."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Flatten(), nn.Linear(36, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 4)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            x = x * (1 + 0.01 * random.random() + 0.01 * float(numpy.random.rand()))
+        return super().forward(x)
+
+
+def make_learner(settings: Settings, method_names: tuple[str, ...] = (), renews_head: bool = False) -> Learner:
+    seed_everything(3)
+    model = Noisy()
+    example = torch.zeros(2, 1, 6, 6)
+    attached = [methods.create(name, model, example=example, seed=5) for name in method_names]
+    head = methods.HeadReset(model, head=["5"], seed=7) if renews_head else None
+    return Learner(model, settings, attached, head)
+
+
+def reload(state: dict[str, Any]) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+CASES: list[tuple[str, dict[str, Any], Settings, tuple[str, ...]]] = [
+    ("warm_start", {"first_epochs": 2, "epochs": 2}, Settings(batch_size=16), ("swr", "l2")),
+    (
+        "continual_full",
+        {"chunks": 3, "epochs": 2},
+        Settings(batch_size=16, warmup=0.3, clip=0.5, new_optimizer=True),
+        ("shrink_perturb", "l2_init"),
+    ),
+    (
+        "label_flip",
+        {"tasks": 3, "epochs": 2},
+        Settings(optimizer="sgd", lr=0.1, momentum=0.9, decay_epochs=(1,), batch_size=16),
+        ("head_reset",),
+    ),
+    ("binary_pairs", {"tasks": 3, "epochs": 2}, Settings(optimizer="adamw", weight_decay=0.1, batch_size=16), ()),
+    ("random_labels", {"tasks": 3, "epochs": 1}, Settings(batch_size=16), ("full_reset",)),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "settings", "method_names"), CASES, ids=[case[0] for case in CASES])
+def test_a_resumed_run_is_bit_equal_from_every_epoch(
+    dataset: Dataset, name: str, options: dict[str, Any], settings: Settings, method_names: tuple[str, ...]
+) -> None:
+    stream = streams.create(name, dataset, 1, **options)
+    learner = make_learner(settings, method_names, stream.renews_head)
+    records, states = [], []
+    for record in train(learner, stream, 1):
+        records.append(record)
+        states.append(reload(learner.state_dict()))
+    final = reload(learner.state_dict())
+    for done, state in enumerate(states, start=1):
+        resumed = make_learner(settings, method_names, stream.renews_head)
+        random.random(), numpy.random.rand(), torch.rand(3)  # A process that resumes has drawn other numbers.
+        resumed.load_state_dict(state)
+        assert list(train(resumed, stream, 1)) == records[done:]
+        assert_equal(reload(resumed.state_dict()), final)
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_equal(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_equal(a, b)
+    else:
+        assert one == other
+
+
+def test_the_loop_is_the_one_that_everybody_writes(dataset: Dataset) -> None:
+    stream = streams.create("warm_start", dataset, 2, first_epochs=2, epochs=1)
+    model, twin = (models.create("mlp", dataset.shape, 4, seed=1) for _ in range(2))
+    records = list(train(Learner(model, Settings(batch_size=32)), stream, 9))
+
+    optimizer = torch.optim.Adam(twin.parameters(), 1e-3, fused=True)
+    losses = []
+    for task in stream:
+        x, y = task.train.batch(torch.arange(len(task.train)))
+        for epoch in range(task.epochs):
+            order = permutation(len(y), "order", 9, task.index, epoch)
+            total, hits = 0.0, 0
+            for start in range(0, len(y), 32):
+                index = order[start : start + 32]
+                if len(index) == 1:
+                    continue
+                optimizer.zero_grad()
+                logits = twin(x[index])
+                loss = cross_entropy(logits, y[index])
+                loss.backward()
+                optimizer.step()
+                total += float(loss.detach()) * len(index)
+                hits += int((logits.argmax(1) == y[index]).sum())
+            seen = len(y) - (len(y) % 32 == 1)
+            losses.append((total / seen, hits / seen))
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one, other)
+    for record, (loss, accuracy) in zip(records, losses, strict=True):
+        assert record["loss"] == pytest.approx(loss, rel=1e-6)
+        assert record["online_accuracy"] == accuracy
+
+
+def test_a_single_left_over_example_is_left_out(dataset: Dataset) -> None:
+    stream = streams.create("single", dataset, epochs=1)
+    assert len(dataset.train) % 32 == 1
+    learner = make_learner(Settings(batch_size=32))
+    list(train(learner, stream, 0))
+    assert learner.step == 3
+
+
+def test_learning_rates() -> None:
+    warm = Settings(lr=1.0, warmup=0.25)
+    rates = [learning_rate(warm, 4, epoch, place, 2) for epoch in range(4) for place in range(2)]
+    assert rates == [0.5, 1, 1, 1, 1, 1, 1, 1]
+    decaying = Settings(lr=1e-3, decay_epochs=(100, 150))
+    assert [learning_rate(decaying, 200, epoch, 0, 5) for epoch in (0, 99, 100, 149, 150)] == pytest.approx(
+        [1e-3, 1e-3, 1e-4, 1e-4, 1e-5]
+    )
+
+
+def test_warm_up_and_decay_start_again_with_every_task(dataset: Dataset) -> None:
+    stream = streams.create("label_flip", dataset, tasks=2, epochs=2)
+    settings = Settings(batch_size=97, warmup=0.75, decay_epochs=(1,))
+    records = list(train(Learner(models.create("mlp", dataset.shape, 4), settings), stream, 0))
+    assert [record["lr"] for record in records] == pytest.approx([1e-3 / 1.5, 1e-4] * 2)
+
+
+def test_clipping_bounds_the_gradient_that_the_optimizer_sees(dataset: Dataset) -> None:
+    model = models.create("mlp", dataset.shape, 4)
+    learner = Learner(model, Settings(batch_size=32, clip=0.01))
+    norms: list[float] = []
+    learner.optimizer.register_step_pre_hook(
+        lambda *_: norms.append(
+            math.sqrt(sum(float(parameter.grad.square().sum()) for parameter in model.parameters()))
+        )
+    )
+    list(train(learner, streams.create("single", dataset, epochs=1), 0))
+    assert norms == pytest.approx([0.01] * 3, rel=1e-4)
+
+
+def test_a_loss_that_is_no_number_ends_the_run(dataset: Dataset) -> None:
+    model = models.create("mlp", dataset.shape, 4)
+    stream = streams.create("single", dataset, epochs=5)
+    with pytest.raises(DivergedError, match="the training loss is nan in epoch 1 of task 0"):
+        list(train(Learner(model, Settings(optimizer="sgd", lr=1e30, batch_size=16)), stream, 0))
+
+
+def test_evaluation_counts_every_example_and_leaves_the_mode_alone(dataset: Dataset) -> None:
+    model = Noisy()
+    x, y = dataset.test.batch(torch.arange(33))
+    accuracy, loss = evaluate(model, dataset.test, batch_size=10)
+    assert model.training
+    model.eval()
+    assert accuracy == int((model(x).argmax(1) == y).sum()) / 33
+    assert loss == pytest.approx(float(cross_entropy(model(x), y)), rel=1e-6)
+
+
+def test_records_say_when_a_task_ends(dataset: Dataset) -> None:
+    stream = streams.create("continual_limited", dataset, chunks=3, epochs=4)
+    settings = Settings(batch_size=32, evaluate_every=3)
+    records = list(train(Learner(models.create("mlp", dataset.shape, 4), settings), stream, 0))
+    assert [(record["task"], record["epoch"]) for record in records] == [(t, e + 1) for t in range(3) for e in range(4)]
+    assert [record["epoch"] for record in records if "test_accuracy" in record] == [3, 4] * 3
+    assert [record["epoch"] for record in records if "train_accuracy" in record] == [4] * 3
+    assert [record["progress"] for record in records][-1] == 1.0
+    assert all(a["progress"] < b["progress"] for a, b in pairwise(records))
+    for task in range(3):
+        mine = [record for record in records if record["task"] == task]
+        expected = sum(record["online_accuracy"] for record in mine) / 4
+        assert mine[-1]["task_online_accuracy"] == pytest.approx(expected)
+
+
+def test_summaries_are_over_the_ends_of_tasks() -> None:
+    end = {"task_online_accuracy": 0.5, "train_accuracy": 1.0}
+    records = [
+        {"test_accuracy": 0.9},
+        end | {"test_accuracy": 0.2},
+        {"test_accuracy": 0.8},
+        end | {"test_accuracy": 0.6, "task_online_accuracy": 0.7},
+    ]
+    result = summarise(records)
+    assert (result["final_test_accuracy"], result["mean_test_accuracy"]) == (0.6, 0.4)
+    assert result["mean_task_online_accuracy"] == 0.6
+    assert "mean_test_accuracy" not in summarise([end])
+
+
+def test_methods_act_at_boundaries_if_told(dataset: Dataset) -> None:
+    stream = streams.create("label_flip", dataset, tasks=3, epochs=1)
+    told = list(train(make_learner(Settings(batch_size=32), ("shrink_perturb",)), stream, 0))
+    assert [[receipt["method"] for receipt in record["receipts"]] for record in told] == [
+        [],
+        ["shrink_perturb"],
+        ["shrink_perturb"],
+    ]
+    untold = list(train(make_learner(Settings(batch_size=32, announce=False), ("shrink_perturb",)), stream, 0))
+    plain = list(train(make_learner(Settings(batch_size=32)), stream, 0))
+    assert untold == plain
+
+
+def test_a_new_optimizer_has_no_memory_and_keeps_the_methods(dataset: Dataset) -> None:
+    stream = streams.create("label_flip", dataset, tasks=2, epochs=1)
+    learner = make_learner(Settings(batch_size=32, new_optimizer=True), ("l2",))
+    optimizers = []
+    for _ in train(learner, stream, 0):
+        optimizers.append(learner.optimizer)
+        assert learner.methods[0].optimizers == (learner.optimizer,)
+        state = learner.optimizer.state_dict()["state"]
+        assert {int(entry["step"]) for entry in state.values()} == {3}
+    assert optimizers[0] is not optimizers[1]
+
+
+def test_a_fresh_network_at_every_task_has_no_past(dataset: Dataset) -> None:
+    stream = streams.create("label_flip", dataset, 4, tasks=3, epochs=2)
+
+    def fresh(task: int) -> nn.Module:
+        return models.create("mlp", dataset.shape, 4, seed=100 + task)
+
+    together = list(train(Learner(fresh(0), Settings(batch_size=32)), stream, 6, fresh=fresh))
+
+    class OneTask(Stream):
+        paper = ""
+
+        def __len__(self) -> int:
+            return 3
+
+        def _task(self, index: int) -> streams.Task:
+            return stream[index]
+
+    for task in range(3):
+        learner = Learner(fresh(task), Settings(batch_size=32))
+        learner.task = task
+        alone = next(iter_task(train(learner, OneTask(dataset, 4), 6), task))
+        end = next(record for record in together if record["task"] == task and record["epoch"] == 2)
+        assert alone["test_loss"] == end["test_loss"]
+        assert alone["train_loss"] == end["train_loss"]
+
+
+def iter_task(records: Iterator[dict[str, Any]], task: int) -> Iterator[dict[str, Any]]:
+    return (record for record in records if record["task"] == task and record["epoch"] == 2)
+
+
+def test_a_new_head_changes_the_output_layer_alone(dataset: Dataset) -> None:
+    stream = streams.create("binary_pairs", dataset, tasks=2, epochs=1)
+    learner = make_learner(Settings(lr=1e-30, batch_size=32), renews_head=True)
+    states = [reload(learner.model.state_dict()) for _ in train(learner, stream, 0)]
+    changed = {
+        name for name, _ in learner.model.named_parameters() if (states[0][name] - states[1][name]).abs().max() > 1e-20
+    }
+    assert changed == {"5.weight", "5.bias"}
+    with pytest.raises(ValueError, match="task 1 comes with a new output layer"):
+        list(train(make_learner(Settings(batch_size=32)), stream, 0))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lr": 0}, "lr is 0; it must be above 0"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"weight_decay": -1}, "weight_decay is -1; it must be 0 or more"),
+        ({"warmup": 1.0}, r"warmup is 1\.0; it must lie in \[0, 1\)"),
+        ({"clip": 0.0}, r"clip is 0\.0; it must be above 0, or None"),
+        ({"lr": math.nan}, "lr is nan"),
+    ],
+)
+def test_wrong_settings_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Settings(**change)
+
+
+def test_an_unknown_optimizer_is_named(dataset: Dataset) -> None:
+    with pytest.raises(ValueError, match="optimizer is 'adm'; allowed: adam, adamw, sgd"):
+        Learner(models.create("mlp", dataset.shape, 4), Settings(optimizer="adm"))
