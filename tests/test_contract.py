@@ -452,5 +452,5 @@ def test_records_describe_their_classes() -> None:
 
 
 def test_unknown_method_names_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"no method 'swt' \(did you mean 'swr'"):
+    with pytest.raises(ValueError, match=r"no method 'swt'; did you mean 'swr'\? Allowed: swr, l2"):
         methods.create("swt", zoo.build("mlp"))

@@ -1,12 +1,13 @@
 """Fresh draws of a model's initial values, in the distribution that its own modules initialise themselves with."""
 
 import copy
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+
+from pliant.seeding import derive_seed
 
 Init = Callable[[nn.Module], object]
 
@@ -47,7 +48,7 @@ def seeded(seed: int | None, draw: int) -> Iterator[None]:
         yield
         return
     with torch.random.fork_rng():
-        torch.manual_seed(random.Random(f"{seed}:{draw}").getrandbits(63))
+        torch.manual_seed(derive_seed("draw", seed, draw))
         yield
 
 

@@ -1,8 +1,6 @@
 """One frozen record a method: what drives its tests, the command line's listing and the docs."""
 
-import difflib
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +13,7 @@ from pliant.methods.l2_init import L2Init
 from pliant.methods.resets import FullReset, HeadReset
 from pliant.methods.shrink_perturb import ShrinkPerturb
 from pliant.methods.swr import SWR
+from pliant.spelling import suggest
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ def info(name: str) -> MethodInfo:
         ValueError: If there is none of that name; says which is the nearest.
     """
     if name not in _BY_NAME:
-        raise ValueError(f"name: there is no method {name!r}{_nearest(name, names())}; there are {', '.join(names())}")
+        raise ValueError(f"name: there is no method {name!r}; {suggest(name, names())}")
     return _BY_NAME[name]
 
 
@@ -167,12 +166,5 @@ def create(name: str, model: nn.Module, **settings: Any) -> Method:
     wanted = {key: value for key, value in settings.items() if key in accepted or key not in CONTEXT}
     for key in wanted:
         if key not in accepted:
-            raise ValueError(
-                f"settings: {name} has no setting {key!r}{_nearest(key, accepted)}; it has {', '.join(accepted)}"
-            )
+            raise ValueError(f"settings: {name} has no setting {key!r}; {suggest(key, accepted)}")
     return record.cls(model, **wanted)
-
-
-def _nearest(word: str, candidates: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, candidates, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -64,7 +64,7 @@ class SWR(Rescaler):
         lam_classifier: The paper's λ_c, the classifier's strength; `lam` if None.
         classifier: The classifier's modules by name; the fully connected tail (the last layer of an MLP) if None.
         order: "graph" analyses how the parameters' scales hang together, for any architecture, and pulls each weight
-            as near to its wish as the function allows. "forward" takes the layers in the order of their call as a chain,
+            as near to its wish as the function allows. "forward" takes the layers in order of their call as a chain,
             whatever joins them; a list of module names is an explicit chain, and leaves all else alone.
         mode: "exact" keeps the function; "paper" is Algorithm 1 with its erratum mended, which is for chains: the
             layers in the order of their call, or as listed.
