@@ -1,0 +1,185 @@
+"""The Gram matrix of per-sample gradients, GᵀG, without ever holding the gradients G.
+
+Curvature (Lewandowski 2023, §4.1) measures curvature by the rank of Σ g_i g_iᵀ = GGᵀ, which is that of the M × M
+matrix GᵀG. G itself has a column of the size of the model for each of the M samples: 11 GiB for a ResNet-18 and 256
+samples. Here ⟨g_i, g_j⟩ is summed parameter by parameter while one backward pass over the whole batch goes by
+(`uses.py`), from activations and output gradients (`factors.py`).
+
+What a per-sample gradient is: g_i = ∇ℓ_i, where ℓ_i is the loss of sample i on its own (`batches.sample_losses`).
+This needs a model that treats samples apart. BatchNorm does so in eval mode, where its statistics are constants; in
+train mode no sample has a gradient of its own, which is an error here.
+
+Every result is checked against the gradients of two samples taken one at a time. Parameters that fail the check, or
+that no rule covers, get their gradients sample by sample, which is slower and needs memory for them;
+`GradientGram.one_by_one` names them.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pliant.diagnostics.batches import Batch, LossFn, sample_losses
+from pliant.diagnostics.factors import Dense, Use, gram
+from pliant.diagnostics.rules import matrix_shape
+from pliant.diagnostics.uses import Shapes, Uses
+
+# What gradients taken sample by sample may occupy.
+ONE_BY_ONE_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True)
+class GradientGram:
+    """Inner products of the per-sample gradients of a model.
+
+    Attributes:
+        total: ⟨g_i, g_j⟩ over all learnable parameters, [M, M], float64.
+        parameters: The same for each parameter by name; they sum to `total`.
+        losses: ℓ_i, [M].
+        gradient: The gradient of the mean loss for each parameter: the mean of the g_i.
+        one_by_one: Parameters whose gradients had to be taken sample by sample, and why.
+        cut_off: Parameters that a use under `no_grad` (or in a reentrant checkpoint) adds nothing to the gradient of.
+    """
+
+    total: Tensor
+    parameters: dict[str, Tensor]
+    losses: Tensor
+    gradient: dict[str, Tensor]
+    one_by_one: dict[str, str]
+    cut_off: tuple[str, ...]
+
+
+def gradient_gram(model: nn.Module, batch: Batch, loss_fn: LossFn) -> GradientGram:
+    """Return the inner products of the gradients of all samples of a batch.
+
+    Args:
+        model: In the mode to be measured in; nothing of it is changed, `.grad` included.
+        batch: The M samples.
+        loss_fn: `loss_fn(output, target)`.
+
+    Raises:
+        ValueError: If the model has no learnable parameter, or if samples influence each other's loss.
+    """
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not parameters:
+        raise ValueError("the model must have a parameter that requires gradients, got none")
+    check = _Check(model, batch, loss_fn, parameters)
+    grams: dict[str, Tensor] = {}
+    arrived: dict[str, list[Use]] = {name: [] for name in parameters}
+
+    def finish(name: str) -> None:
+        parameter, uses = parameters[name], arrived.pop(name)
+        if uses:
+            grams[name] = gram(uses, batch.size, *matrix_shape(parameter), parameter.device)
+        else:
+            grams[name] = torch.zeros(batch.size, batch.size, dtype=torch.float64, device=parameter.device)
+
+    def deliver(name: str, use: Use) -> None:
+        arrived[name].append(use)
+        # The last use frees the factors, so that those of few layers are held at a time.
+        if not watch.pending[name]:
+            finish(name)
+
+    watch = Uses(parameters, batch.size, check.shapes, check.size, deliver)
+    with torch.enable_grad(), watch:
+        output = batch.forward(model)
+    with torch.enable_grad():
+        losses = sample_losses(loss_fn, output, batch)
+        del output
+        check.losses_agree(losses)
+        found = _gradients(losses.sum(), parameters)
+    gradient = {name: total / batch.size for name, total in found.items()}
+    for name in list(arrived):
+        finish(name)
+    reasons = dict.fromkeys(parameters, "the forward pass depends on the number of samples") if watch.diverged else {}
+    reasons |= {name: f"it is used in `{function}`, which has no rule" for name, function in watch.untreated.items()}
+    reasons |= dict.fromkeys(check.disagreements(grams, reasons), "the check against single samples failed")
+    if reasons:
+        grams |= _one_by_one(model, batch, loss_fn, {name: parameters[name] for name in reasons}, reasons)
+    ordered = {name: grams[name] for name in parameters}
+    total = torch.stack([matrix.to(losses.device) for matrix in ordered.values()]).sum(0)
+    return GradientGram(total, ordered, losses.detach(), gradient, reasons, tuple(sorted(watch.cut_off)))
+
+
+class _Check:
+    """The gradients of the first and the last sample, taken one at a time in a small batch of another size.
+
+    Attributes:
+        size: The size of that batch.
+        shapes: The shapes of all tensors of its forward pass.
+    """
+
+    def __init__(self, model: nn.Module, batch: Batch, loss_fn: LossFn, parameters: Mapping[str, Tensor]) -> None:
+        last = batch.size - 1
+        index = torch.tensor([0, last, 0] if batch.size == 2 else [0, last])
+        few = batch.select(index)
+        self.size = few.size
+        self.shapes = Shapes()
+        with torch.enable_grad():
+            with self.shapes:
+                output = few.forward(model)
+            losses = sample_losses(loss_fn, output, few)[:2]
+            gradients = [_gradients(loss, parameters, keep=True) for loss in losses]
+        self._losses = losses.detach()
+        self._tolerance = 3 * torch.finfo(losses.dtype).eps ** 0.5
+        # ⟨g_a, g_b⟩ of the two samples for each parameter, [2, 2].
+        self._products = {name: torch.stack([g[name].flatten().double() for g in gradients]) for name in parameters}
+        self._products = {name: two @ two.T for name, two in self._products.items()}
+
+    def losses_agree(self, losses: Tensor) -> None:
+        """Raise if the samples' losses are others in another company."""
+        here = losses.detach()[[0, -1]]
+        if not torch.allclose(here, self._losses, rtol=self._tolerance, atol=self._tolerance, equal_nan=True):
+            raise ValueError(
+                "the loss of a sample must not depend on the other samples of its batch, or it has no gradient of its "
+                f"own, but that of the first is {float(here[0]):.6g} among {len(losses)} and "
+                f"{float(self._losses[0]):.6g} among {self.size}; a layer such as BatchNorm in train mode does this: "
+                "put the model in eval mode"
+            )
+
+    def disagreements(self, grams: Mapping[str, Tensor], skip: Collection[str]) -> list[str]:
+        """Return the parameters whose inner products are not those of the single samples."""
+        scale = torch.stack([two.diagonal() for two in self._products.values()]).sum(0).sqrt()
+        # Gradients that cancel, such as those of a key's bias, are noise relative to the whole.
+        floor = (scale.unsqueeze(1) * scale) * self._tolerance**2
+        wrong = []
+        for name, two in self._products.items():
+            own = two.diagonal().clamp(min=0).sqrt()
+            bound = self._tolerance * (own.unsqueeze(1) * own) + floor
+            there = grams[name][[0, -1]][:, [0, -1]]
+            if name not in skip and ((there - two).abs() > bound).any():
+                wrong.append(name)
+        return wrong
+
+
+def _gradients(loss: Tensor, parameters: Mapping[str, Tensor], keep: bool = False) -> dict[str, Tensor]:
+    found = torch.autograd.grad(loss, list(parameters.values()), retain_graph=keep, allow_unused=True)
+    return {
+        name: torch.zeros_like(p) if gradient is None else gradient
+        for (name, p), gradient in zip(parameters.items(), found, strict=True)
+    }
+
+
+def _one_by_one(
+    model: nn.Module, batch: Batch, loss_fn: LossFn, parameters: Mapping[str, Tensor], reasons: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """Return the inner products of some parameters' gradients, each gradient from a pass over its sample alone."""
+    needed = sum(p.numel() * p.element_size() for p in parameters.values()) * batch.size
+    if needed > ONE_BY_ONE_BYTES:
+        names = ", ".join(f"{name} ({reasons[name]})" for name in parameters)
+        raise ValueError(
+            f"the gradients of {batch.size} samples must be taken one by one for {names}, which needs "
+            f"{needed / 2**30:.1f} GiB; give fewer samples, or write the layer with functions that have a rule"
+        )
+    rows: dict[str, list[Tensor]] = {name: [] for name in parameters}
+    for i in range(batch.size):
+        one = batch.select(slice(i, i + 1))
+        with torch.enable_grad():
+            loss = sample_losses(loss_fn, one.forward(model), one)[0]
+            for name, gradient in _gradients(loss, parameters).items():
+                rows[name].append(gradient.reshape(matrix_shape(gradient)))
+    return {
+        name: gram([Dense(torch.stack(rows[name]))], batch.size, *matrix_shape(p), p.device)
+        for name, p in parameters.items()
+    }

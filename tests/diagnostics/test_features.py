@@ -1,0 +1,116 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import softmax
+
+from pliant.diagnostics import features
+from pliant.diagnostics.plasticity import Plasticity, error_rate, slope
+
+
+def hidden(samples: int, units: int, seed: int = 0) -> Tensor:
+    return torch.randn(samples, units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_scores_average_to_one_and_planted_units_are_dormant() -> None:
+    h = hidden(50, 20).abs()
+    h[:, :4] *= 1e-3  # dormant: active, but a thousandth of the others
+    h[:, 4] = 0  # dead
+    scores = features.unit_scores(h.mean(0))
+    assert float(scores.mean()) == pytest.approx(1)
+    assert features.dormant_fraction(scores) == 5 / 20
+    assert features.dormant_fraction(scores, tau=0) == 1 / 20
+    assert features.dead_fraction((h != 0).sum(0)) == 1 / 20
+
+
+def test_a_silent_layer_is_dormant_altogether() -> None:
+    assert features.dormant_fraction(features.unit_scores(torch.zeros(6))) == 1
+    assert features.negative_entropy(torch.zeros(6)) == 0
+
+
+def test_negative_entropy_between_all_alike_and_one_alone() -> None:
+    assert features.negative_entropy(torch.ones(8)) == pytest.approx(-math.log(8))
+    assert features.negative_entropy(torch.tensor([0.0, 5.0, 0.0])) == 0
+    p = softmax(hidden(1, 9)[0], 0)
+    assert features.negative_entropy(3 * p) == pytest.approx(float((p * p.log()).sum()))
+
+
+def test_feature_rank_of_planted_rank() -> None:
+    low = hidden(64, 3) @ hidden(3, 32, seed=1)
+    rank, share = features.feature_rank(low)
+    assert rank == 3
+    assert share == 3 / 32
+
+
+def test_covariance_distance_ignores_scale_and_rotation_but_not_arrangement() -> None:
+    h = hidden(10, 6)
+    rotation = torch.linalg.qr(hidden(6, 6, seed=1)).Q
+    assert features.covariance_distance(h, 7 * h @ rotation) == pytest.approx(0, abs=1e-12)
+    one, other = torch.zeros(2, 1), torch.zeros(2, 1)
+    one[0], other[1] = 1, 1
+    assert features.covariance_distance(one, other) == pytest.approx(math.sqrt(2))
+    assert math.isnan(features.covariance_distance(h, torch.zeros(10, 6)))
+
+
+def test_squared_frobenius_error_bounds_the_covariance_distance() -> None:
+    """FIRE, theorem 1, on a network of two relu layers."""
+    z = hidden(12, 5)
+    ours = [hidden(5, 7, seed=1) / 2, hidden(7, 4, seed=2) / 2]
+    theirs = [w + 0.01 * hidden(*w.shape, seed=3) for w in ours]
+
+    def forward(layers: list[Tensor]) -> Tensor:
+        h = z
+        for w in layers:
+            h = torch.relu(h @ w)
+        return h
+
+    a, b = forward(ours), forward(theirs)
+    top = [max(float(torch.linalg.matrix_norm(w, 2)) for w in pair) for pair in zip(ours, theirs, strict=True)]
+    sfe = sum(float((u - v).square().sum()) for u, v in zip(ours, theirs, strict=True))
+    least = min(float(a.norm()), float(b.norm()))
+    bound = 16 * float(z.square().sum()) / least**2 * math.prod(top) ** 2 * sum(1 / s**2 for s in top) * sfe
+    assert 0 < features.covariance_distance(a, b) ** 2 <= bound
+
+
+def test_representation_change_is_the_mean_distance() -> None:
+    h, before = hidden(4, 6).reshape(4, 2, 3), hidden(4, 6, seed=1).reshape(4, 2, 3)
+    expected = sum(float((a - b).norm()) for a, b in zip(h, before, strict=True)) / 4
+    assert features.representation_change(h, before) == pytest.approx(expected)
+
+
+def test_mismatches_are_named() -> None:
+    with pytest.raises(ValueError, match="tau must not be negative"):
+        features.dormant_fraction(torch.ones(2), -1)
+    with pytest.raises(ValueError, match="as many samples, got 2 and 3"):
+        features.covariance_distance(torch.ones(2, 2), torch.ones(3, 2))
+    with pytest.raises(ValueError, match="one shape"):
+        features.representation_change(torch.ones(2, 2), torch.ones(2, 3))
+
+
+def test_plasticity_of_a_learner_that_gets_worse() -> None:
+    record = Plasticity((0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.5, 0.7), fresh=(0.1,))
+    assert record.change == pytest.approx(0.6 - 0.1)
+    assert record.trend == pytest.approx(torch.linalg.lstsq(
+        torch.stack([torch.arange(8.0), torch.ones(8)], 1).double(), torch.tensor(record.final).double()[:, None]
+    ).solution[0].item())  # fmt: skip
+    assert record.gap == pytest.approx([0, 0, 0.1, 0.1, 0.2, 0.2, 0.4, 0.6])
+    assert Plasticity((0.5,)).trend == 0
+    assert Plasticity((0.5,)).gap == ()
+    assert slope([3.0, 3.0, 3.0]) == 0
+
+
+def test_plasticity_wants_one_entry_a_task() -> None:
+    with pytest.raises(ValueError, match="at least one task"):
+        Plasticity(())
+    with pytest.raises(ValueError, match="online must have one of"):
+        Plasticity((0.1, 0.2), online=(0.1,))
+    with pytest.raises(ValueError, match="fresh must have one of"):
+        Plasticity((0.1, 0.2, 0.3), fresh=(0.1, 0.2))
+
+
+def test_error_rate_counts_positions() -> None:
+    output = torch.eye(3).expand(2, 3, 3)
+    assert error_rate(output, torch.tensor([[0, 1, 2], [0, 0, 0]])) == pytest.approx(2 / 6)
+    with pytest.raises(ValueError, match="target must have"):
+        error_rate(torch.eye(3), torch.zeros(2))

@@ -1,0 +1,207 @@
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.checkpoint import checkpoint
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from pliant.diagnostics import factors
+from pliant.diagnostics.batches import Batch
+from pliant.diagnostics.gram import gradient_gram
+from tests.diagnostics.networks import NETWORKS, SAMPLES, Twice, network
+from tests.reference.gradients import per_sample_gradients
+
+
+def assert_equal(ours: Tensor, gradients: Tensor) -> None:
+    """Equal to the rounding of float64, relative to the norms of the two gradients of each product."""
+    theirs = gradients @ gradients.T
+    scale = theirs.diagonal().sqrt()
+    assert float(((ours - theirs).abs() / (scale[:, None] * scale)).max()) < 1e-13
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_kind_of_layer_matches_single_samples(name: str) -> None:
+    model, batch, loss_fn = network(name)
+    result = gradient_gram(model, batch, loss_fn)
+    gradients = per_sample_gradients(model, batch, loss_fn)
+    assert_equal(result.total, gradients)
+    mean = torch.cat([g.flatten() for g in result.gradient.values()])
+    torch.testing.assert_close(mean, gradients.mean(0), rtol=1e-12, atol=1e-14)
+    start = 0
+    for parameter, gram in zip(model.parameters(), result.parameters.values(), strict=True):
+        part = gradients[:, start : start + parameter.numel()]
+        torch.testing.assert_close(gram, part @ part.T, rtol=1e-10, atol=1e-14)
+        start += parameter.numel()
+    assert all(name.startswith("memory.") for name in result.one_by_one), "only the LSTM has no rule"
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3])
+@pytest.mark.parametrize("name", ["twice", "residual", "language"])
+def test_few_samples(name: str, samples: int) -> None:
+    model, batch, loss_fn = network(name, samples)
+    assert_equal(gradient_gram(model, batch, loss_fn).total, per_sample_gradients(model, batch, loss_fn))
+
+
+def test_as_many_positions_as_samples_are_told_apart() -> None:
+    model, batch, loss_fn = network("positions", samples=3)
+    assert batch.args[0].shape == (3, 3, 6)
+    assert_equal(gradient_gram(model, batch, loss_fn).total, per_sample_gradients(model, batch, loss_fn))
+
+
+@pytest.mark.parametrize("name", ["cnn", "language", "conv3d"])
+def test_blocks_and_pairs_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A little memory makes many blocks; which way is cheaper must not matter to the result."""
+    model, batch, loss_fn = network(name)
+    gradients = per_sample_gradients(model, batch, loss_fn)
+    monkeypatch.setattr(factors, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(factors, "PRODUCT_BYTES", 1000)
+    monkeypatch.setattr(factors, "SAMPLES_AT_ONCE", 2)
+    assert_equal(gradient_gram(model, batch, loss_fn).total, gradients)
+
+
+@pytest.mark.parametrize("positions", [1, 3, 40])
+def test_both_ways_of_a_linear_layer_are_the_product_of_its_gradients(positions: int) -> None:
+    generator = torch.Generator().manual_seed(positions)
+    deltas = torch.randn(5, positions, 9, generator=generator, dtype=torch.float64)
+    inputs = torch.randn(5, positions, 11, generator=generator, dtype=torch.float64)
+    use, gradients = factors.Outer(deltas, inputs), torch.einsum("mto,mti->moi", deltas, inputs).flatten(1)
+    assert_equal(factors._gram_by_blocks([use], 5, 9, 11, torch.device("cpu")), gradients)
+    assert_equal(factors._gram_by_pairs(use.left, use.right), gradients)
+    assert_equal(factors.gram([use], 5, 9, 11, torch.device("cpu")), gradients)
+
+
+def test_gpt2_of_transformers_needs_no_fallback() -> None:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=13, n_positions=8, n_embd=8, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    model = GPT2LMHeadModel(config).double().eval()
+    tokens = torch.randint(0, 13, (SAMPLES, 6))
+    batch = Batch.of({"input_ids": tokens, "labels": tokens})
+
+    def loss_fn(output: object, target: Tensor) -> Tensor:
+        return cross_entropy(output.logits[:, :-1].flatten(0, 1), target[:, 1:].flatten())  # type: ignore[attr-defined]
+
+    result = gradient_gram(model, batch, loss_fn)
+    assert_equal(result.total, per_sample_gradients(model, batch, loss_fn))
+    assert result.one_by_one == {}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_reduction_of_the_loss_does_not_matter(reduction: str) -> None:
+    model, batch, _ = network("mlp")
+    gradients = per_sample_gradients(model, batch, cross_entropy)
+    result = gradient_gram(model, batch, nn.CrossEntropyLoss(reduction=reduction))
+    assert_equal(result.total, gradients)
+
+
+def test_frozen_parameters_are_not_part_of_it() -> None:
+    model, batch, loss_fn = network("mlp")
+    model[0].requires_grad_(False)
+    result = gradient_gram(model, batch, loss_fn)
+    assert_equal(result.total, per_sample_gradients(model, batch, loss_fn))
+    assert set(result.parameters) == {"2.weight", "4.weight", "4.bias"}
+    with pytest.raises(ValueError, match="must have a parameter that requires gradients"):
+        gradient_gram(model.requires_grad_(False), batch, loss_fn)
+
+
+def test_model_and_gradients_are_left_alone() -> None:
+    model, batch, loss_fn = network("residual")
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    gradient_gram(model, batch, loss_fn)
+    assert all(v.equal(before[k]) for k, v in model.state_dict().items())
+    assert all(p.grad is not None and p.grad.eq(1).all() and not p._backward_hooks for p in model.parameters())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_layers_are_right_or_named(reentrant: bool) -> None:
+    class Checkpointed(Twice):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(checkpoint(lambda h: torch.tanh(self.body(h)), x, use_reentrant=reentrant))
+
+    model = Checkpointed().double()
+    batch = Batch.of((torch.randn(5, 6, dtype=torch.float64, requires_grad=True), torch.randint(0, 4, (5,))))
+    result = gradient_gram(model, batch, cross_entropy)
+    if reentrant:  # the layer is no part of the graph, and `torch.autograd.grad` knows nothing of it
+        assert result.cut_off == ("body.bias", "body.weight")
+    else:
+        assert_equal(result.total, per_sample_gradients(model, batch, cross_entropy))
+        assert result.one_by_one == {}
+        assert result.cut_off == ()
+
+
+def test_a_weight_of_the_wrong_layout_is_found_out_and_still_right() -> None:
+    class TimeMajor(nn.Module):
+        """Merges positions and samples with the positions first, which no shape can tell."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(6, 5), nn.Linear(5, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            merged = torch.relu(self.body(x.transpose(0, 1).reshape(-1, 6)))
+            return self.head(merged.view(x.shape[1], x.shape[0], 5).mean(0))
+
+    model = TimeMajor().double()
+    batch = Batch.of((torch.randn(5, 3, 6, dtype=torch.float64), torch.randint(0, 4, (5,))))
+    result = gradient_gram(model, batch, cross_entropy)
+    assert_equal(result.total, per_sample_gradients(model, batch, cross_entropy))
+    assert set(result.one_by_one) == {"body.weight", "body.bias"}
+
+
+def test_a_path_that_depends_on_the_number_of_samples_is_found_out_and_still_right() -> None:
+    class Moody(Twice):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x + 0 if len(x) > 2 else x)
+
+    model = Moody().double()
+    batch = Batch.of((torch.randn(5, 6, dtype=torch.float64), torch.randint(0, 4, (5,))))
+    result = gradient_gram(model, batch, cross_entropy)
+    assert_equal(result.total, per_sample_gradients(model, batch, cross_entropy))
+    assert set(result.one_by_one.values()) == {"the forward pass depends on the number of samples"}
+
+
+def test_samples_that_influence_each_other_are_an_error() -> None:
+    model, batch, loss_fn = network("residual")
+    with pytest.raises(ValueError, match="BatchNorm layer takes its statistics from the batch"):
+        gradient_gram(model.train(), batch, loss_fn)
+
+    class Centred(Twice):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x - x.mean(0))
+
+    batch = Batch.of((torch.randn(5, 6), torch.randint(0, 4, (5,))))
+    with pytest.raises(ValueError, match="must not depend on the other samples"):
+        gradient_gram(Centred(), batch, cross_entropy)
+
+
+def test_too_much_to_take_one_by_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pliant.diagnostics.gram.ONE_BY_ONE_BYTES", 100)
+    model, batch, loss_fn = network("recurrent")
+    with pytest.raises(ValueError, match=r"memory.weight_ih_l0 \(it is used in `lstm`, which has no rule\)"):
+        gradient_gram(model, batch, loss_fn)
+
+
+def test_half_precision_is_computed_wide() -> None:
+    model, batch, loss_fn = network("positions")
+    exact = gradient_gram(model, batch, loss_fn).total
+    half = gradient_gram(model.bfloat16(), batch.on(model), loss_fn)
+    assert half.total.dtype == torch.float64
+    assert float((half.total - exact).norm() / exact.norm()) < 0.02
+
+
+def test_regression_with_a_mapping_of_inputs() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(3, 2), nn.Linear(4, 2)
+
+        def forward(self, a: Tensor, b: Tensor) -> dict[str, Tensor]:
+            return {"sum": self.left(a) + self.right(b)}
+
+    model = Two().double()
+    inputs = {"a": torch.randn(6, 3, dtype=torch.float64), "b": torch.randn(6, 4, dtype=torch.float64)}
+    batch = Batch.of((inputs, torch.randn(6, 2, dtype=torch.float64)))
+    result = gradient_gram(model, batch, lambda out, target: mse_loss(out["sum"], target))
+    reference = per_sample_gradients(model, batch, lambda out, target: mse_loss(out["sum"], target))
+    assert_equal(result.total, reference)

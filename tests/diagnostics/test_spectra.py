@@ -1,0 +1,101 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pliant.diagnostics.spectra import (
+    as_matrix,
+    condition_number,
+    effective_rank,
+    participation_ratio,
+    singular_values,
+    srank,
+    stable_rank,
+)
+
+spectra = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12).map(lambda v: torch.tensor(v, dtype=torch.float64))
+
+
+def orthogonal(rows: int, columns: int) -> Tensor:
+    return torch.linalg.qr(torch.randn(max(rows, columns), min(rows, columns), dtype=torch.float64)).Q[:rows, :columns]
+
+
+def test_orthogonal_matrix_has_full_rank_by_every_definition() -> None:
+    sigma = singular_values(3 * orthogonal(20, 20))
+    assert effective_rank(sigma) == pytest.approx(20)
+    assert stable_rank(sigma) == pytest.approx(20)
+    assert participation_ratio(sigma) == pytest.approx(20)
+    assert condition_number(sigma) == pytest.approx(1)
+    assert srank(sigma) == 20
+
+
+def test_rank_one_matrix_has_rank_one_by_every_definition() -> None:
+    sigma = singular_values(torch.outer(torch.randn(7).double(), torch.randn(5).double()))
+    assert effective_rank(sigma) == pytest.approx(1)
+    assert stable_rank(sigma) == pytest.approx(1)
+    assert participation_ratio(sigma) == pytest.approx(1)
+    assert srank(sigma) == 1
+    assert condition_number(sigma) > 1e14
+
+
+def test_diagonal_matrix_by_hand() -> None:
+    sigma = singular_values(torch.diag(torch.tensor([1.0, 4.0, 2.0, 1.0], dtype=torch.float64)))
+    assert sigma.tolist() == pytest.approx([4, 2, 1, 1])
+    shares = [0.5, 0.25, 0.125, 0.125]
+    assert effective_rank(sigma) == pytest.approx(math.exp(-sum(p * math.log(p) for p in shares)))
+    assert stable_rank(sigma) == pytest.approx(22 / 16)
+    assert participation_ratio(sigma) == pytest.approx(22**2 / (256 + 16 + 1 + 1))
+    assert condition_number(sigma) == pytest.approx(4)
+    assert [srank(sigma, delta) for delta in (0.5, 0.49, 0.25, 0.125, 0.1, 0.0)] == [1, 2, 2, 3, 4, 4]
+
+
+def test_srank_of_many_equal_values_is_the_tie_that_rounding_would_break() -> None:
+    for n in (100, 200, 700):
+        assert srank(torch.full((n,), 0.1)) == n * 99 // 100
+
+
+def test_zero_matrix_has_no_rank_and_no_condition() -> None:
+    sigma = singular_values(torch.zeros(3, 4))
+    assert (effective_rank(sigma), srank(sigma), stable_rank(sigma), participation_ratio(sigma)) == (0, 0, 0, 0)
+    assert condition_number(sigma) == math.inf
+
+
+@given(spectra, st.floats(1e-3, 1e3))
+def test_ranks_do_not_depend_on_scale_and_lie_between_one_and_all(sigma: Tensor, scale: float) -> None:
+    for rank in (effective_rank, stable_rank, participation_ratio):
+        assert 1 - 1e-9 <= rank(sigma) <= len(sigma) + 1e-9
+        assert rank(scale * sigma) == pytest.approx(rank(sigma), rel=1e-9)
+    # Rényi entropies fall with their order: of the shares of σ² that these two summarise, order 2 and order ∞.
+    assert stable_rank(sigma) <= participation_ratio(sigma) + 1e-9
+
+
+@given(spectra, st.floats(0, 0.9))
+def test_srank_is_the_first_that_reaches_the_share(sigma: Tensor, delta: float) -> None:
+    k = srank(sigma, delta)
+    ordered = sorted(sigma.tolist(), reverse=True)
+    assert sum(ordered[:k]) >= (1 - delta) * sum(ordered) * (1 - 1e-9)
+    assert k == 1 or sum(ordered[: k - 1]) < (1 - delta) * sum(ordered) * (1 + 1e-9)
+
+
+def test_convolutions_are_matrices_of_output_channels() -> None:
+    weight = torch.randn(4, 3, 5, 5)
+    assert as_matrix(weight).shape == (4, 75)
+    assert as_matrix(weight.to(memory_format=torch.channels_last)).equal(weight.reshape(4, 75))
+    assert as_matrix(weight.bfloat16()).dtype == torch.float32
+
+
+def test_non_finite_entries_give_non_finite_values_not_a_failed_decomposition() -> None:
+    sigma = singular_values(torch.tensor([[1.0, math.nan], [0.0, 1.0]]))
+    assert sigma.isnan().all()
+    with pytest.raises(ValueError, match="sigma must be finite"):
+        srank(sigma)
+
+
+def test_arguments_out_of_range_are_named() -> None:
+    with pytest.raises(ValueError, match=r"delta must lie in \[0, 1\), got 1"):
+        srank(torch.ones(2), 1)
+    with pytest.raises(ValueError, match=r"at least 2 dimensions, got shape \(3,\)"):
+        singular_values(torch.ones(3))

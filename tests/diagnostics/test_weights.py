@@ -1,0 +1,112 @@
+import math
+from itertools import permutations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pliant.diagnostics import weights
+from pliant.diagnostics.spectra import singular_values
+
+
+def matrix(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_norms_are_those_of_all_entries_together() -> None:
+    tensors = [matrix(3, 4), matrix(5, 1).squeeze()]
+    together = torch.cat([t.flatten() for t in tensors])
+    assert weights.l1_norm(tensors) == pytest.approx(float(together.abs().sum()))
+    assert weights.l2_norm(tensors) == pytest.approx(float(together.norm()))
+
+
+def test_norms_of_half_precision_do_not_overflow() -> None:
+    assert weights.l2_norm([torch.full((4,), 6e4, dtype=torch.float16)]) == pytest.approx(
+        2 * float(torch.tensor(6e4).half())
+    )
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (3, 6), (6, 3)])
+def test_isometry_deviation_is_the_matrix_formula_on_every_side(shape: tuple[int, int]) -> None:
+    w = matrix(*shape)
+    sigma = singular_values(w)
+    by_outputs = float((w @ w.T - torch.eye(shape[0])).square().sum())
+    by_inputs = float((w.T @ w - torch.eye(shape[1])).square().sum())
+    assert weights.isometry_deviation(sigma, shape, side="out") == pytest.approx(by_outputs)
+    assert weights.isometry_deviation(sigma, shape, side="in") == pytest.approx(by_inputs)
+    assert weights.isometry_deviation(sigma, shape) == pytest.approx(min(by_outputs, by_inputs))
+
+
+def test_isometries_do_not_deviate() -> None:
+    q = torch.linalg.qr(matrix(6, 3)).Q
+    assert weights.isometry_deviation(singular_values(q), (6, 3)) == pytest.approx(0, abs=1e-20)
+
+
+@given(st.integers(0, 10**6))
+def test_spectral_norm_is_bounded_by_the_deviation(seed: int) -> None:
+    sigma = singular_values(matrix(4, 7, seed))
+    assert sigma[0] ** 2 <= 1 + weights.isometry_deviation(sigma, (4, 7)) ** 0.5 + 1e-12
+
+
+def test_frobenius_error_and_its_normalised_form() -> None:
+    w, reference = matrix(3, 4), matrix(3, 4, seed=1)
+    error = float((w - reference).norm() ** 2)
+    assert weights.frobenius_error(w, reference) == pytest.approx(error)
+    assert weights.frobenius_error(w, reference, normalized=True) == pytest.approx(error / float(reference.norm() ** 2))
+    zero = torch.zeros(3, 4)
+    assert weights.frobenius_error(zero, zero, normalized=True) == 0
+    assert weights.frobenius_error(w, zero, normalized=True) == math.inf
+
+
+@given(st.integers(0, 10**6))
+def test_wasserstein_is_the_best_pairing_and_never_exceeds_l2(seed: int) -> None:
+    w, reference = matrix(2, 2, seed), matrix(2, 2, seed + 1)
+    best = min(float((w.flatten()[list(order)] - reference.flatten()).norm()) for order in permutations(range(4)))
+    assert weights.wasserstein_distance(w, reference) == pytest.approx(best)
+    assert best <= weights.distance([w], [reference]) + 1e-12
+
+
+def test_layer_balance_follows_the_definition() -> None:
+    table = weights.layer_balance([2.0, 6.0, 1.0], [1.0, 2.0, 4.0])
+    assert table[0][1] == pytest.approx(abs(6 / 2 - 2 / 1))
+    assert table[0][2] == pytest.approx(abs(1 / 2 - 4 / 1))
+    assert table[1][2] == pytest.approx(abs(1 / 6 - 4 / 2))
+    assert table[2][1] == table[1][2]
+    assert [table[k][k] for k in range(3)] == [0, 0, 0]
+    assert weights.layer_balance([0.0, 1.0], [0.0, 1.0])[0][1] == math.inf
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=3, max_size=3), st.lists(st.floats(0.1, 10), min_size=3, max_size=3),
+       st.floats(0, 1))  # fmt: skip
+def test_soft_rescaling_never_worsens_the_balance(norms: list[float], initial: list[float], lam: float) -> None:
+    rescaled = [lam * first + (1 - lam) * now for now, first in zip(norms, initial, strict=True)]
+    before, after = weights.layer_balance(norms, initial), weights.layer_balance(rescaled, initial)
+    assert all(after[a][b] <= before[a][b] + 1e-9 for a in range(3) for b in range(3))
+
+
+def test_product_bound_holds_for_a_chain() -> None:
+    layers = [matrix(8, 5), matrix(8, 8, 1), matrix(3, 8, 2)]
+    bound = weights.product_bound(float(singular_values(w)[0]) for w in layers)
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        for w in layers[:-1]:
+            x = torch.relu(w @ x)
+        return layers[-1] @ x
+
+    a, b = matrix(5, 1, 3), matrix(5, 1, 4)
+    slope = float((network(a) - network(b)).norm() / (a - b).norm())
+    assert 0 < slope <= bound <= weights.product_bound(float(w.norm()) for w in layers)
+
+
+def test_mismatches_are_named() -> None:
+    with pytest.raises(ValueError, match=r"one shape, got \(2, 2\) and \(3,\)"):
+        weights.frobenius_error(torch.ones(2, 2), torch.ones(3))
+    with pytest.raises(ValueError, match="side must be one of"):
+        weights.isometry_deviation(torch.ones(2), (2, 2), side="left")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="equally many, got 1 and 2"):
+        weights.layer_balance([1.0], [1.0, 2.0])
+
+
+def test_non_finite_entries_are_counted() -> None:
+    assert weights.non_finite(torch.tensor([math.nan, 1.0, -math.inf])) == 2
