@@ -1,7 +1,7 @@
 """Fresh draws of a model's initial values, in the distribution that its own modules initialise themselves with."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -79,3 +79,20 @@ def draw_fresh(model: nn.Module, init: Init | None = None) -> dict[str, Tensor]:
         )
         for name, tensor in tensors
     }
+
+
+@torch.no_grad()
+def redraw_(model: nn.Module, parameters: Mapping[str, nn.Parameter], init: Init | None = None) -> None:
+    """Re-draw these parameters in place, and start the buffers of the modules that own them anew.
+
+    Args:
+        model: The model.
+        parameters: The parameters to re-draw, by their names in the model.
+        init: A function that initialises a model in place; each module's own `reset_parameters` if None.
+    """
+    fresh = draw_fresh(model, init)
+    torch._foreach_copy_(list(parameters.values()), [fresh[name] for name in parameters])
+    owners = {name.rpartition(".")[0] for name in parameters}
+    for name, buffer in model.named_buffers():
+        if name.rpartition(".")[0] in owners:
+            buffer.copy_(fresh[name])

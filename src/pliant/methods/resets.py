@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
 from pliant.graph.layers import called_layers, classifier_names
 from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer, learnable_parameters
-from pliant.methods.redraw import Init, check_redrawable, draw_fresh, seeded
+from pliant.methods.redraw import Init, check_redrawable, redraw_, seeded
 
 
 class FullReset(Reinitializer):
@@ -43,13 +42,8 @@ class FullReset(Reinitializer):
 
     def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
         with seeded(self.seed, self.draws):
-            fresh = draw_fresh(self.model, self.init)
+            redraw_(self.model, self.parameters, self.init)
         self.draws += 1
-        torch._foreach_copy_(list(self.parameters.values()), [fresh[name] for name in self.parameters])
-        owners = {name.rpartition(".")[0] for name in self.parameters}
-        for name, buffer in self.model.named_buffers():
-            if name.rpartition(".")[0] in owners:
-                buffer.copy_(fresh[name])
         return {}
 
 
