@@ -2,98 +2,120 @@
 
 import signal
 import sys
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 try:
     import typer
     from rich.console import Console
-    from rich.table import Table
 
+    from pliant.experiments import listings
     from pliant.experiments.display import LiveProgress, result_table
-    from pliant.experiments.recipe import BASELINES, Recipe, RecipeError, load_recipe, make_recipe, parse_value
-except ImportError as error:  # pragma: no cover
+    from pliant.experiments.recipe import Recipe, find_recipe, load_recipe, make_recipe, override
+except ImportError as error:
     raise SystemExit(f"the command line needs more than torch ({error}): pip install 'pliant[cli]'") from error
 
-from pliant import data, methods, models, streams
-from pliant.experiments.engines import ProcessEngine
+from pliant import data, streams
+from pliant.data import cache
+from pliant.experiments.engines import Engine, ProcessEngine, RayEngine
 from pliant.experiments.experiment import run_experiment
 from pliant.experiments.report import write_report
 from pliant.experiments.schedule import run_all
-from pliant.experiments.store import FINAL, load_runs
-from pliant.experiments.table import tabulate
+from pliant.experiments.store import FINAL, load_runs, load_selection
+from pliant.experiments.table import chosen, tabulate
+from pliant.spelling import suggest
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Keep networks able to learn.", pretty_exceptions_enable=False
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Keep PyTorch networks able to learn: attach methods, diagnose, compare.",
 )
+data_app = typer.Typer(no_args_is_help=True, help="Fetch data sets and look after the cache.")
+app.add_typer(data_app, name="data")
 console = Console()
 
-Out = Annotated[Path | None, typer.Option(help="Folder for the runs; the same folder goes on where it stopped.")]
-Workers = Annotated[int | None, typer.Option(help="Processes; one a core by default.")]
-Seeds = Annotated[int, typer.Option(help="How many seeds.")]
+
+class EngineName(StrEnum):
+    """Where runs are executed."""
+
+    PROCESSES = "processes"
+    RAY = "ray"
+
+
+Out = Annotated[Path | None, typer.Option(help="Folder of the runs. The same folder goes on where it stopped.")]
+EngineOption = Annotated[EngineName, typer.Option("--engine", help="Where to run.")]
+Workers = Annotated[int | None, typer.Option(help="Processes at a time; as many as the cores by default.")]
+Threads = Annotated[int, typer.Option(help="Threads (on Ray: CPUs) of every run.")]
+Gpus = Annotated[float, typer.Option(help="GPUs that every run asks Ray for.")]
+Address = Annotated[str | None, typer.Option(help="Ray cluster to join; a new one on this machine by default.")]
+Checkpoint = Annotated[float, typer.Option(help="Seconds between two checkpoints of a run.")]
 
 
 @app.command()
 def compare(
-    data: Annotated[str, typer.Option(help="Data set; see `pliant list data`.")] = "digits",
-    model: Annotated[str, typer.Option(help="Network; see `pliant list models`.")] = "mlp",
-    stream: Annotated[str, typer.Option(help="What it meets; see `pliant list streams`.")] = "warm_start",
+    data: Annotated[str, typer.Option(help="Data set: a name, a path, or module:function.")] = "digits",
+    model: Annotated[str, typer.Option(help="Network: a name, or module:function.")] = "mlp",
+    stream: Annotated[str, typer.Option(help="What the network meets.")] = "warm_start",
     methods: Annotated[
-        str, typer.Option(help="Methods, e.g. vanilla,swr:lam=1e-3,l2:lam=1e-3|1e-4,swr+l2.")
-    ] = "vanilla,swr,l2",
-    seeds: Seeds = 5,
+        str, typer.Option(help="What to compare, e.g. vanilla,swr,l2:lam=1e-3,l2:lam=1e-2|1e-3,swr+l2.")
+    ] = "vanilla,fresh,l2,swr",
+    seeds: Annotated[int, typer.Option(help="How many seeds.")] = 5,
+    tune: Annotated[bool, typer.Option(help="Choose each method's strength on held-out data.")] = False,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="More, e.g. stream.epochs=20, training.lr=1e-3.")
+        list[str] | None, typer.Option("--set", help="Anything else, e.g. stream.epochs=20, training.lr=1e-3.")
     ] = None,
     out: Out = None,
+    engine: EngineOption = EngineName.PROCESSES,
     workers: Workers = None,
+    threads: Threads = 1,
+    gpus: Gpus = 0.0,
+    address: Address = None,
+    checkpoint_seconds: Checkpoint = 30.0,
 ) -> None:
-    """Compare methods on a stream: train each with several seeds, then show a table and write a report."""
+    """Compare methods on a stream: train each with several seeds, show a table, write a report."""
+    entries: list[Any] = methods.split(",")
+    if tune:
+        entries = [{"name": entry, "grid": "sweep"} if entry.isidentifier() else entry for entry in entries]
     values: dict[str, Any] = {
-        "title": f"{stream} on {data} with {model}",
-        "data": {"name": data},
-        "model": {"name": model},
-        "stream": {"name": stream},
-        "training": {},
-        "methods": methods.split(","),
+        "title": f"{stream} on {Path(data).name} with {model}",
+        "data": data,
+        "model": model,
+        "stream": stream,
+        "methods": entries,
         "seeds": seeds,
     }
-    for assignment in setting or []:
-        key, _, text = assignment.partition("=")
-        table, dot, name = key.partition(".")
-        if dot and isinstance(values.get(table), dict):
-            values[table][name] = parse_value(text)
-        else:
-            values[key] = parse_value(text)
-    _run(make_recipe(values), out or Path("runs") / f"{stream}-{data}-{model}".replace("/", "_"), workers)
+    recipe = make_recipe(override(values, setting or ()))
+    name = "-".join(Path(part).name for part in (stream, data, model)).replace(":", "_")
+    make = _engine_maker(engine, workers, threads, gpus, address)
+    _run(recipe, out or Path("runs") / name, make, checkpoint_seconds)
 
 
 @app.command()
 def run(
-    recipe: Annotated[Path, typer.Argument(help="A recipe: a TOML file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Changes: key=value.")] = None,
+    recipe: Annotated[str, typer.Argument(help="A recipe: its name (`pliant list recipes`) or a TOML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Changes, e.g. seeds=2 stream.epochs=5.")] = None,
     out: Out = None,
+    engine: EngineOption = EngineName.PROCESSES,
     workers: Workers = None,
+    threads: Threads = 1,
+    gpus: Gpus = 0.0,
+    address: Address = None,
+    checkpoint_seconds: Checkpoint = 30.0,
 ) -> None:
-    """Run a recipe: all that is not done yet of it."""
-    _run(load_recipe(recipe, overrides or ()), out or Path("runs") / recipe.stem, workers)
+    """Run a recipe: all of it that is not done yet."""
+    path = find_recipe(recipe)
+    make = _engine_maker(engine, workers, threads, gpus, address)
+    _run(load_recipe(path, overrides or ()), out or Path("runs") / path.stem, make, checkpoint_seconds)
 
 
 @app.command()
 def demo(out: Out = None, workers: Workers = None) -> None:
     """See what Pliant does, in a minute or two: a warm start on handwritten digits, trained in seven ways."""
-    recipe = make_recipe(
-        {
-            "title": "Warm start on 400 digits: a quarter of them first, then all",
-            "data": {"name": "digits", "first": 400},
-            "model": "mlp",
-            "stream": {"name": "warm_start", "fraction": 0.25, "first_epochs": 200, "epochs": 60},
-            "training": {"lr": 1e-2, "batch_size": 16, "evaluate_every": 10},
-            "methods": ["vanilla", "fresh", "l2", "l2_init", "shrink_perturb", "head_reset", "swr"],
-            "seeds": 5,
-        }
-    )
-    _run(recipe, out or Path("demo"), workers)
+    make = _engine_maker(EngineName.PROCESSES, workers, 1, 0.0, None)
+    _run(load_recipe(find_recipe("demo")), out or Path("demo"), make, 30.0)
 
 
 @app.command()
@@ -102,94 +124,120 @@ def report(folder: Annotated[Path, typer.Argument(help="An experiment's folder."
     _show(folder)
 
 
+@app.command()
+def tensorboard(
+    folder: Annotated[Path, typer.Argument(help="An experiment's folder.")],
+    to: Annotated[Path | None, typer.Option(help="Where to write; FOLDER/tensorboard by default.")] = None,
+) -> None:
+    """Export the metrics of an experiment for TensorBoard."""
+    from pliant.experiments.tensorboard import export
+
+    target = to or folder / "tensorboard"
+    count = export(folder, target)
+    console.print(f"{count} runs; see them with: tensorboard --logdir {target}", soft_wrap=True)
+
+
 @app.command("list")
-def list_(what: Annotated[str, typer.Argument(help="methods, streams, models or data.")]) -> None:
+def list_(what: Annotated[str, typer.Argument(help=", ".join(listings.LISTINGS))]) -> None:
     """Show what there is to choose from."""
-    listings = {"methods": _methods, "streams": _streams, "models": _models, "data": _data}
-    if what not in listings:
-        raise RecipeError(f"list {what!r}: allowed: {', '.join(listings)}")
-    console.print(listings[what]())
+    if what not in listings.LISTINGS:
+        raise ValueError(f"list {what!r}: {suggest(what, listings.LISTINGS)}")
+    console.print(listings.LISTINGS[what]())
 
 
-def _methods() -> Table:
-    table = Table("name", "kind", "what it does", "settings (default)", "from")
-    for name, summary in BASELINES.items():
-        table.add_row(name, "baseline", summary, "", "")
-    for info in map(methods.info, methods.names()):
-        settings = ", ".join(f"{t.name} ({t.default})" for t in info.tunables)
-        table.add_row(info.name, info.kind, info.summary, settings, info.paper)
-    return table
+@data_app.command("list")
+def data_list() -> None:
+    """Show the data sets and what is in the cache."""
+    console.print(listings.data_listing())
+    folder = cache.cache_folder()
+    for entry in cache.entries():
+        size = sum(file.stat().st_size for file in entry.iterdir())
+        console.print(f"in the cache: {entry} ({size / 1e6:.0f} MB)", soft_wrap=True)
+    console.print(f"the cache is {folder}; PLIANT_CACHE names another", soft_wrap=True)
 
 
-def _streams() -> Table:
-    table = Table("name", "what the network meets", "options (default)", "from")
-    for name in streams.names():
-        cls = streams.stream_class(name)
-        summary = (cls.__doc__ or "").partition("\n")[0]
-        options = ", ".join(f"{key} ({value})" for key, value in streams.options(name).items())
-        table.add_row(name, summary, options, cls.paper)
-    return table
+@data_app.command("get")
+def data_get(name: Annotated[str, typer.Argument(help="A data set: a name, a path, or module:function.")]) -> None:
+    """Download and decode a data set, so that runs find it ready."""
+    dataset = data.load(name)
+    console.print(
+        f"{name}: {len(dataset.train)} examples to learn from, {len(dataset.test)} to be tested on, "
+        f"{len(dataset.classes)} classes, shape {dataset.shape}",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
-def _models() -> Table:
-    table = Table("name", "what it is", "from")
-    for info in map(models.info, models.names()):
-        table.add_row(info.name, info.summary, info.paper)
-    return table
+@data_app.command("check")
+def data_check() -> None:
+    """Compare every data set in the cache with its checksums."""
+    problems = [problem for entry in cache.entries() for problem in cache.check(entry)]
+    for problem in problems:
+        console.print(problem, markup=False, soft_wrap=True)
+    console.print(f"{len(cache.entries())} data sets in {cache.cache_folder()}, {len(problems)} problems")
+    if problems:
+        raise typer.Exit(1)
 
 
-def _data() -> Table:
-    table = Table("name", "what it is")
-    for name in data.names():
-        table.add_row(name, data.summary(name))
-    table.add_row("PATH", "a folder of images (class/… or train/class/… and test/class/…), or an .npz file")
-    table.add_row("MODULE:FUNCTION", "a function of your own that returns (x_train, y_train), (x_test, y_test)")
-    return table
+def _engine_maker(
+    engine: EngineName, workers: int | None, threads: int, gpus: float, address: str | None
+) -> Callable[[], Engine]:
+    if engine is EngineName.RAY:
+        return lambda: RayEngine(address, threads, gpus)
+    if gpus or address:
+        raise ValueError("--gpus and --address are for --engine ray")
+    return lambda: ProcessEngine(workers, threads)
 
 
-def _run(recipe: Recipe, root: Path, workers: int | None) -> None:
+def _run(recipe: Recipe, root: Path, make_engine: Callable[[], Engine], checkpoint_seconds: float) -> None:
     # Downloads and decodes once, before many processes want it at the same time.
     data.load(recipe.data.name, **recipe.data.options)
-    engine = ProcessEngine(workers)
+    engine = make_engine()
     try:
         with LiveProgress(root, console) as progress:
-            statuses = run_experiment(recipe, root, lambda runs: run_all(runs, root, engine, progress))
+            statuses = run_experiment(
+                recipe,
+                root,
+                lambda runs: run_all(runs, root, engine, progress, checkpoint_seconds=checkpoint_seconds),
+            )
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on from here")
+        raise typer.Exit(130) from None
     finally:
         engine.close()
     _show(root)
     bad = [name for name, status in statuses.items() if status != "finished"]
     if bad:
         console.print(f"{len(bad)} of {len(statuses)} runs did not finish; result.json in their folders says why:")
-        console.print("\n".join(bad))
+        console.print("\n".join(bad), soft_wrap=True)
         raise typer.Exit(1)
 
 
 def _show(root: Path) -> None:
     runs = load_runs(root)
-    rows = tabulate(runs)
-    unfinished = sum(run.status not in FINAL for run in runs)
+    selection = load_selection(root)
+    rows = chosen(tabulate(runs), selection)
     if not rows:
         console.print("no run has ended yet")
         return
-    recipe_stream = runs[0].config.stream.name
-    console.print(result_table(rows, streams.stream_class(recipe_stream).headline, root.name))
+    headline = streams.stream_class(runs[0].config.stream.name).headline
+    console.print(result_table(rows, headline, root.resolve().name))
+    if selection:
+        what = "held-out training data" if selection["on"] == "validation" else "the test data itself: optimistic"
+        console.print(f"settings were chosen on {what}")
+    unfinished = sum(run.status not in FINAL for run in runs)
     if unfinished:
         console.print(f"{unfinished} runs are not finished")
-    console.print(f"report: {write_report(root)}")
+    console.print(f"report: {write_report(root)}", soft_wrap=True)
 
 
 def main() -> NoReturn:
-    """Run the command line; mistakes in what was asked for end in a line, not in a traceback."""
+    """Run the command line; a mistake in what was asked for ends in a line, not in a traceback."""
     # A polite kill ends like Ctrl-C: workers are stopped, what was saved stays.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        app(standalone_mode=False)
-    except KeyboardInterrupt:
-        console.print("stopped; the same command goes on from here")
-        sys.exit(130)
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
-    except (ValueError, typer.BadParameter) as error:
-        Console(stderr=True).print(f"error: {error}", markup=False)
+        app()
+    except (ValueError, ImportError, ConnectionError) as error:
+        Console(stderr=True).print(f"error: {error}", markup=False, soft_wrap=True)
         sys.exit(2)
     sys.exit(0)

@@ -62,6 +62,11 @@ def entry_folder(name: str, fingerprint: str) -> Path:
     return cache_folder() / f"{safe}-{digest}"
 
 
+def entries() -> list[Path]:
+    """List the folders of the data sets in the cache."""
+    return sorted(meta.parent for meta in cache_folder().glob("*/meta.json"))
+
+
 def check(folder: Path) -> list[str]:
     """Compare a cached data set with the checksums written beside it.
 

@@ -46,11 +46,12 @@ def run_experiment(recipe: Recipe, root: Path, run_all: RunAll) -> dict[str, Sta
             statuses |= run_all(trials)
             choice = choose(recipe, contested, trials, root)
             candidates |= {label: [parts] for label, parts in choice.items()}
+    # Seed by seed, so that what an interrupted experiment has done already compares all methods.
     results = [
         recipe.config(entry, parts, seed, "result")
+        for seed in recipe.seeds
         for entry in recipe.methods
         for parts in candidates[entry.label]
-        for seed in recipe.seeds
     ]
     statuses |= run_all(results)
     if recipe.selection.on == "test":

@@ -56,7 +56,8 @@ class GridPart(_Strict):
     Args:
         name: A registered method.
         settings: Fixed settings.
-        grid: Settings to choose, each from a list; the sources' own sweep for the word "sweep".
+        grid: Settings to choose, each from a list. The word "sweep" stands for the sources' own sweep of the
+            method's first tunable, its strength.
     """
 
     name: str
@@ -73,8 +74,8 @@ class GridPart(_Strict):
             settings = {key: item for key, item in value.items() if key not in known}
             value = {key: value[key] for key in known & value.keys()} | {"settings": settings}
         if isinstance(value, Mapping) and value.get("grid") == "sweep":
-            info = methods.info(value["name"])
-            value = dict(value) | {"grid": {t.name: list(t.sweep) for t in info.tunables if t.sweep}}
+            swept = [t for t in methods.info(value["name"]).tunables if t.sweep]
+            value = dict(value) | {"grid": {t.name: list(t.sweep) for t in swept[:1]}}
         return value
 
     @model_validator(mode="after")
@@ -283,6 +284,24 @@ def parse_value(text: str) -> Any:
         return text
 
 
+def recipe_folder() -> Path:
+    """Where the recipes that come with Pliant are: in the package, or beside its sources."""
+    package = Path(__file__).parents[1]
+    inside = package / "recipes"
+    return inside if inside.is_dir() else package.parents[1] / "recipes"
+
+
+def find_recipe(name: str) -> Path:
+    """Find a recipe by its name or path."""
+    path = Path(name)
+    if path.suffix == ".toml":
+        return path
+    found = {file.stem: file for file in sorted(recipe_folder().glob("*.toml"))}
+    if name not in found:
+        raise RecipeError(f"there is no recipe {name!r}; {suggest(name, found)}, or the path of a .toml file")
+    return found[name]
+
+
 def load_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
     """Read a recipe.
 
@@ -302,12 +321,17 @@ def load_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
         raise RecipeError(f"there is no recipe {str(path)!r}") from error
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{path} is not TOML: {error}") from error
-    for override in overrides:
-        key, sign, text = override.partition("=")
+    return make_recipe(override(values, overrides))
+
+
+def override(values: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """Change a recipe's values in place by assignments such as `seeds=3` or `stream.epochs=5`."""
+    for assignment in assignments:
+        key, sign, text = assignment.partition("=")
         if not sign:
-            raise RecipeError(f"{override!r} must be of the form key=value")
+            raise RecipeError(f"{assignment!r} must be of the form key=value")
         _assign(values, key.split("."), parse_value(text))
-    return make_recipe(values)
+    return values
 
 
 def _assign(values: dict[str, Any], keys: list[str], value: Any) -> None:

@@ -2,8 +2,9 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pliant.experiments.store import Run
 
@@ -76,6 +77,17 @@ class Row:
     settings: str
     numbers: dict[str, Interval]
     bad: int
+
+
+def chosen(rows: Iterable[Row], selection: Mapping[str, Any]) -> list[Row]:
+    """Keep, where settings were chosen from several, the rows of the chosen ones.
+
+    Args:
+        rows: What `tabulate` returned.
+        selection: What `store.load_selection` returned.
+    """
+    labels = selection.get("labels", {})
+    return [row for row in rows if row.label not in labels or labels[row.label]["chosen"] == row.settings]
 
 
 def tabulate(runs: Iterable[Run]) -> list[Row]:

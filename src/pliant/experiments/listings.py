@@ -1,0 +1,75 @@
+"""What there is to choose from, as tables for the terminal."""
+
+import inspect
+import tomllib
+from collections.abc import Callable
+
+from rich.table import Table
+
+from pliant import data, methods, models, streams
+from pliant.experiments.recipe import BASELINES, recipe_folder
+
+
+def method_listing() -> Table:
+    """List the methods and the baselines."""
+    table = Table("name", "when it acts", "what it does", "settings (default)", "from")
+    for name, summary in BASELINES.items():
+        table.add_row(name, "baseline", summary, "", "")
+    for info in map(methods.info, methods.names()):
+        settings = "\n".join(f"{each.name} ({each.default}): {each.meaning}" for each in info.tunables)
+        table.add_row(info.name, info.kind, info.summary, settings, info.paper)
+    return table
+
+
+def stream_listing() -> Table:
+    """List the streams."""
+    table = Table("name", "what the network meets", "options (default)", "from")
+    for name in streams.names():
+        cls = streams.stream_class(name)
+        summary = (cls.__doc__ or "").partition("\n")[0]
+        table.add_row(name, summary, _options(streams.options(name)), cls.paper)
+    return table
+
+
+def model_listing() -> Table:
+    """List the networks."""
+    table = Table("name", "what it is", "options (default)", "from")
+    for info in map(models.info, models.names()):
+        parameters = inspect.signature(info.build).parameters.values()
+        options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} | info.preset
+        table.add_row(info.name, info.summary, _options(options), info.paper)
+    table.add_row("MODULE:FUNCTION", "your own: function(shape, classes) -> torch.nn.Module", "", "")
+    return table
+
+
+def data_listing() -> Table:
+    """List the data sets."""
+    table = Table("name", "what it is")
+    for name in data.names():
+        table.add_row(name, data.summary(name))
+    table.add_row("PATH", "a folder of images (class/… or train/class/… and test/class/…), or an .npz file")
+    table.add_row("MODULE:FUNCTION", "your own: function() -> (x_train, y_train), (x_test, y_test)")
+    return table
+
+
+def recipe_listing() -> Table:
+    """List the recipes that come with Pliant."""
+    table = Table("name", "what it is", "from")
+    for path in sorted(recipe_folder().glob("*.toml")):
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        table.add_row(path.stem, values.get("title", ""), values.get("source", ""))
+    return table
+
+
+def _options(options: dict[str, object]) -> str:
+    return "\n".join(f"{name} ({default})" for name, default in options.items())
+
+
+LISTINGS: dict[str, Callable[[], Table]] = {
+    "methods": method_listing,
+    "streams": stream_listing,
+    "models": model_listing,
+    "data": data_listing,
+    "recipes": recipe_listing,
+}
+"""The tables by what they list."""
