@@ -143,13 +143,15 @@ class ScaleGraph:
 
     def _written(self) -> list[tuple[Block, Form]]:
         """Return parameters and statistics with their forms, in the order of their first use, statistics first."""
-        uses = {name: (self.graph.first_use(node)[0], 0) for node, name in self.graph.buffers.items()}
-        for node, name in self.graph.parameters.items():
-            place, position = self.graph.first_use(node)
-            uses[name] = min(uses.get(name, (place, 1 + position)), (place, 1 + position))
+        uses: dict[str, tuple[int, int]] = {}
+        for node, (place, position) in self.graph.first_uses().items():
+            if node in self.graph.buffers:
+                uses.setdefault(self.graph.buffers[node], (place, 0))
+            elif node in self.graph.parameters:
+                uses.setdefault(self.graph.parameters[node], (place, 1 + position))
         written: list[tuple[Block, Form]] = list(self.system.statistics.items())
         written += [(block, {n: Fraction(1)}) for n, block in enumerate(self.blocks)]
-        return sorted(written, key=lambda item: uses[item[0].name])
+        return sorted(written, key=lambda item: uses.get(item[0].name, (len(self.graph.nodes), 0)))
 
 
 def analyse(

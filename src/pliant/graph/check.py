@@ -122,6 +122,8 @@ def _compare(
     labels = system.labels.get(node)
     if not isinstance(labels, Tensor) or not isinstance(before, Tensor) or not before.numel():
         return
+    if "empty" in graph.operator(node):
+        return  # holds whatever was in memory
     distinct, where = torch.unique(lb.compact(labels), return_inverse=True)
     powers = [0.0 if n == lb.ANY else float(_evaluate(system.table[n], exponents)) for n in distinct.tolist()]
     factor = (2.0 ** torch.tensor(powers, dtype=torch.float64))[where].reshape(lb.compact(labels).shape)

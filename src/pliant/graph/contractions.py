@@ -66,7 +66,7 @@ def _linear(walk: Walk, node: fx.Node) -> Value:
     return _affine(walk, node, product, walk.maybe(node, "bias"))
 
 
-@rule("matmul", "mm", "bmm", "mv", "dot", "inner_product", "vdot")
+@rule("matmul", "mm", "bmm", "mv", "dot", "vdot")
 def _matmul(walk: Walk, node: fx.Node) -> Value:
     walk.factor(*node.args[:2])
     return _matrix_product(walk, node, walk.of(node.args[0]), walk.of(node.args[1])).expand(walk.shape(node))
@@ -88,7 +88,7 @@ def _matrix_product(walk: Walk, node: fx.Node, left: Tensor, right: Tensor) -> T
     lead = _letters(len(batch))
     left, right = left.expand(*batch, *left.shape[-2:]), right.expand(*batch, *right.shape[-2:])
     product = contract(walk, node, [(left, lead + "mi"), (right, lead + "in")], lead + "mn")
-    return product.reshape(*batch, *rows, *columns)
+    return product.reshape([*batch, *rows, *columns])
 
 
 @rule("einsum")
@@ -127,25 +127,24 @@ def _bilinear(walk: Walk, node: fx.Node) -> Value:
     return _affine(walk, node, product, walk.maybe(node, "bias"))
 
 
-@rule("outer", "ger")
+@rule("outer")
 def _outer(walk: Walk, node: fx.Node) -> Value:
     walk.factor(*node.args[:2])
     return contract(walk, node, [(walk.of(node.args[0]), "m"), (walk.of(node.args[1]), "n")], "mn")
 
 
-@rule("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+@rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 def _convolution(walk: Walk, node: fx.Node) -> Value:
     walk.factor(walk.graph.argument(node, "weight"))
     x, w, shape = walk.get(node, "input"), walk.get(node, "weight"), walk.shape(node)
     groups, spatial = walk.graph.argument(node, "groups"), w.ndim - 2
-    name = walk.graph.operator(node)
-    transposed = walk.graph.argument(node, "transposed") if name == "convolution" else "transpose" in name
+    weight = "gio" if "transpose" in walk.graph.operator(node) else "goi"
     batched = x.ndim == w.ndim
     x = x if batched else x.unsqueeze(0)
     # Windows overlap, so positions must share a scale; the zeros around the image have every scale.
     x = walk.merge(node, x, range(2, x.ndim)).reshape(x.shape[0], groups, -1)
     w = walk.merge(node, w, range(2, w.ndim)).reshape(groups, -1, w.shape[1])
-    product = contract(walk, node, [(x, "bgi"), (w, "gio" if transposed else "goi")], "bgo").flatten(1)
+    product = contract(walk, node, [(x, "bgi"), (w, weight)], "bgo").flatten(1)
     labels = walk.join(node, product, walk.maybe(node, "bias"))
     labels = labels.reshape(*labels.shape, *[1] * spatial)
     return (labels if batched else labels.squeeze(0)).expand(shape)

@@ -84,12 +84,13 @@ class ModelGraph:
         assert isinstance(value, torch.Tensor)
         return value.shape
 
-    def first_use(self, placeholder: fx.Node) -> tuple[int, int]:
-        """Return the place of the first call that reads a placeholder, and the place among what it reads."""
+    def first_uses(self) -> dict[fx.Node, tuple[int, int]]:
+        """Return where each placeholder is first read: the place of the call, and the place among what it reads."""
+        uses: dict[fx.Node, tuple[int, int]] = {}
         for place, node in enumerate(self.nodes):
-            if placeholder in node.all_input_nodes:
-                return place, node.all_input_nodes.index(placeholder)
-        return len(self.nodes), 0
+            for position, source in enumerate(node.all_input_nodes):
+                uses.setdefault(source, (place, position))
+        return uses
 
     def module_path(self, node: fx.Node) -> str:
         """Return the path of the submodule whose forward made the call, '' for the model itself."""

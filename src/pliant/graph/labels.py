@@ -67,7 +67,7 @@ def reduce(labels: Tensor, dims: Sequence[int], rule: Callable[[list[int]], int]
     shape = [1 if dim in dims else size for dim, size in enumerate(labels.shape)]
     small = compact(labels)
     kept = [dim for dim in range(labels.ndim) if dim not in dims]
-    rows = small.permute(*kept, *dims).reshape([small.shape[dim] for dim in kept] + [-1])
+    rows = small.permute([*kept, *dims]).reshape([small.shape[dim] for dim in kept] + [-1])
     kept_sizes = rows.shape[:-1]
     rows = rows.reshape(-1, rows.shape[-1])
     if rows.shape[-1] == 0:

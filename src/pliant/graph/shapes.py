@@ -9,24 +9,15 @@ from torch import Tensor, fx
 from pliant.graph import labels as lb
 from pliant.graph.walk import RELABELS, Value, Walk, rule
 
-_RESHAPES = (
-    "view", "reshape", "_unsafe_view", "_reshape_alias", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as",
-    "clone", "alias", "detach", "contiguous", "lift_fresh_copy", "lift_fresh", "positive", "ravel", "reshape_as",
-)  # fmt: skip
+_RESHAPES = ("view", "squeeze", "unsqueeze", "clone", "alias", "detach")
 _MOVES = (
-    "transpose", "t", "permute", "expand", "expand_as", "movedim", "moveaxis", "swapaxes", "swapdims", "adjoint",
-    "numpy_T", "mT", "mH", "flip", "fliplr", "flipud", "roll", "rot90", "repeat", "tile", "repeat_interleave",
-    "unfold", "diagonal", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "broadcast_to",
+    "transpose", "t", "permute", "expand", "flip", "roll", "rot90", "repeat", "tile", "repeat_interleave", "unfold",
+    "diagonal", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
 )  # fmt: skip
-SPLITS = (
-    "select", "slice", "split", "split_with_sizes", "chunk", "unbind", "narrow", "tensor_split", "unsafe_split",
-    "unsafe_chunk", "unsafe_split_with_sizes", "hsplit", "vsplit", "dsplit",
-)  # fmt: skip
-_PADS = (
-    "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
-    "replication_pad1d", "replication_pad2d", "replication_pad3d", "im2col", "_pad_circular",
-)  # fmt: skip
-RELABELS.update(_RESHAPES, _MOVES, SPLITS, {"_to_copy", "to"})
+SPLITS = ("select", "slice", "split", "split_with_sizes", "unbind")
+"""Calls that take a tensor apart."""
+
+RELABELS.update(_RESHAPES, _MOVES, SPLITS, {"_to_copy"})
 
 
 @rule(*_RESHAPES)
@@ -48,21 +39,14 @@ def _split(walk: Walk, node: fx.Node) -> Value:
     return result
 
 
-@rule(*_PADS)
-def _pad(walk: Walk, node: fx.Node) -> Value:
-    labels = walk.of(node.args[0])
-    padded: Tensor = _run(node, labels.double() - lb.ANY)  # where the padding is zero, its label is `ANY`
+@rule("im2col")
+def _windows(walk: Walk, node: fx.Node) -> Value:
+    padded: Tensor = _run(node, walk.of(node.args[0]).double() - lb.ANY)  # so that the zeros around it say `ANY`
     return padded.long() + lb.ANY
 
 
-@rule("constant_pad_nd")
-def _constant_pad(walk: Walk, node: fx.Node) -> Value:
-    fill = int(walk.get(node, "value"))
-    return torch.constant_pad_nd(walk.get(node, "self"), list(walk.graph.argument(node, "pad")), fill)
-
-
 @rule("pad")
-def _any_pad(walk: Walk, node: fx.Node) -> Value:
+def _pad(walk: Walk, node: fx.Node) -> Value:
     labels, pad = walk.get(node, "self"), list(walk.graph.argument(node, "pad"))
     mode, value = walk.graph.argument(node, "mode"), walk.graph.argument(node, "value")
     if mode == "constant":
@@ -70,7 +54,13 @@ def _any_pad(walk: Walk, node: fx.Node) -> Value:
     return torch.nn.functional.pad(labels.double(), pad, mode).long()
 
 
-@rule("cat", "concat", "concatenate")
+@rule("broadcast_tensors")
+def _broadcast(walk: Walk, node: fx.Node) -> Value:
+    parts = [walk.of(part) for part in walk.graph.argument(node, "tensors")]
+    return [part.expand(result.shape) for part, result in zip(parts, node.meta["val"], strict=True)]
+
+
+@rule("cat")
 def _cat(walk: Walk, node: fx.Node) -> Value:
     parts = [walk.of(part) for part in walk.graph.argument(node, "tensors")]
     parts = [part for part in parts if part.shape != (0,)]  # the one shape that `cat` forgives
@@ -88,7 +78,7 @@ def _triangle(walk: Walk, node: fx.Node) -> Value:
     return walk.of(node.args[0])  # the entries put to zero have every scale, this one too
 
 
-@rule("_to_copy", "to", "type_as")
+@rule("_to_copy", "type_as")
 def _cast(walk: Walk, node: fx.Node) -> Value:
     labels, target = walk.of(node.args[0]), node.meta["val"].dtype
     if target == torch.bool:
@@ -126,9 +116,8 @@ def _filled(walk: Walk, node: fx.Node) -> Value:
 
 
 @rule(
-    "ones_like", "new_ones", "rand_like", "randn_like", "randint_like", "empty_like", "new_empty",
-    "new_empty_strided", "sym_size", "size", "isnan", "isinf", "isfinite", "is_nonzero", "logical_not",
-    "_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sign", "sgn", "signbit", "bernoulli_like",
+    "ones_like", "new_ones", "rand_like", "randn_like", "empty_like", "new_empty", "isnan", "isinf",
+    "isfinite", "logical_not", "sign", "sgn", "_assert_tensor_metadata",
 )  # fmt: skip
 def _scale_free(walk: Walk, node: fx.Node) -> Value:
     return walk.everywhere(node, lb.ONE)  # made from the shape, the sign or the finiteness of what it reads
@@ -172,7 +161,7 @@ def _pick(walk: Walk, node: fx.Node) -> Value:
     return merged.expand(walk.shape(node))
 
 
-@rule("index_put", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "masked_scatter", "put")
+@rule("index_put", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "masked_scatter")
 def _scatter(walk: Walk, node: fx.Node) -> Value:
     labels = walk.of(node.args[0])
     sources = [walk.of(arg) for arg in node.args[1:] if isinstance(arg, fx.Node) and _is_float(arg)]

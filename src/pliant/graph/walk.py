@@ -98,7 +98,9 @@ class Walk:
 
     def run(self) -> None:
         """Visit every call."""
-        for node, name in self.graph.parameters.items():
+        uses = self.graph.first_uses()
+        late = (len(self.graph.nodes), 0)
+        for node, name in sorted(self.graph.parameters.items(), key=lambda item: uses.get(item[0], late)):
             self.values[node] = self.meaning.parameter(name, self.graph.shape(node))
             self._origins[node] = name
         for node in (*self.graph.buffers, *self.graph.constants, *self.graph.inputs):
