@@ -95,7 +95,7 @@ def load_runs(root: Path) -> list[Run]:
     folder = Path(root) / "runs"
     if not folder.is_dir():
         raise ValueError(f"{root} holds no experiment: there is no folder 'runs' in it")
-    runs = (_load_run(Path(entry.path)) for entry in sorted(os.scandir(folder), key=lambda entry: entry.name))
+    runs = (load_run(Path(entry.path)) for entry in sorted(os.scandir(folder), key=lambda entry: entry.name))
     return [run for run in runs if run is not None]
 
 
@@ -110,7 +110,8 @@ def load_selection(root: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_bytes())) if path.exists() else {}
 
 
-def _load_run(path: Path) -> Run | None:
+def load_run(path: Path) -> Run | None:
+    """Read the run in a folder; None if there is none, or it is just being made."""
     # One file tells all about a run that ended, so that ten thousand of them load in seconds.
     with contextlib.suppress(FileNotFoundError):
         end = json.loads((path / "result.json").read_bytes())
@@ -118,7 +119,7 @@ def _load_run(path: Path) -> Run | None:
     with contextlib.suppress(FileNotFoundError):
         config = RunConfig.from_dict(json.loads((path / "config.json").read_bytes()))
         return Run(path, config, "unfinished", {}, "")
-    return None  # A folder that is being made, or none of ours.
+    return None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -173,7 +174,7 @@ class RunFolder:
     @property
     def status(self) -> Status:
         """How the run ended, or "unfinished"."""
-        run = _load_run(self.path)
+        run = load_run(self.path)
         return run.status if run else "unfinished"
 
     def start(self, environment: dict[str, Any]) -> None:
