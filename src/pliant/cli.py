@@ -13,7 +13,7 @@ try:
 
     from pliant.experiments import listings
     from pliant.experiments.display import LiveProgress, result_table
-    from pliant.experiments.recipe import Recipe, find_recipe, load_recipe, make_recipe, override
+    from pliant.experiments.recipe import Recipe, Scale, find_recipe, load_recipe, make_recipe, override
 except ImportError as error:
     raise SystemExit(f"the command line needs more than torch ({error}): pip install 'pliant[cli]'") from error
 
@@ -97,6 +97,7 @@ def compare(
 def run(
     recipe: Annotated[str, typer.Argument(help="A recipe: its name (`pliant list recipes`) or a TOML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Changes, e.g. seeds=2 stream.epochs=5.")] = None,
+    scale: Annotated[Scale, typer.Option(help="As published, or the same in minutes.")] = "paper",
     out: Out = None,
     engine: EngineOption = EngineName.PROCESSES,
     workers: Workers = None,
@@ -108,7 +109,8 @@ def run(
     """Run a recipe: all of it that is not done yet."""
     path = find_recipe(recipe)
     make = _engine_maker(engine, workers, threads, gpus, address)
-    _run(load_recipe(path, overrides or ()), out or Path("runs") / path.stem, make, checkpoint_seconds)
+    name = path.stem if scale == "paper" else f"{path.stem}-{scale}"
+    _run(load_recipe(path, overrides or (), scale), out or Path("runs") / name, make, checkpoint_seconds)
 
 
 @app.command()

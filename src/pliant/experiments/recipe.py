@@ -8,7 +8,7 @@ import inspect
 import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -21,6 +21,10 @@ from pliant.training import Settings
 
 BASELINES = {"vanilla": "plain training, nothing attached", "fresh": "an untrained network at every task"}
 """What can stand among the methods without being one."""
+
+
+Scale = Literal["paper", "quick"]
+"""How large an experiment is done: as published, or in minutes."""
 
 
 class RecipeError(ValueError):
@@ -105,11 +109,19 @@ class Entry(_Strict):
         label: What tables call it; the methods' names by default.
         parts: The methods; none for a baseline.
         fresh: Whether it is the baseline of an untrained network at every task.
+        data: Where this entry's data set differs from the recipe's: another name, other options.
+        model: Where its network differs, in the same way.
+        stream: Options of the stream that differ.
+        training: Settings of the training that differ.
     """
 
     label: str
     parts: tuple[GridPart, ...]
     fresh: bool = False
+    data: dict[str, Any] = Field(default_factory=dict)
+    model: dict[str, Any] = Field(default_factory=dict)
+    stream: dict[str, Any] = Field(default_factory=dict)
+    training: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -120,11 +132,10 @@ class Entry(_Strict):
             parts = [parse_part(part) for part in value.split("+")]
             return {"label": "+".join(part["name"] for part in parts), "parts": parts}
         if isinstance(value, Mapping) and "parts" not in value and "name" in value:
+            own = {"label": value["name"]} | {key: value[key] for key in cls.model_fields if key in value}
             if value["name"] in BASELINES:
-                label = value.get("label", value["name"])
-                return {"label": label, "parts": (), "fresh": value["name"] == "fresh"}
-            rest = {key: item for key, item in value.items() if key != "label"}
-            return {"label": value.get("label", value["name"]), "parts": [rest]}
+                return own | {"parts": (), "fresh": value["name"] == "fresh"}
+            return own | {"parts": [{key: item for key, item in value.items() if key not in own}]}
         return value
 
     def variants(self) -> list[tuple[Part, ...]]:
@@ -153,6 +164,8 @@ class Recipe(_Strict):
     Args:
         title: What it is called.
         source: Which table or figure it repeats.
+        choices: What the source leaves open, what was chosen, and why.
+        published: The source's own results, by label: the mean of the stream's headline, and its spread.
         data: The data set.
         model: The network.
         stream: What the network meets.
@@ -166,6 +179,8 @@ class Recipe(_Strict):
 
     title: str = ""
     source: str = ""
+    choices: tuple[str, ...] = ()
+    published: dict[str, tuple[float, float]] = Field(default_factory=dict)
     data: NamedPart
     model: NamedPart
     stream: NamedPart
@@ -185,15 +200,19 @@ class Recipe(_Strict):
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":
-        _check_stream(self.stream)
-        _check_model(self.model)
-        _check_data(self.data)
         if not self.methods:
             raise ValueError("methods: is empty; there must be at least one")
         labels = [entry.label for entry in self.methods]
         for label in labels:
             if labels.count(label) > 1:
                 raise ValueError(f"methods: {label!r} stands there {labels.count(label)} times; give each a label")
+        _check_names("published", self.published, labels)
+        for entry in self.methods:
+            _check_names("training", entry.training, [field.name for field in fields(Settings)])
+            config = self.config(entry, (), 0, "result")
+            _check_stream(config.stream)
+            _check_model(config.model)
+            _check_data(config.data)
         return self
 
     def config(self, entry: Entry, parts: tuple[Part, ...], seed: int, purpose: Purpose) -> RunConfig:
@@ -202,10 +221,10 @@ class Recipe(_Strict):
             label=entry.label,
             methods=parts,
             fresh=entry.fresh,
-            data=self.data,
-            model=self.model,
-            stream=self.stream,
-            training=self.training,
+            data=_change(self.data, entry.data),
+            model=_change(self.model, entry.model),
+            stream=Part(self.stream.name, self.stream.options | entry.stream),
+            training=replace(self.training, **entry.training),
             measures=self.measures,
             seed=seed,
             purpose=purpose,
@@ -213,6 +232,13 @@ class Recipe(_Strict):
             holdout=self.selection.fraction if purpose == "selection" else 0.0,
             device=self.device,
         )
+
+
+def _change(part: Part, changes: Mapping[str, Any]) -> Part:
+    """Apply what an entry has different: other options; with another name, its options alone."""
+    name = changes.get("name", part.name)
+    options = {key: value for key, value in changes.items() if key != "name"}
+    return Part(name, part.options | options if name == part.name else options)
 
 
 def _check_names(where: str, given: Iterable[str], allowed: list[str]) -> None:
@@ -302,12 +328,13 @@ def find_recipe(name: str) -> Path:
     return found[name]
 
 
-def load_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
+def load_recipe(path: Path, overrides: Iterable[str] = (), scale: Scale = "paper") -> Recipe:
     """Read a recipe.
 
     Args:
-        path: A TOML file.
+        path: A TOML file. Its table `quick` holds what differs at that scale.
         overrides: Changes of the form `key=value`, `stream.epochs=5` for a key inside a table.
+        scale: "paper": as the source has it. "quick": the same shape, in minutes.
 
     Returns:
         The recipe, checked.
@@ -321,7 +348,23 @@ def load_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
         raise RecipeError(f"there is no recipe {str(path)!r}") from error
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{path} is not TOML: {error}") from error
+    quick = values.pop("quick", None)
+    if scale == "quick":
+        if quick is None:
+            raise RecipeError(f"{path} has no table 'quick'; it runs at scale 'paper' only")
+        values = _merge(values, quick)
     return make_recipe(override(values, overrides))
+
+
+def _merge(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace what changes name; in a table (or where a bare name stands for one), only what they name in it."""
+    merged = dict(values)
+    for key, change in changes.items():
+        old = merged.get(key)
+        if isinstance(change, Mapping) and isinstance(old, str | dict):
+            change = _merge({"name": old} if isinstance(old, str) else old, change)
+        merged[key] = change
+    return merged
 
 
 def override(values: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:

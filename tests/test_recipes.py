@@ -1,0 +1,139 @@
+"""The recipes: every one is valid at both scales, and runs to the end."""
+
+from pathlib import Path
+
+import pytest
+
+from pliant.experiments.engines import Job, perform
+from pliant.experiments.experiment import run_experiment
+from pliant.experiments.recipe import Recipe, RecipeError, Scale, find_recipe, load_recipe, make_recipe, recipe_folder
+from pliant.experiments.store import Status, load_runs
+
+RECIPES = sorted(recipe_folder().glob("p*.toml"))
+SMALL = {"data": "digits", "model": "mlp", "stream": {"name": "single", "epochs": 1}}
+
+
+def run_here(recipe: Recipe, root: Path) -> dict[str, Status]:
+    def run_all(configs):
+        return {config.id: perform(Job(config, root), 1, []).status for config in configs}
+
+    return run_experiment(recipe, root, run_all)
+
+
+@pytest.mark.parametrize("scale", ["paper", "quick"])
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipe_is_valid_and_says_where_it_comes_from(path: Path, scale: Scale) -> None:
+    recipe = load_recipe(path, scale=scale)
+    assert recipe.title
+    assert recipe.source
+    assert recipe.choices
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_quick_scale_asks_the_same_question(path: Path) -> None:
+    paper, quick = load_recipe(path), load_recipe(path, scale="quick")
+    assert [entry.label for entry in quick.methods] == [entry.label for entry in paper.methods]
+    assert quick.stream.name == paper.stream.name
+    assert quick.measures == paper.measures
+    assert len(quick.seeds) <= len(paper.seeds)
+
+
+def test_quick_changes_only_what_it_names(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        'data = "digits"\nmodel = "mlp"\nmethods = ["vanilla"]\nstream = { name = "warm_start", epochs = 9 }\n'
+        "[quick]\ndata = { first = 100 }\nstream = { first_epochs = 2 }\nseeds = 1\n"
+    )
+    paper, quick = load_recipe(path), load_recipe(path, ["stream.fraction=0.25"], "quick")
+    assert paper.data.options == {}
+    assert paper.stream.options == {"epochs": 9}
+    assert len(paper.seeds) == 5
+    assert quick.data.name == "digits"
+    assert quick.data.options == {"first": 100}
+    assert quick.stream.options == {"epochs": 9, "first_epochs": 2, "fraction": 0.25}
+    assert quick.seeds == (0,)
+
+
+def test_recipe_without_quick_scale_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text('data = "digits"\nmodel = "mlp"\nstream = "single"\nmethods = ["vanilla"]\n')
+    with pytest.raises(RecipeError, match="no table 'quick'"):
+        load_recipe(path, scale="quick")
+
+
+def test_entry_may_differ_in_more_than_the_method(tmp_path: Path) -> None:
+    entries = [
+        "vanilla",
+        {"name": "vanilla", "label": "tanh", "model": {"activation": "tanh"}},
+        {"name": "l2", "lam": 1e-3, "label": "other", "model": {"name": "mlp_3x256"}, "training": {"lr": 0.1}},
+        {"name": "fresh", "label": "short", "stream": {"epochs": 1}, "data": {"first": 100}},
+    ]
+    recipe = make_recipe(SMALL | {"methods": entries, "seeds": 1, "model": {"name": "mlp", "widths": [8]}})
+    run_here(recipe, tmp_path)
+    runs = {run.config.label: run for run in load_runs(tmp_path)}
+    assert {run.status for run in runs.values()} == {"finished"}
+    assert runs["vanilla"].config.model.options == {"widths": [8]}
+    assert runs["tanh"].config.model.options == {"widths": [8], "activation": "tanh"}
+    assert runs["other"].config.model.name == "mlp_3x256"
+    assert runs["other"].config.model.options == {}
+    assert runs["other"].config.training.lr == 0.1
+    assert runs["vanilla"].config.training.lr == 1e-3
+    assert runs["short"].config.data.options == {"first": 100}
+    assert runs["short"].config.fresh
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"name": "vanilla", "model": {"activatoin": "tanh"}}, "activation"),
+        ({"name": "vanilla", "stream": {"name": "warm_start"}}, "name"),
+        ({"name": "vanilla", "training": {"learning_rate": 0.1}}, "learning_rate"),
+        ({"name": "vanilla", "data": {"name": "minst"}}, "mnist"),
+    ],
+)
+def test_wrong_difference_of_an_entry_is_named(entry: dict, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        make_recipe(SMALL | {"methods": [entry]})
+
+
+def test_published_number_without_an_entry_is_refused() -> None:
+    with pytest.raises(RecipeError, match="SWR"):
+        make_recipe(SMALL | {"methods": ["vanilla"], "published": {"SWR": [0.9, 0.1]}})
+
+
+def test_runs_are_ordered_by_seed_so_that_a_part_of_them_compares(tmp_path: Path) -> None:
+    recipe = make_recipe(SMALL | {"methods": ["vanilla", "l2"], "seeds": 2})
+    asked = []
+
+    def note(configs):
+        asked.extend((config.label, config.seed) for config in configs)
+        return {}
+
+    run_experiment(recipe, tmp_path, note)
+    assert asked == [("vanilla", 0), ("l2", 0), ("vanilla", 1), ("l2", 1)]
+
+
+SAMPLE = {
+    "p0_table5_mnist": ["stream.epochs=2", "training.decay_epochs=[1]", "data.first=1000", "seeds=1"],
+    "p0_fig6_warm_start_mnist": ["stream.epochs=1", "stream.first_epochs=1", "data.first=1000", "seeds=1"],
+}
+"""Recipes whose quick form runs here, smaller still; all of them run, as they are, with the marker `long`."""
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_sample_runs_to_the_end(name: str, tmp_path: Path) -> None:
+    run_quick(name, SAMPLE[name], tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [path.stem for path in RECIPES])
+def test_quick_form_runs_to_the_end(name: str, tmp_path: Path) -> None:
+    run_quick(name, [], tmp_path)
+
+
+def run_quick(name: str, overrides: list[str], root: Path) -> None:
+    recipe = load_recipe(find_recipe(name), overrides, "quick")
+    statuses = run_here(recipe, root)
+    assert set(statuses.values()) == {"finished"}, [run.error for run in load_runs(root) if run.error]
+    results = [run for run in load_runs(root) if run.config.purpose == "result"]
+    assert {run.config.label for run in results} == {entry.label for entry in recipe.methods}
