@@ -2,18 +2,52 @@
 
 from pliant import methods
 from pliant._version import __version__
-from pliant.methods import FIRE, L2, SWR, FullReset, HeadReset, L2Init, Method, Receipt, ShrinkPerturb
+from pliant.methods import (
+    DASH,
+    FIRE,
+    L2,
+    SWR,
+    UPGD,
+    FeatureRank,
+    FullReset,
+    HareTortoise,
+    HeadReset,
+    L2Init,
+    Layerwise,
+    Method,
+    Parseval,
+    Receipt,
+    ShrinkPerturb,
+    Spectral,
+    SpectralNorm,
+    StreamingEWC,
+    Wasserstein,
+    WeightClipping,
+    WeightRescaling,
+)
 
 __all__ = [
+    "DASH",
     "FIRE",
     "L2",
     "SWR",
+    "UPGD",
+    "FeatureRank",
     "FullReset",
+    "HareTortoise",
     "HeadReset",
     "L2Init",
+    "Layerwise",
     "Method",
+    "Parseval",
     "Receipt",
     "ShrinkPerturb",
+    "Spectral",
+    "SpectralNorm",
+    "StreamingEWC",
+    "Wasserstein",
+    "WeightClipping",
+    "WeightRescaling",
     "__version__",
     "methods",
 ]

@@ -275,7 +275,7 @@ class Penalty(Method):
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         names = self._attachments[optimizer].names
-        closure = kwargs.get("closure") if len(args) < 2 else args[1]
+        closure = closure_of(args, kwargs)
         if closure is None:
             # Under a GradScaler a fused optimizer gets its gradients still scaled, and says by how much.
             scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
@@ -293,9 +293,7 @@ class Penalty(Method):
             calls += 1
             return loss if loss is None else loss + self.value(names).to(loss)
 
-        if len(args) < 2:
-            return args, {**kwargs, "closure": closure_with_penalty}
-        return (args[0], closure_with_penalty, *args[2:]), kwargs
+        return with_closure(args, kwargs, closure_with_penalty)
 
     @torch.no_grad()
     def _add_gradient(
@@ -389,6 +387,19 @@ class Reinitializer(Method):
     def _match(self, optimizer: Optimizer) -> Attachment:
         # An optimizer without any of the parameters is no mistake here: its state is simply not concerned.
         return Attachment((), (), [])
+
+
+def closure_of(args: Any, kwargs: Any) -> Callable[[], Any] | None:
+    """Return the closure among the arguments that an optimizer's step was called with, itself the first; or None."""
+    closure: Callable[[], Any] | None = kwargs.get("closure") if len(args) < 2 else args[1]
+    return closure
+
+
+def with_closure(args: Any, kwargs: Any, closure: Callable[[], Any]) -> tuple[Any, Any]:
+    """Return the arguments of an optimizer's step with another closure in the place of theirs."""
+    if len(args) < 2:
+        return args, {**kwargs, "closure": closure}
+    return (args[0], closure, *args[2:]), kwargs
 
 
 def learnable_parameters(model: nn.Module, where: Filter | None = None) -> dict[str, nn.Parameter]:

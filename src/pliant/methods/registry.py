@@ -7,12 +7,23 @@ from typing import Any
 from torch import nn
 
 from pliant.methods.base import Kind, Method
+from pliant.methods.feature_rank import FeatureRank
+from pliant.methods.dash import DASH
 from pliant.methods.fire import FIRE
+from pliant.methods.hare_tortoise import HareTortoise
 from pliant.methods.l2 import L2
 from pliant.methods.l2_init import L2Init
+from pliant.methods.layerwise import Layerwise
+from pliant.methods.parseval import Parseval
 from pliant.methods.resets import FullReset, HeadReset
 from pliant.methods.shrink_perturb import ShrinkPerturb
+from pliant.methods.spectral import Spectral, SpectralNorm
+from pliant.methods.streaming_ewc import StreamingEWC
 from pliant.methods.swr import SWR
+from pliant.methods.upgd import UPGD
+from pliant.methods.wasserstein import Wasserstein
+from pliant.methods.weight_clipping import WeightClipping
+from pliant.methods.weight_rescaling import WeightRescaling
 from pliant.spelling import suggest
 
 
@@ -108,6 +119,16 @@ _RECORDS = (
         "re-draw the whole network when data is new: training from scratch",
     ),
     MethodInfo(
+        "dash",
+        DASH,
+        "Shin et al. 2024",
+        "shrink each weight vector by its cosine with the negative gradient when data is new",
+        (
+            Tunable("lam", "the smallest factor; 1 leaves all as it is", 0.3, 0.01, 1.0, (0.05, 0.1, 0.3)),
+            Tunable("alpha", "the newest chunk's part in the average gradient", 0.3, 0.01, 1.0, (0.1, 0.3)),
+        ),
+    ),
+    MethodInfo(
         "fire",
         FIRE,
         "FIRE (2026), §3",
@@ -115,6 +136,98 @@ _RECORDS = (
         (
             Tunable("lam", "how far towards the isometry", 1.0, 0.0, 1.0),
             Tunable("iterations", "Newton–Schulz iterations", 10, 1, None, (5, 10)),
+        ),
+    ),
+    MethodInfo(
+        "layerwise",
+        Layerwise,
+        "Alabdulmohsin et al. 2021",
+        "at stage t, scale the first t blocks back to their initial norms and re-draw the rest",
+    ),
+    MethodInfo(
+        "weight_rescaling",
+        WeightRescaling,
+        "Niehaus et al. 2024",
+        "set each weight's standard deviation back to its initial one every n steps",
+        (Tunable("every", "steps between two rescalings", 1, 1, None),),
+    ),
+    MethodInfo(
+        "spectral",
+        Spectral,
+        "Spectral regularization (2024), §4 and A.7",
+        "keep the largest singular value of every weight near one, and every shift near zero",
+        (
+            Tunable("lam", "strength of the pull", 1e-4, 0.0, None, _TENS[1:4]),
+            Tunable("k", "exponent on the singular value", 2, 1.0, None, (1, 2, 4, 8)),
+        ),
+    ),
+    MethodInfo(
+        "spectral_norm",
+        SpectralNorm,
+        "Yoshida & Miyato 2017",
+        "λ/2 Σ σ₁(W)² in the loss: pull the largest singular values towards zero",
+        (Tunable("lam", "strength of the pull", 1e-4, 0.0, None, _TENS[1:4]),),
+    ),
+    MethodInfo(
+        "wasserstein",
+        Wasserstein,
+        "Curvature (2023), §5",
+        "keep the distribution of each tensor's values near the initial one",
+        (Tunable("lam", "strength of the pull", 1e-3, 0.0, None, (1e-2, 5e-3, 1e-3, 5e-4)),),
+    ),
+    MethodInfo(
+        "feature_rank",
+        FeatureRank,
+        "Kumar et al. 2021; Curvature (2023), §3",
+        "pull the extreme singular values of the last hidden features together",
+        (Tunable("lam", "strength of the pull", 1e-4, 0.0, None),),
+    ),
+    MethodInfo(
+        "streaming_ewc",
+        StreamingEWC,
+        "Elsayed & Mahmood 2024; Spectral regularization (2024), §5",
+        "hold each parameter near its moving average, the more so the larger its squared gradients",
+        (
+            Tunable("lam", "strength of the pull", 1.0, 0.0, None),
+            Tunable("beta", "memory of the averages", 0.999, 0.0, 1.0),
+        ),
+    ),
+    MethodInfo(
+        "parseval",
+        Parseval,
+        "Chung et al. 2024; FIRE (2026), A.3",
+        "λ‖WWᵀ − sI‖² in the loss: keep rows orthogonal and of one length",
+        (
+            Tunable("lam", "strength of the pull", 1e-4, 0.0, None, _TENS[2:]),
+            Tunable("s", "squared length of the rows", 1.0, 0.0, None, (1.0, 2.0)),
+        ),
+    ),
+    MethodInfo(
+        "weight_clipping",
+        WeightClipping,
+        "Elsayed et al. 2024",
+        "clamp every weight to a multiple of its initial bound after every step",
+        (Tunable("kappa", "how many times the initial bound", 2.0, 0.0, None, (1.0, 2.0, 3.0, 4.0, 5.0)),),
+    ),
+    MethodInfo(
+        "upgd",
+        UPGD,
+        "Elsayed & Mahmood 2024",
+        "gate each weight's move by its utility and perturb where that is low",
+        (
+            Tunable("sigma", "noise, in units of a gradient", 1e-3, 0.0, None, (1e-2, 1e-3, 1e-4)),
+            Tunable("beta", "memory of the utilities", 0.999, 0.0, 1.0, (0.9, 0.99, 0.999, 0.9999)),
+            Tunable("weight_decay", "decay that is not gated", 0.0, 0.0, None, (0.1, 0.01, 0.001, 0.0)),
+        ),
+    ),
+    MethodInfo(
+        "hare_tortoise",
+        HareTortoise,
+        "Lee et al. 2024",
+        "keep a slow average of the network and return to it every n steps",
+        (
+            Tunable("beta", "memory of the average", 0.999, 0.0, 1.0),
+            Tunable("every", "steps between two returns", 1000, 1, None),
         ),
     ),
 )

@@ -1,0 +1,162 @@
+"""Hare & Tortoise: a slow average of the network, to which the fast one goes back from time to time (Lee et al. 2024).
+
+Paper: "Slow and Steady Wins the Race: Maintaining Plasticity with Hare and Tortoise Networks". The hare is the model
+that is trained. The tortoise follows it by an exponential moving average, τ ← βτ + (1 − β)θ after every step, over
+parameters and floating-point buffers; buffers that count are copied. Every n steps, and on `apply()`, the hare goes
+back to the tortoise: θ ← τ. The optimizer's state is kept. To evaluate the tortoise:
+`with method.tortoise_weights(): …`.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pliant.graph.plan import Block, BlockTensors
+from pliant.methods.averages import check_beta, widen
+from pliant.methods.base import Batches, Filter, LossFunction, Receipt, Rescaler
+from pliant.methods.strengths import check_positive_int
+
+
+def follow_(tortoise: Sequence[Tensor], hare: Sequence[Tensor], weight: float, found_inf: Tensor | None = None) -> None:
+    """Move the tortoise in place: τ ← τ + weight·(θ − τ) for floats, τ ← θ for what counts.
+
+    Args:
+        tortoise: The slow tensors.
+        hare: The fast ones, in the same order.
+        weight: 1 − β.
+        found_inf: If given and not zero, no float moves.
+
+    Example:
+        >>> slow = [torch.tensor([1.0]), torch.tensor([3])]
+        >>> follow_(slow, [torch.tensor([2.0]), torch.tensor([7])], 0.25)
+        >>> slow
+        [tensor([1.2500]), tensor([7])]
+    """
+    floats = [(slow, widen(fast)) for slow, fast in zip(tortoise, hare, strict=True) if fast.is_floating_point()]
+    slow_floats, fast_floats = [slow for slow, _ in floats], [fast for _, fast in floats]
+    if found_inf is None:
+        torch._foreach_lerp_(slow_floats, fast_floats, weight)
+    else:
+        torch._foreach_lerp_(slow_floats, fast_floats, [(found_inf == 0).to(slow) * weight for slow in slow_floats])
+    for slow, fast in zip(tortoise, hare, strict=True):
+        if not fast.is_floating_point():
+            slow.copy_(fast)
+
+
+class HareTortoise(Rescaler):
+    """Keep a slow average of the model and return to it every n steps.
+
+    Args:
+        model: The model, the hare; its present values are where the tortoise starts.
+        beta: β of the average, in [0, 1).
+        every: After how many steps the hare goes back to the tortoise; only on `apply()` if None.
+        where: Which parameters to average; all learnable ones if None. The buffers of their modules go with them,
+            those of modules without parameters with the first one.
+
+    Attributes:
+        tortoise: The slow values of parameters and buffers, by name.
+    """
+
+    name = "hare_tortoise"
+    saved: ClassVar[tuple[str, ...]] = ("tortoise", "returns")
+
+    def __init__(
+        self, model: nn.Module, *, beta: float = 0.999, every: int | None = 1000, where: Filter | None = None
+    ) -> None:
+        super().__init__(model, where=where)
+        self.beta = check_beta(beta)
+        self.every = None if every is None else check_positive_int("every", every)
+        self._companions = _companions(model, self.parameters)
+        self._tensors: dict[tuple[str, ...], BlockTensors] = {}
+        self.tortoise = {
+            name: widen(tensor.detach()).clone()
+            for name, tensor in zip(*self._hare(tuple(self.parameters)), strict=True)
+        }
+        self.returns = 0
+
+    def step(self) -> None:
+        """Let the tortoise follow once, and the hare go back if it is time."""
+        self._follow(tuple(self.parameters), None)
+
+    @torch.no_grad()
+    def apply(
+        self, *optimizers: Optimizer, batches: Batches | None = None, loss_fn: LossFunction | None = None
+    ) -> Receipt:
+        """Let the hare go back to the tortoise now; arguments are not needed, and optimizers keep their state."""
+        self._go_back(tuple(self.parameters), None)
+        receipt = self.receipt
+        assert receipt is not None
+        return receipt
+
+    @contextmanager
+    def tortoise_weights(self) -> Iterator[None]:
+        """Give the model the tortoise's values for a while, to evaluate it; the hare's come back at the end."""
+        names, hare = self._hare(tuple(self.parameters))
+        with torch.no_grad():
+            kept = [tensor.clone() for tensor in hare]
+            _copy_all_(hare, [self.tortoise[name] for name in names])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                _copy_all_(hare, kept)
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """How far hare and tortoise are apart, and how often the hare went back."""
+        if not self.steps and not self.returns:
+            return None
+        names, hare = self._hare(tuple(self.parameters))
+        gaps = [widen(p.detach()) - self.tortoise[name] for name, p in self.parameters.items()]
+        distance = float(torch.stack([gap.norm().float() for gap in gaps]).norm())
+        details = {"distance": distance, "returns": self.returns, "steps": sum(self.steps.values())}
+        return Receipt(self.name, "average", len(names), sum(tensor.numel() for tensor in hare), details)
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._follow(self._attachments[optimizer].names, getattr(optimizer, "found_inf", None))
+
+    @torch.no_grad()
+    def _follow(self, parameters: tuple[str, ...], found_inf: Tensor | None) -> None:
+        names, hare = self._hare(parameters)
+        # A fused optimizer under a GradScaler skipped its step if it met an infinity; only the device knows.
+        follow_([self.tortoise[name] for name in names], hare, 1 - self.beta, found_inf)
+        if self._count_step(parameters) % (self.every or math.inf) == 0:
+            self._go_back(parameters, found_inf)
+
+    def _go_back(self, parameters: tuple[str, ...], found_inf: Tensor | None) -> None:
+        names, hare = self._hare(parameters)
+        slow = [self.tortoise[name] for name in names]
+        if found_inf is not None:
+            slow = [torch.where(found_inf == 0, old, new.to(old)) for old, new in zip(slow, hare, strict=True)]
+        _copy_all_(hare, slow)
+        self.returns += 1
+
+    def _hare(self, parameters: tuple[str, ...]) -> tuple[list[str], list[Tensor]]:
+        """Return the names and tensors of these parameters and of the buffers that go with them."""
+        names = [*parameters, *(buffer for buffer, owner in self._companions.items() if owner in parameters)]
+        if parameters not in self._tensors:
+            self._tensors[parameters] = BlockTensors(self.model, [Block(name) for name in names])
+        return names, self._tensors[parameters].get()
+
+
+def _copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+def _companions(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> dict[str, str]:
+    """Return, for each saved buffer that is averaged, the parameter with which it is."""
+    owners = {}
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        own = [prefix + leaf for leaf, _ in module.named_parameters(recurse=False)]
+        owner = next((name for name in own or parameters if name in parameters), None)
+        for leaf, _ in module.named_buffers(recurse=False):
+            if owner is not None and leaf not in module._non_persistent_buffers_set:
+                owners[prefix + leaf] = owner
+    return owners

@@ -1,0 +1,145 @@
+"""Layerwise re-initialisation: keep the first t blocks at their initial norms and re-draw the rest, t = 1, 2 and so on.
+
+Paper: Alabdulmohsin et al. 2021, "The Impact of Reinitialization on Generalization in Convolutional Neural Networks",
+as the SWR paper states it in §2. Each `apply()` begins the next stage t: the weights of the first t blocks are scaled
+back to the norms that they had at the start, and all later blocks start anew. The last block is the head; it is
+re-drawn at every stage.
+
+Where we deviate: the paper inserts a normalisation layer after block t, computed from the data. That would change the
+model's architecture in the middle of training and is left out.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pliant.graph.layers import Layer, called_layers
+from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
+from pliant.methods.redraw import Init, check_redrawable, redraw_, seeded
+from pliant.methods.roles import role_of
+
+
+def rescale_to_norm_(weight: Tensor, norm: Tensor) -> None:
+    """Scale a weight in place to a Frobenius norm; one that is zero, or should be, is left alone.
+
+    Args:
+        weight: The weight.
+        norm: The norm to reach.
+
+    Example:
+        >>> weight = torch.tensor([[3.0, 4.0]])
+        >>> rescale_to_norm_(weight, torch.tensor(10.0))
+        >>> weight
+        tensor([[6., 8.]])
+    """
+    factor = norm / weight.norm()
+    weight.mul_(torch.where((factor > 0) & factor.isfinite(), factor, 1))
+
+
+class Layerwise(Reinitializer):
+    """Re-draw the network from the top, one block less at each `apply()`.
+
+    Args:
+        model: The model; its weights' present norms are the ones to keep.
+        example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), from which the
+            blocks are read: each layer with a weight matrix in order of its call, with the norm layers that follow it.
+            Not needed if `blocks` is given.
+        blocks: The blocks in order, each a list of module names. Parameters in none of them are left alone.
+        optimizer_state: "reset" (default: a stage is a training of its own) or "keep" the moments.
+        init: How to initialise a model in place; each module's `reset_parameters` if None.
+        seed: Draw from a stream of its own; from torch's global generators if None.
+        where: Which parameters to touch; all learnable ones if None.
+    """
+
+    name = "layerwise"
+    saved: ClassVar[tuple[str, ...]] = ("norms", "stage")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Any = None,
+        *,
+        blocks: Sequence[Sequence[str]] | None = None,
+        optimizer_state: OptimizerState = "reset",
+        init: Init | None = None,
+        seed: int | None = None,
+        where: Filter | None = None,
+    ) -> None:
+        super().__init__(model, optimizer_state=optimizer_state, where=where)
+        check_redrawable(model, init)
+        if blocks is None:
+            if example is None:
+                raise ValueError("example: None, and no blocks are named; pass an example input or blocks=[[names], …]")
+            blocks = called_blocks(model, called_layers(model, example))
+            covered = {name for members in _members(blocks, self.parameters) for name in members}
+            for name in self.parameters:
+                if name not in covered:
+                    raise ValueError(
+                        f"model: the parameter {name!r} belongs to no layer that was called on the example; "
+                        "list the blocks with blocks=[[module names], …]"
+                    )
+        if len(blocks) < 2:
+            raise ValueError(f"blocks: {blocks!r}; there must be two at least, one to keep and one to re-draw")
+        self.blocks = tuple(tuple(block) for block in blocks)
+        self._members = _members(self.blocks, self.parameters)
+        self.init = init
+        self.seed = seed
+        self.norms = {
+            name: p.detach().norm() for name, p in self.parameters.items() if role_of(model, name, p) == "matrix"
+        }
+        self.stage = 0
+
+    def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
+        draw = self.stage
+        self.stage += 1
+        kept = min(self.stage, len(self.blocks) - 1)
+        for name in (name for block in self._members[:kept] for name in block):
+            if name in self.norms:
+                rescale_to_norm_(self.parameters[name], self.norms[name])
+        fresh = [name for block in self._members[kept:] for name in block]
+        with seeded(self.seed, draw):
+            redraw_(self.model, {name: self.parameters[name] for name in fresh}, self.init)
+        return {"stage": self.stage, "blocks_kept": kept, "blocks_redrawn": len(self.blocks) - kept}
+
+
+def called_blocks(model: nn.Module, layers: Sequence[Layer]) -> list[list[str]]:
+    """Return the blocks of a model: each layer with a weight matrix begins one, other layers join the one before.
+
+    Args:
+        model: The model.
+        layers: Its layers in order of their call.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.ReLU(), nn.Linear(3, 1))
+        >>> called_blocks(model, called_layers(model, torch.zeros(1, 2)))
+        [['0', '1'], ['3']]
+    """
+    blocks: list[list[str]] = []
+    waiting: list[str] = []
+    for layer in dict.fromkeys(layers):
+        prefix = f"{layer.name}." if layer.name else ""
+        own = layer.module.named_parameters(recurse=False)
+        if any(role_of(model, prefix + leaf, parameter) == "matrix" for leaf, parameter in own):
+            blocks.append([*waiting, layer.name])
+            waiting = []
+        elif blocks:
+            blocks[-1].append(layer.name)
+        else:
+            waiting.append(layer.name)
+    return blocks
+
+
+def _members(blocks: Sequence[Sequence[str]], parameters: Iterable[str]) -> list[list[str]]:
+    """Return the parameters of each block: those of its modules and of what lies below them."""
+    block_of = {module: number for number, block in enumerate(blocks) for module in block}
+    members: list[list[str]] = [[] for _ in blocks]
+    for name in parameters:
+        path = name
+        while path:
+            path = path.rpartition(".")[0]
+            if path in block_of:
+                members[block_of[path]].append(name)
+                break
+    return members

@@ -1,0 +1,55 @@
+"""What a parameter does in its layer: multiply as a matrix, scale each unit, or be added."""
+
+from typing import Literal, get_args
+
+from torch import Tensor, nn
+
+from pliant.graph.layers import NORM_LAYERS
+from pliant.methods.base import Filter
+
+Role = Literal["matrix", "scale", "shift"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
+def role_of(model: nn.Module, name: str, parameter: Tensor) -> Role | None:
+    """Return the role of a parameter, or None if it has none of them (a slope of PReLU, a lone number).
+
+    A norm layer's weight is a "scale" and its bias a "shift". Elsewhere a name with "bias" in it is a "shift"; of the
+    rest, a vector is a "scale" and a tensor of more dimensions a "matrix", unless it is one row that is broadcast over
+    the batch and no weight by name: a class token or a table of positions, which is added, a "shift".
+
+    Args:
+        model: The model that holds the parameter.
+        name: Its name in the model.
+        parameter: The parameter.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
+        >>> [role_of(model, name, p) for name, p in model.named_parameters()]
+        ['matrix', 'shift', 'scale', 'shift']
+    """
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    if isinstance(module, NORM_LAYERS):
+        return "shift" if leaf == "bias" else "scale"
+    if isinstance(module, nn.PReLU) or parameter.ndim == 0:
+        return None
+    if "bias" in leaf:
+        return "shift"
+    if parameter.ndim == 1:
+        return "scale"
+    return "matrix" if "weight" in leaf or len(parameter) > 1 else "shift"
+
+
+def having_role(model: nn.Module, where: Filter | None, *roles: Role) -> Filter:
+    """Return a filter that passes the parameters with one of these roles which also pass `where`."""
+    return lambda name, p: role_of(model, name, p) in roles and (where is None or where(name, p))
+
+
+def as_matrix(tensor: Tensor) -> Tensor:
+    """Return a weight as the matrix [rows, all other dimensions]: C_out × C_in·kh·kw for a convolution.
+
+    A transposed convolution's weight starts with C_in. It is the adjoint of a convolution with that weight,
+    so its matrix, with C_in rows, has the same claim to be called the layer's.
+    """
+    return tensor.detach().flatten(1)

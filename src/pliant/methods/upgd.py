@@ -1,0 +1,136 @@
+"""UPGD, utility-based perturbed gradient descent: protect useful weights, perturb the others (Elsayed & Mahmood 2024).
+
+Paper: "Addressing Loss of Plasticity and Catastrophic Forgetting in Continual Learning". The utility u of a weight is a
+bias-corrected moving average of −g·θ, the first-order estimate of what the loss would gain without it; the step is
+
+    θ ← (1 − ηw)θ − η(g + σε) ⊙ (1 − sigmoid(u / max u)),    ε ~ N(0, 1),
+
+η the learning rate, w the weight decay and the maximum over all weights of the optimizer.
+
+It is written as an optimizer; here it is laid around one. The optimizer's own move Δ of the parameters stands for −ηg:
+
+    θ ← (1 − ηw)θ + (Δ − ησε) ⊙ (1 − sigmoid(u / max u)).
+
+Around plain SGD that is UPGD exactly. Around Adam it is the authors' adaptive form, the gate on Adam's move: gating the
+gradient instead would be all but undone by Adam, which divides by the gradient's size. The optimizer's own weight decay
+and momentum are part of Δ, so they are gated; `weight_decay` here is not. A rescaler on the same optimizer (SWR)
+belongs after UPGD, or its rescaling would be gated too.
+
+Where no weight has a positive utility, the printed ratio would turn its sign; then all weights with a negative
+utility take the whole step.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from pliant.methods.averages import check_beta, start_averages, update_averages_, widen
+from pliant.methods.base import Filter, Receipt, Rescaler
+from pliant.methods.redraw import seeded
+from pliant.methods.strengths import check_number
+
+
+def plasticity_gates(utilities: Sequence[Tensor]) -> list[Tensor]:
+    """Return 1 − sigmoid(u / max u) for each utility, the maximum taken over all tensors.
+
+    Args:
+        utilities: The utilities of the weights.
+
+    Returns:
+        Gates between 0.27 (the most useful weight) and 1 (harmful ones); 0.5 is neutral.
+
+    Example:
+        >>> plasticity_gates([torch.tensor([2.0, 0.0]), torch.tensor([-2.0])])
+        [tensor([0.2689, 0.5000]), tensor([0.7311])]
+    """
+    largest = torch.stack([utility.max() for utility in utilities]).max()
+    largest = largest.clamp_min(torch.finfo(largest.dtype).tiny)
+    return [torch.sigmoid(utility / -largest) for utility in utilities]
+
+
+class UPGD(Rescaler):
+    """Gate each weight's move by its utility and add noise where it is low.
+
+    Args:
+        model: The model.
+        sigma: The noise's standard deviation σ, in units of a gradient.
+        beta: β of the utilities' average, in [0, 1).
+        weight_decay: w, decoupled and not gated.
+        seed: Draw the noise from a stream of its own; from torch's global generators if None.
+        where: Which parameters to gate; all learnable ones if None.
+    """
+
+    name = "upgd"
+    saved: ClassVar[tuple[str, ...]] = ("averages", "draws")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        sigma: float = 1e-3,
+        beta: float = 0.999,
+        weight_decay: float = 0.0,
+        seed: int | None = None,
+        where: Filter | None = None,
+    ) -> None:
+        super().__init__(model, where=where)
+        self.sigma = check_number("sigma", sigma)
+        self.beta = check_beta(beta)
+        self.weight_decay = check_number("weight_decay", weight_decay)
+        self.seed = seed
+        self.averages = start_averages(self.parameters, "utilities")
+        self.draws = 0
+        self._before: dict[tuple[str, ...], list[Tensor]] = {}
+
+    def step(self) -> None:
+        """Raise a TypeError: there is no move to gate without an optimizer's step."""
+        raise TypeError(f"{self.name} acts on an optimizer's step: call attach()")
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """The mean gate now and how often the method acted."""
+        if not self.steps:
+            return None
+        gates = plasticity_gates(list(self.averages["utilities"].values()))
+        entries = sum(gate.numel() for gate in gates)
+        mean = sum(float(gate.sum()) for gate in gates) / entries
+        details = {"mean_gate": mean, "steps": sum(self.steps.values())}
+        return Receipt(self.name, "gate", len(gates), entries, details)
+
+    def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
+        return [*super()._register_hooks(optimizer), optimizer.register_step_pre_hook(self._before_step)]
+
+    @torch.no_grad()
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        names = self._attachments[optimizer].names
+        self._before[names] = list(torch._foreach_clone([self.parameters[name] for name in names]))
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        attachment = self._attachments[optimizer]
+        self._count_step(attachment.names)
+        before = dict(zip(attachment.names, self._before.pop(attachment.names), strict=True))
+        groups = dict(zip(attachment.names, attachment.groups, strict=True))
+        # The gradients of the step: a closure has filled them by now, and a fused optimizer has unscaled them.
+        gradients = self._gradients(attachment.names)
+        names = list(gradients)
+        if not names:
+            return
+        found_inf = getattr(optimizer, "found_inf", None)
+        utilities = [-widen(gradients[name]) * widen(before[name]) for name in names]
+        update_averages_(self.averages, self.beta, names, {"utilities": utilities}, found_inf)
+        gates = plasticity_gates([self.averages["utilities"][name] for name in names])
+        with seeded(self.seed, self.draws):
+            # By shape: `randn_like` fills in the order of memory, so that another layout would get another noise.
+            noise = [torch.randn(p.shape, dtype=p.dtype, device=p.device) for p in (before[name] for name in names)]
+        self.draws += 1
+        for name, gate, epsilon in zip(names, gates, noise, strict=True):
+            parameter, old = self.parameters[name], before[name]
+            lr = optimizer.param_groups[groups[name]]["lr"]
+            move = parameter - old - lr * self.sigma * epsilon
+            new = (1 - lr * self.weight_decay) * old + move * gate
+            parameter.copy_(new if found_inf is None else torch.where(found_inf == 0, new, old))

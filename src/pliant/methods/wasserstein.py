@@ -1,0 +1,139 @@
+"""Wasserstein regularization: keep the distribution of each layer's parameters near the initial one.
+
+Paper: Lewandowski et al. 2023, "Directions of Curvature as an Explanation for Loss of Plasticity", §5. The term is the
+squared 2-Wasserstein distance between the values of a parameter tensor now and at the start, with λ in front,
+
+    Σ_l Σ_i (θ_(i) − θ⁰_(i))²,
+
+θ_(i) the i-th smallest entry. An entry is pulled towards the initial value of equal rank, wherever that one sits:
+∂/∂θ_j = 2(θ_j − θ⁰_(rank of j)).
+
+The name is used for two things: `reduction="sum"` is the paper's; `reduction="mean"` divides each tensor's sum by its
+size. Weights and biases of a layer are compared apart, tensor by tensor.
+
+The cost is the sort. It is exact and, on a CPU, an order of magnitude faster than sorting floats: the bits of a float,
+with those of the negative ones turned round, are ordered as the number is, and integers are sorted by radix. With
+`refresh=n` only every n-th step sorts, and the ranks are kept in between.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from pliant.methods.base import Filter, Penalty
+from pliant.methods.strengths import (
+    Strength,
+    add_scaled_,
+    check_choice,
+    check_positive_int,
+    half_squared_norm,
+    resolve_strengths,
+)
+
+Reduction = Literal["sum", "mean"]
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def rank_order(values: Tensor) -> Tensor:
+    """Return the indices that sort a vector of floats.
+
+    Args:
+        values: The vector.
+
+    Example:
+        >>> rank_order(torch.tensor([0.5, -2.0, 1.0, -0.5]))
+        tensor([1, 3, 0, 2])
+    """
+    integer = _INTEGERS[values.dtype.itemsize]
+    bits = values.view(integer)
+    # Negative floats are stored as sign and magnitude, so their bits rise as they fall: flip all but the sign.
+    keys = bits ^ ((bits >> (8 * values.dtype.itemsize - 1)) & torch.iinfo(integer).max)
+    return keys.argsort()
+
+
+def match_order(values: Tensor, ordered: Tensor) -> Tensor:
+    """Return, for each entry, the value of equal rank in an ordered vector: where optimal transport takes it.
+
+    Args:
+        values: A tensor.
+        ordered: As many values in ascending order.
+
+    Example:
+        >>> match_order(torch.tensor([[3.0, -1.0], [0.0, 9.0]]), torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        tensor([[3., 1.],
+                [2., 4.]])
+    """
+    order = rank_order(values.flatten())
+    return torch.empty_like(ordered).scatter_(0, order, ordered).view(values.shape)
+
+
+class Wasserstein(Penalty):
+    """Pull each tensor's values, as a set, towards the values that it had at construction.
+
+    Args:
+        model: The model; its present values are θ⁰.
+        lam: λ, one for all or by name pattern.
+        reduction: "sum" over a tensor's entries (the paper's) or their "mean".
+        refresh: Sort only on every n-th step; 1 is exact.
+        where: Which parameters to penalise; all learnable ones if None.
+
+    Example:
+        >>> model = nn.Linear(2, 1, bias=False)
+        >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 2.0]]))
+        >>> penalty = Wasserstein(model, lam=0.5)
+        >>> _ = model.weight.data.copy_(torch.tensor([[4.0, 1.0]]))
+        >>> round(float(penalty.value()), 4)  # ½·((1 − 1)² + (4 − 2)²)
+        2.0
+    """
+
+    name = "wasserstein"
+    saved: ClassVar[tuple[str, ...]] = ("ordered", "targets", "ages")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lam: Strength = 1e-3,
+        reduction: Reduction = "sum",
+        refresh: int = 1,
+        where: Filter | None = None,
+    ) -> None:
+        super().__init__(model, where=where)
+        check_choice("reduction", reduction, get_args(Reduction))
+        self.reduction = reduction
+        self.refresh = check_positive_int("refresh", refresh)
+        self.strengths = {
+            name: strength if reduction == "sum" else strength / self.parameters[name].numel()
+            for name, strength in resolve_strengths(lam, self.parameters).items()
+        }
+        self._twice = {name: 2 * strength for name, strength in self.strengths.items()}
+        initial = {name: self.parameters[name].detach().clone() for name in self.strengths}
+        self.ordered = {name: values.flatten().sort().values for name, values in initial.items()}
+        self.targets = initial if refresh > 1 else {}
+        self.ages = dict.fromkeys(self.targets, 0)
+
+    def value(self, names: Sequence[str] | None = None) -> Tensor:
+        """Return λ Σ_l Σ_i (θ_(i) − θ⁰_(i))², with the ranks of the last sort if that is refreshed seldom."""
+        return half_squared_norm(self._distances(names or tuple(self.parameters)), self._twice)
+
+    def _observe(self, gradients: Mapping[str, Tensor], scale: Tensor | None, found_inf: Tensor | None) -> None:
+        for name in gradients:
+            if name in self.targets:
+                if self.ages[name] % self.refresh == 0:
+                    self.targets[name] = match_order(self.parameters[name].detach(), self.ordered[name])
+                self.ages[name] += 1
+
+    def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
+        add_scaled_(gradients, self._distances(gradients), self._twice, scale)
+
+    def _distances(self, names: Mapping[str, Tensor] | Sequence[str]) -> dict[str, Tensor]:
+        chosen = [name for name in names if name in self.strengths]
+        present = [self.parameters[name].detach() for name in chosen]
+        targets = [
+            self.targets[name] if name in self.targets else match_order(values, self.ordered[name])
+            for name, values in zip(chosen, present, strict=True)
+        ]
+        return dict(zip(chosen, torch._foreach_sub(present, targets), strict=True))

@@ -1,0 +1,95 @@
+"""Weight clipping: after every step, clamp each weight to a multiple of its initial bound (Elsayed et al. 2024).
+
+Paper: "Weight Clipping for Deep Continual and Reinforcement Learning". Weights and biases of a layer are kept in
+[−κb, κb] with b = 1/√fan_in, the bound of the uniform distribution that torch draws both from. The bound follows from
+the layer's shape, never from values that training has moved already, and a bias is bounded by the fan-in of the weight
+that it belongs to. Norm layers, embeddings and parameters that belong to no weight have no such bound; they are left
+alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pliant.methods.base import Filter, Receipt, Rescaler
+from pliant.methods.roles import role_of
+from pliant.methods.strengths import check_number
+
+
+def initial_bound(model: nn.Module, name: str) -> float | None:
+    """Return 1/√fan_in of a weight, or of the weight that a bias belongs to; None for a parameter without one.
+
+    Args:
+        model: The model that holds the parameter.
+        name: Its name in the model.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3))
+        >>> [initial_bound(model, name) for name, _ in model.named_parameters()]
+        [0.5, 0.5, None, None]
+    """
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    leaf = leaf.replace("bias", "weight")
+    weight = getattr(module, leaf, None)
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) or not isinstance(weight, Tensor):
+        return None
+    if role_of(model, f"{path}.{leaf}".lstrip("."), weight) != "matrix":
+        return None
+    return float((weight.numel() / len(weight)) ** -0.5)
+
+
+class WeightClipping(Rescaler):
+    """Clamp every weight and bias to ±κ/√fan_in after every step.
+
+    Args:
+        model: The model.
+        kappa: κ, how many times the initial bound is allowed.
+        where: Which parameters to clamp; all learnable weights and their biases if None.
+
+    Example:
+        >>> model = nn.Linear(4, 1)
+        >>> _ = model.weight.data.copy_(torch.tensor([[-3.0, 0.0, 0.9, 2.0]]))
+        >>> WeightClipping(model, kappa=2.0).step()
+        >>> model.weight.data
+        tensor([[-1.0000,  0.0000,  0.9000,  1.0000]])
+    """
+
+    name = "weight_clipping"
+
+    def __init__(self, model: nn.Module, *, kappa: float = 2.0, where: Filter | None = None) -> None:
+        def has_bound(name: str, parameter: nn.Parameter) -> bool:
+            return initial_bound(model, name) is not None and (where is None or where(name, parameter))
+
+        super().__init__(model, where=has_bound)
+        self.kappa = check_number("kappa", kappa)
+        bounds = {name: initial_bound(model, name) for name in self.parameters}
+        self.bounds = {name: self.kappa * bound for name, bound in bounds.items() if bound is not None}
+
+    def step(self) -> None:
+        """Clamp once, all weights and biases."""
+        self._clamp(tuple(self.parameters))
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """How many entries sit at their bound now, and how often the method acted."""
+        if not self.steps:
+            return None
+        clamped = [int((p.detach().abs() >= self.bounds[name]).sum()) for name, p in self.parameters.items()]
+        entries = sum(p.numel() for p in self.parameters.values())
+        details = {"entries_at_bound": sum(clamped), "steps": sum(self.steps.values())}
+        return Receipt(self.name, "clamp", len(clamped), entries, details)
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # After a step that was skipped there is nothing to clamp, since the step before was clamped.
+        self._clamp(self._attachments[optimizer].names)
+
+    @torch.no_grad()
+    def _clamp(self, names: Sequence[str]) -> None:
+        self._count_step(names)
+        parameters: list[Tensor] = [self.parameters[name] for name in names]
+        torch._foreach_clamp_max_(parameters, [self.bounds[name] for name in names])
+        torch._foreach_clamp_min_(parameters, [-self.bounds[name] for name in names])

@@ -1,0 +1,115 @@
+"""Weight rescaling: set the standard deviation of every weight back to its initial one (Niehaus et al. 2024).
+
+Paper: "Weight Rescaling: Applying Initialization Strategies During Training". W ← W·std(W₀)/std(W) at once, every n
+steps: the hard form of what SWR does softly, and without its care for biases, so that the function of the
+network changes. (SWR with λ = 1 is the hard form by norms that keeps the function.)
+
+The paper takes the standard deviation that the initialiser promises; here it is the one that the weight has at
+construction, which also serves weights that were initialised in other ways.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pliant.methods.base import Filter, Receipt, Rescaler
+from pliant.methods.roles import having_role
+from pliant.methods.strengths import check_positive_int
+
+
+def standard_deviation(weight: Tensor) -> Tensor:
+    """Return the standard deviation of a tensor's entries about their mean, in float32 at least.
+
+    Args:
+        weight: The tensor.
+
+    Example:
+        >>> standard_deviation(torch.tensor([[1.0, 3.0]]))
+        tensor(1.)
+    """
+    wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    deviation: Tensor = (wide - wide.mean()).norm() / wide.numel() ** 0.5
+    return deviation
+
+
+def rescaling_factor(weight: Tensor, deviation: Tensor) -> Tensor:
+    """Return what gives a weight this standard deviation; 1 if nothing can, or if the deviation is zero.
+
+    Args:
+        weight: The weight.
+        deviation: The standard deviation to reach.
+
+    Example:
+        >>> rescaling_factor(torch.tensor([[0.0, 4.0]]), torch.tensor(1.0))
+        tensor(0.5000)
+    """
+    factor = deviation / standard_deviation(weight)
+    return torch.where((factor > 0) & factor.isfinite(), factor, 1)
+
+
+class WeightRescaling(Rescaler):
+    """Scale every weight to its initial standard deviation, every n steps.
+
+    Args:
+        model: The model; its weights' present standard deviations are the ones to keep.
+        every: Act only on every n-th step.
+        where: Which weights to rescale; all learnable ones if None. Biases and norm layers are left alone.
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 3.0]]))
+        >>> method = WeightRescaling(model)
+        >>> _ = model.weight.data.copy_(torch.tensor([[0.0, 4.0]]))
+        >>> method.step()
+        >>> model.weight.data
+        tensor([[0., 2.]])
+    """
+
+    name = "weight_rescaling"
+    saved: ClassVar[tuple[str, ...]] = ("initial",)
+
+    def __init__(self, model: nn.Module, *, every: int = 1, where: Filter | None = None) -> None:
+        super().__init__(model, where=having_role(model, where, "matrix"))
+        self.every = check_positive_int("every", every)
+        self.initial = {name: standard_deviation(p.detach()) for name, p in self.parameters.items()}
+        self._last: dict[str, Tensor] = {}
+        constant = [name for name, deviation in self.initial.items() if deviation == 0]
+        if constant:
+            warnings.warn(
+                f"{self.name} leaves these weights alone, they start constant: {', '.join(constant)}", stacklevel=2
+            )
+
+    def step(self) -> None:
+        """Rescale once, all weights."""
+        names = tuple(self.parameters)
+        self._count_step(names)
+        self._rescale(names, None)
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """The factors of the last rescaling, and how many steps the method has seen."""
+        if not self._last:
+            return None
+        factors = {name: float(factor) for name, factor in self._last.items()}
+        entries = sum(self.parameters[name].numel() for name in factors)
+        details = {"factors": factors, "steps": sum(self.steps.values())}
+        return Receipt(self.name, "rescale", len(factors), entries, details)
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        names = self._attachments[optimizer].names
+        if self._count_step(names) % self.every == 0:
+            self._rescale(names, getattr(optimizer, "found_inf", None))
+
+    @torch.no_grad()
+    def _rescale(self, names: Sequence[str], found_inf: Tensor | None) -> None:
+        weights: list[Tensor] = [self.parameters[name] for name in names]
+        factors = [rescaling_factor(self.parameters[name], self.initial[name]) for name in names]
+        if found_inf is not None:
+            # A fused optimizer under a GradScaler skipped its step if it met an infinity; only the device knows.
+            factors = [torch.where(found_inf == 0, factor, 1) for factor in factors]
+        torch._foreach_mul_(weights, factors)
+        self._last = dict(zip(names, factors, strict=True))
