@@ -249,6 +249,18 @@ def test_methods_act_at_boundaries_if_told(dataset: Dataset) -> None:
     assert untold == plain
 
 
+def test_what_a_method_breaks_at_a_boundary_shows_before_it_is_mended(dataset: Dataset) -> None:
+    stream = streams.create("warm_start", dataset, first_epochs=20, epochs=20)
+    last_of_first, entry = {}, {}
+    for name in ("vanilla", "full_reset"):
+        learner = make_learner(Settings(batch_size=32), () if name == "vanilla" else (name,))
+        records = list(train(learner, stream, 0))
+        assert [record["epoch"] for record in records if "entry_test_accuracy" in record] == [1]
+        last_of_first[name], entry[name] = records[19]["test_accuracy"], records[20]["entry_test_accuracy"]
+    assert entry["vanilla"] == last_of_first["vanilla"]
+    assert entry["full_reset"] < last_of_first["full_reset"] - 0.2
+
+
 def test_a_new_optimizer_has_no_memory_and_keeps_the_methods(dataset: Dataset) -> None:
     stream = streams.create("label_flip", dataset, tasks=2, epochs=1)
     learner = make_learner(Settings(batch_size=32, new_optimizer=True), ("l2",))

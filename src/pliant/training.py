@@ -157,8 +157,9 @@ def train(
             optimizer: the network without a past that plasticity is measured against.
 
     Yields:
-        A record after every epoch. At the end of a task it also tells the accuracy on the task's training
-        examples and the average online accuracy.
+        A record after every epoch. The first one of a new task also tells the test accuracy before any step on
+        it, when the methods have acted; the last one the accuracy on the task's training examples and the
+        average online accuracy.
 
     Raises:
         DivergedError: If the loss is not finite.
@@ -167,16 +168,18 @@ def train(
     for index in range(learner.task, len(stream)):
         task = stream[index]
         learner.task = index
-        receipts: list[dict[str, Any]] = []
+        entry: Record = {"receipts": []}
         if learner.epoch == 0 and index > 0:
-            receipts = enter_task(learner, task, fresh)
+            entry["receipts"] = enter_task(learner, task, fresh)
+            if task.test is not None:
+                entry["entry_test_accuracy"], _ = evaluate(learner.model, task.test)
         while learner.epoch < task.epochs:
             record = train_epoch(learner, task, seed)
             learner.epoch += 1
-            record |= {"task": index, "epoch": learner.epoch, "step": learner.step, "receipts": receipts}
+            record |= {"task": index, "epoch": learner.epoch, "step": learner.step} | entry
             record["progress"] = (sum(work[:index]) + work[index] * learner.epoch / task.epochs) / sum(work)
             record |= evaluate_epoch(learner, task)
-            receipts = []
+            entry = {"receipts": []}
             yield record
         learner.epoch = learner.examples = learner.online_correct = 0
 
