@@ -107,12 +107,14 @@ class FIRE(Reinitializer):
             old = torch.stack([views[matrix] for matrix in group])
             result = orthogonalise(old.flatten(end_dim=-3), self.iteration, self.solver)
             scale = isometric_scale(old.shape[1:])
-            new = old.to(result.matrices.dtype).lerp(scale * result.matrices.view_as(old), self.lam)
+            new = result.matrices.mul_(scale).view_as(old)
+            if self.lam < 1:
+                new = old.to(new.dtype).lerp(new, self.lam)
             torch._foreach_copy_([views[matrix] for matrix in group], list(new.unbind()))
             if self.optimizer_state == "rotate":
                 self._remember_maps(group, old, result.maps, scale)
             per_matrix = result.deviation.view(len(group), -1).sum(1).tolist()
-            squares = (new - old).flatten(1).square().sum(1).tolist()
+            squares = (new.sub_(old).flatten(1).norm(dim=1) ** 2).tolist()
             deviation |= zip(map(str, group), per_matrix, strict=True)
             error |= zip(map(str, group), squares, strict=True)
         return {"deviation_from_isometry": deviation, "squared_frobenius_error": error}
@@ -181,6 +183,7 @@ def _groups_of_equal_shape(views: Mapping[Matrix, Tensor]) -> list[list[Matrix]]
 
 
 def _check_finite(views: Mapping[Matrix, Tensor]) -> None:
-    for matrix, view in views.items():
-        if not torch.isfinite(view).all():
-            raise ValueError(f"model: the weight {str(matrix)!r} holds NaN or infinity, which has no nearest isometry")
+    norms = torch.stack([view.norm(dtype=torch.promote_types(view.dtype, torch.float32)) for view in views.values()])
+    if not norms.isfinite().all():
+        name = next(str(matrix) for matrix, norm in zip(views, norms, strict=True) if not norm.isfinite())
+        raise ValueError(f"model: the weight {name!r} holds NaN or infinity, which has no nearest isometry")

@@ -1,0 +1,160 @@
+"""DASH: when data is new, shrink each weight vector the more, the less it points where the data pushes it.
+
+Paper: Shin et al. 2024, "DASH: warm-starting neural network training in stationary settings without loss of
+plasticity"; FIRE paper, A.3. The negative gradient of the loss is averaged over chunks of data,
+G ← (1−α)G + α(−∇), starting at zero; then every weight vector w shrinks by clamp(cos(g, w), λ, 1). A vector is the row
+of a linear layer (all that one unit reads), the kernel of a convolution from one channel to another, or a whole bias.
+Norm layers stay.
+
+Where we deviate. The authors' code takes every chunk of data that has arrived as one batch, oldest first; others run it
+on mini-batches, where α means something else. `accumulate` says which. Parameters that the paper does not speak of
+follow the same rule by their shape: the rows of an embedding are vectors, the last dimension of a class token is one.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from pliant.graph.layers import NORM_LAYERS, call_with
+from pliant.graph.matrices import find_matrices
+from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer, learnable_parameters
+from pliant.methods.strengths import check_choice, check_number, check_positive_int
+
+Accumulate = Literal["chunk", "batch"]
+
+
+def shrink_factors(weight: Tensor, direction: Tensor, lam: float) -> Tensor:
+    """Return clamp(cos(direction, weight), λ, 1) for each vector of a weight, shaped to multiply it.
+
+    Args:
+        weight: [out, in], whose rows are the vectors; [out, in, *kernel], whose kernels are; or one vector.
+        direction: Where the data pushes it, of the same shape. Where it is zero, the factor is λ.
+        lam: The smallest factor.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+        >>> shrink_factors(weight, torch.tensor([[3.0, 4.0], [0.0, -1.0]]), lam=0.3)
+        tensor([[0.6000],
+                [0.3000]])
+    """
+    vector = tuple(range(min(weight.ndim - 1, 2), weight.ndim))
+    products = (weight * direction).sum(vector, keepdim=True)
+    norms = torch.linalg.vector_norm(weight, dim=vector, keepdim=True)
+    norms = norms * torch.linalg.vector_norm(direction, dim=vector, keepdim=True)
+    return torch.where(norms > 0, products / norms, 0).clamp(lam, 1)
+
+
+class DASH(Reinitializer):
+    """Shrink weights by how well they agree with the negative gradient on the new data, on `apply()`.
+
+    Args:
+        model: The model. Gradients are taken in the mode that it is in; its `.grad`, buffers and the random generators
+            are left as they were.
+        lam: λ, the smallest factor, in [0, 1]: 1 leaves all weights as they are.
+        alpha: α in (0, 1], the weight of the newest chunk in the average of the gradients. It means nothing if there is
+            only one chunk.
+        accumulate: What counts as a chunk: "chunk" joins the batches into chunks of `chunk_size` examples (the authors'
+            way), "batch" takes each batch as one (the FIRE paper's code).
+        chunk_size: How many examples make a chunk, for accumulate="chunk"; all that is given if None. No batch is
+            split: a chunk ends with the batch that fills it.
+        optimizer_state: "keep" (as the authors do) or "reset" the moments of the parameters.
+        where: Which parameters to shrink; all learnable ones but those of norm layers if None.
+    """
+
+    name = "dash"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lam: float = 0.3,
+        alpha: float = 0.3,
+        accumulate: Accumulate = "chunk",
+        chunk_size: int | None = None,
+        optimizer_state: OptimizerState = "keep",
+        where: Filter | None = None,
+    ) -> None:
+        learnable_parameters(model)
+        norm_parameters = {
+            id(p) for module in model.modules() if isinstance(module, NORM_LAYERS) for p in module.parameters()
+        }
+        super().__init__(
+            model,
+            optimizer_state=optimizer_state,
+            where=lambda name, p: id(p) not in norm_parameters and (where is None or where(name, p)),
+        )
+        self.lam = check_number("lam", lam, high=1.0)
+        self.alpha = check_number("alpha", alpha, high=1.0)
+        if alpha == 0:
+            raise ValueError("alpha: 0 is not allowed; the average would stay at zero for ever")
+        check_choice("accumulate", accumulate, get_args(Accumulate))
+        self.accumulate = accumulate
+        if chunk_size is not None:
+            check_positive_int("chunk_size", chunk_size)
+            if accumulate == "batch":
+                raise ValueError(f"chunk_size: {chunk_size} means nothing with accumulate='batch'")
+        self.chunk_size = chunk_size
+        self._transposed = {m.parameter for m in find_matrices(model) if m.transposed}
+
+    def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
+        if batches is None or loss_fn is None:
+            missing = "batches" if batches is None else "loss_fn"
+            raise ValueError(f"{missing}: None, but dash looks at the new data: apply(batches=…, loss_fn=…)")
+        average = {name: torch.zeros_like(p, dtype=_accumulator(p)) for name, p in self.parameters.items()}
+        chunks = 0
+        with _left_as_it_was(self.model):
+            for gradients in self._chunks(batches, loss_fn):
+                chunks += 1
+                for name, gradient in gradients.items():
+                    average[name].mul_(1 - self.alpha).sub_(gradient, alpha=self.alpha)
+        if chunks == 0:
+            raise ValueError("batches: empty; dash needs the new data to see where it pushes the weights")
+        factors = {}
+        for name, parameter in self.parameters.items():
+            weight, direction = parameter.detach(), average[name]
+            if name in self._transposed:
+                weight, direction = weight.transpose(0, 1), direction.transpose(0, 1)
+            factor = shrink_factors(weight.to(direction.dtype), direction, self.lam)
+            weight.mul_(factor)
+            factors[name] = float(factor.mean())
+        return {"chunks": chunks, "mean_factors": factors}
+
+    def _chunks(self, batches: Batches, loss_fn: LossFunction) -> Iterator[dict[str, Tensor]]:
+        """Yield the mean gradient of each chunk."""
+        total: dict[str, Tensor] = {}
+        examples = 0
+        for inputs, targets in batches:
+            size = len(targets)
+            with torch.enable_grad():
+                loss = loss_fn(call_with(self.model, inputs), targets)
+                gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
+            for (name, parameter), gradient in zip(self.parameters.items(), gradients, strict=True):
+                if gradient is not None:
+                    scaled = gradient.to(_accumulator(parameter)) * size
+                    total[name] = total[name] + scaled if name in total else scaled
+            examples += size
+            if self.accumulate == "batch" or (self.chunk_size is not None and examples >= self.chunk_size):
+                yield {name: gradient / examples for name, gradient in total.items()}
+                total, examples = {}, 0
+        if examples:
+            yield {name: gradient / examples for name, gradient in total.items()}
+
+
+def _accumulator(parameter: Tensor) -> torch.dtype:
+    return torch.promote_types(parameter.dtype, torch.float32)
+
+
+@contextmanager
+def _left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Put buffers (running statistics) and random generators back at the end."""
+    saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            for name, buffer in model.named_buffers():
+                buffer.copy_(saved[name])

@@ -1,0 +1,185 @@
+"""DASH against its authors' description, and what it must leave as it was."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import Adam
+
+from pliant import DASH
+from pliant.models import create
+from tests import zoo
+from tests.loops import snapshot, train
+from tests.reference import dash as reference
+
+Data = list[tuple[Tensor, Tensor]]
+
+
+def data(name: str, count: int = 3) -> Data:
+    return [zoo.batch(name, seed=50 + i) for i in range(count)]
+
+
+def joined(batches: Data) -> tuple[Tensor, Tensor]:
+    return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+
+
+def assert_close(model: nn.Module, control: nn.Module) -> None:
+    for (name, left), right in zip(model.state_dict().items(), control.state_dict().values(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.3, 1.0])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "vgg", "cnn_bn"])
+def test_batches_as_chunks_match_the_reference(name: str, alpha: float) -> None:
+    """The authors' way: every chunk is one batch, oldest first."""
+    model, batches = zoo.build(name), data(name)
+    control = copy.deepcopy(model)
+    DASH(model, alpha=alpha, lam=0.1, accumulate="batch").apply(batches=batches, loss_fn=cross_entropy)
+    reference.dash(control, reference.directions(control, batches, alpha), 0.1)
+    assert_close(model, control)
+
+
+@pytest.mark.parametrize(("name", "options", "shape"), [
+    ("resnet18", {"width": 2}, (3, 8, 8)),
+    ("vit_tiny", {"width": 6, "depth": 1, "heads": 2}, (3, 8, 8)),
+])  # fmt: skip
+def test_matches_the_reference_on_the_papers_networks(name: str, options: dict[str, int], shape: Any) -> None:
+    model = create(name, shape, 5, **options).double()
+    inputs, labels = torch.randn(8, *shape, dtype=torch.float64), torch.randint(0, 5, (8,))
+    control = copy.deepcopy(model)
+    chosen = DASH(model, lam=0.05, where=lambda name, p: p.ndim in (1, 2, 4))
+    chosen.apply(batches=[(inputs, labels)], loss_fn=cross_entropy)
+    average = reference.directions(control, [(inputs, labels)], 0.3)
+    tokens = {n: p.detach().clone() for n, p in control.named_parameters() if p.ndim == 3}
+    reference.dash(control, average, 0.05)
+    with torch.no_grad():
+        for n, value in tokens.items():
+            control.get_parameter(n).copy_(value)
+    assert_close(model, control)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_a_chunk_may_come_in_pieces(name: str) -> None:
+    batches = data(name, 4)
+    whole, pieces, pairs = zoo.build(name), zoo.build(name), zoo.build(name)
+    DASH(whole).apply(batches=[joined(batches)], loss_fn=cross_entropy)
+    DASH(pieces).apply(batches=batches, loss_fn=cross_entropy)
+    assert_close(pieces, whole)
+    receipt = DASH(pairs, chunk_size=16).apply(batches=batches, loss_fn=cross_entropy)
+    assert receipt.details["chunks"] == 2
+    control = zoo.build(name)
+    chunks = [joined(batches[:2]), joined(batches[2:])]
+    DASH(control, accumulate="batch").apply(batches=chunks, loss_fn=cross_entropy)
+    assert_close(pairs, control)
+
+
+def test_pieces_of_unequal_size_weigh_by_their_examples() -> None:
+    batches = data("mlp", 2)
+    (x, y), rest = batches[0], batches[1]
+    whole, pieces = zoo.build("mlp"), zoo.build("mlp")
+    DASH(whole).apply(batches=[joined([(x[:3], y[:3]), rest])], loss_fn=cross_entropy)
+    DASH(pieces).apply(batches=[(x[:3], y[:3]), rest], loss_fn=cross_entropy)
+    assert_close(pieces, whole)
+
+
+def test_alpha_decides_between_old_and_new_chunks_alone() -> None:
+    one, other = zoo.build("mlp"), zoo.build("mlp")
+    DASH(one, alpha=0.1).apply(batches=data("mlp"), loss_fn=cross_entropy)
+    DASH(other, alpha=0.9).apply(batches=data("mlp"), loss_fn=cross_entropy)
+    assert_close(one, other)
+    DASH(one, alpha=0.1, accumulate="batch").apply(batches=data("mlp"), loss_fn=cross_entropy)
+    DASH(other, alpha=0.9, accumulate="batch").apply(batches=data("mlp"), loss_fn=cross_entropy)
+    assert not torch.allclose(one[0].weight, other[0].weight)
+
+
+@pytest.mark.filterwarnings("ignore:.*changed none of")
+def test_lam_one_changes_nothing() -> None:
+    model = zoo.build("cnn_bn")
+    before = snapshot(model)
+    DASH(model, lam=1.0).apply(batches=data("cnn_bn"), loss_fn=cross_entropy)
+    for name, value in snapshot(model).items():
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_leaves_everything_else_as_it_was(training: bool) -> None:
+    model = zoo.build("cnn_bn")
+    model.insert(8, nn.Dropout(0.5))
+    optimizer = Adam(model.parameters())
+    train(model, optimizer, "cnn_bn", range(2))
+    model.train(training)
+    model[5].eval()
+    before = snapshot(model)
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    modes = [m.training for m in model.modules()]
+    moments = copy.deepcopy(optimizer.state_dict())
+    generator = torch.get_rng_state()
+    DASH(model).apply(optimizer, batches=data("cnn_bn"), loss_fn=cross_entropy)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert [m.training for m in model.modules()] == modes
+    for name, p in model.named_parameters():
+        assert torch.equal(p.grad, gradients[name]), name
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+    for name in ("1.weight", "1.bias", "5.weight", "5.bias"):
+        assert torch.equal(model.get_parameter(name), before[name]), name
+    assert str(optimizer.state_dict()) == str(moments)
+
+
+def test_a_parameter_that_the_loss_does_not_reach_shrinks_to_the_floor() -> None:
+    model = nn.ModuleDict({"used": nn.Linear(3, 2), "unused": nn.Linear(3, 2)}).double()
+    weight = model["unused"].weight.detach().clone()
+    model.forward = model["used"].forward  # type: ignore[method-assign]
+    DASH(model, lam=0.25).apply(batches=[(torch.ones(4, 3).double(), torch.zeros(4).long())], loss_fn=cross_entropy)
+    torch.testing.assert_close(model["unused"].weight, 0.25 * weight)
+
+
+def test_keyword_inputs() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, features: Tensor) -> Tensor:
+            return self.layer(features)
+
+    model = Named()
+    plain = copy.deepcopy(model.layer)
+    x, y = torch.randn(5, 3), torch.randint(0, 2, (5,))
+    DASH(model).apply(batches=[({"features": x}, y)], loss_fn=cross_entropy)
+    DASH(plain).apply(batches=[(x, y)], loss_fn=cross_entropy)
+    assert torch.equal(model.layer.weight, plain.weight)
+
+
+def test_transposed_storage_gives_the_same_units() -> None:
+    from transformers.pytorch_utils import Conv1D
+
+    linear, stored = nn.Linear(4, 3).double(), Conv1D(3, 4).double()
+    with torch.no_grad():
+        stored.weight.copy_(linear.weight.T)
+        stored.bias.copy_(linear.bias)
+    batch = [(torch.randn(6, 4).double(), torch.randint(0, 3, (6,)))]
+    DASH(linear).apply(batches=batch, loss_fn=cross_entropy)
+    DASH(stored).apply(batches=batch, loss_fn=cross_entropy)
+    torch.testing.assert_close(stored.weight.T, linear.weight)
+
+
+def test_settings_that_make_no_sense_are_errors() -> None:
+    model = zoo.build("mlp")
+    with pytest.raises(ValueError, match=r"lam: 1\.5 is not allowed"):
+        DASH(model, lam=1.5)
+    with pytest.raises(ValueError, match="alpha: 0 is not allowed; the average would stay at zero"):
+        DASH(model, alpha=0)
+    with pytest.raises(ValueError, match="accumulate: 'epoch' is not allowed; it must be one of 'chunk', 'batch'"):
+        DASH(model, accumulate="epoch")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="chunk_size: 5 means nothing with accumulate='batch'"):
+        DASH(model, accumulate="batch", chunk_size=5)
+    with pytest.raises(ValueError, match="batches: None, but dash looks at the new data"):
+        DASH(model).apply()
+    with pytest.raises(ValueError, match="loss_fn: None, but dash looks at the new data"):
+        DASH(model).apply(batches=data("mlp"))
+    with pytest.raises(ValueError, match="batches: empty; dash needs the new data"):
+        DASH(model).apply(batches=[], loss_fn=cross_entropy)
