@@ -1,8 +1,8 @@
 """The methods: each keeps a network able to learn in its own way, all behind one contract."""
 
 from pliant.methods.base import Method, Penalty, Receipt, Reinitializer, Rescaler
-from pliant.methods.feature_rank import FeatureRank
 from pliant.methods.dash import DASH
+from pliant.methods.feature_rank import FeatureRank
 from pliant.methods.fire import FIRE
 from pliant.methods.hare_tortoise import HareTortoise
 from pliant.methods.l2 import L2

@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from pliant.methods.base import Kind, Method
-from pliant.methods.feature_rank import FeatureRank
 from pliant.methods.dash import DASH
+from pliant.methods.feature_rank import FeatureRank
 from pliant.methods.fire import FIRE
 from pliant.methods.hare_tortoise import HareTortoise
 from pliant.methods.l2 import L2
