@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from pliant import models
+
 
 class TiedMLP(nn.Module):
     """The output layer reads with the transpose of what the input layer writes with: one weight, two uses."""
@@ -54,14 +56,26 @@ def vgg() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5))
 
 
+def resnet18() -> nn.Module:
+    return models.resnet18((1, 12, 12), 5, width=4)
+
+
+def vit_tiny() -> nn.Module:
+    return models.vit_tiny((1, 12, 12), 5, patch=4, width=12, depth=2, heads=3)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "cnn": cnn, "cnn_bn": cnn_bn, "vgg": vgg, "tied": TiedMLP}
+PAPER_MODELS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": mlp, "cnn_bn": cnn_bn, "resnet18": resnet18, "vit_tiny": vit_tiny,
+}  # fmt: skip
+"""The four families that each method is compared with its reference on; the larger two are narrow."""
 
 
 def build(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
     """Return a seeded model; the same seed gives the same weights."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return MODELS[name]().to(dtype)
+        return (MODELS | PAPER_MODELS)[name]().to(dtype)
 
 
 def batch(name: str, *, seed: int = 1, size: int = 8, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
