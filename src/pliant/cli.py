@@ -11,7 +11,7 @@ try:
     import typer
     from rich.console import Console
 
-    from pliant.experiments import listings
+    from pliant.experiments import archive, listings
     from pliant.experiments.display import LiveProgress, result_table
     from pliant.experiments.recipe import Recipe, Scale, find_recipe, load_recipe, make_recipe, override
 except ImportError as error:
@@ -124,6 +124,24 @@ def demo(out: Out = None, workers: Workers = None) -> None:
 def report(folder: Annotated[Path, typer.Argument(help="An experiment's folder.")]) -> None:
     """Write the report of an experiment, finished or not, and show its table."""
     _show(folder)
+
+
+@app.command()
+def pack(
+    folder: Annotated[Path, typer.Argument(help="An experiment's folder.")],
+    file: Annotated[Path, typer.Argument(help="Where to write, e.g. results.jsonl.gz.")],
+) -> None:
+    """Keep an experiment's ended runs in one small file."""
+    console.print(f"{archive.pack(folder, file)} runs in {file}", soft_wrap=True)
+
+
+@app.command()
+def unpack(
+    file: Annotated[Path, typer.Argument(help="A packed experiment.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
+) -> None:
+    """Make an experiment's folder again from a packed file, to report on."""
+    console.print(f"{archive.unpack(file, folder)} runs in {folder}", soft_wrap=True)
 
 
 @app.command()

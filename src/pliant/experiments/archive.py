@@ -1,0 +1,103 @@
+"""An experiment in one small file, to keep beside the claims that rest on it.
+
+A gzipped file of JSON lines: first what was asked for and which settings were chosen, then a line a run with its
+configuration, its result and its metrics, column by column. Numbers keep six digits. What only says when and where a
+run took place is left out, and the same runs always give the same bytes.
+"""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from pliant.experiments.files import write_atomically
+from pliant.experiments.store import FINAL, Run, load_recipe, load_runs, load_selection
+
+_LEFT_OUT = ("progress", "receipts")
+_DIGITS = 6
+
+
+def pack(root: Path, file: Path) -> int:
+    """Write the runs of an experiment that have ended into one file.
+
+    Args:
+        root: The experiment's folder.
+        file: The file, by custom named `….jsonl.gz`; replaced if it is there.
+
+    Returns:
+        How many runs it holds.
+    """
+    runs = [run for run in load_runs(root) if run.status in FINAL]
+    head = {"recipe": load_recipe(root), "selection": load_selection(root)}
+    lines = [json.dumps(line) for line in (head, *map(_describe, runs))]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, gzip.compress("\n".join(lines).encode(), mtime=0))
+    return len(runs)
+
+
+def unpack(file: Path, root: Path) -> int:
+    """Make an experiment's folder from a packed file, for `pliant report` and `load_runs`.
+
+    Args:
+        file: What `pack` wrote.
+        root: The folder; it must not hold runs yet.
+
+    Returns:
+        How many runs it holds.
+    """
+    if (root / "runs").exists():
+        raise ValueError(f"root {str(root)!r} holds runs already; unpack into another folder")
+    head, *runs = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
+    (root / "runs").mkdir(parents=True)
+    write_atomically(root / "recipe.json", json.dumps(head["recipe"]).encode())
+    if head["selection"]:
+        write_atomically(root / "selection.json", json.dumps(head["selection"]).encode())
+    for run in runs:
+        folder = root / "runs" / run["id"]
+        folder.mkdir()
+        end = {key: run[key] for key in ("config", "status", "result", "error")}
+        records = "".join(json.dumps(record) + "\n" for record in _to_rows(run["metrics"]))
+        write_atomically(folder / "config.json", json.dumps(run["config"]).encode())
+        write_atomically(folder / "metrics.jsonl", records.encode())
+        write_atomically(folder / "result.json", json.dumps(end).encode())
+    return len(runs)
+
+
+def _describe(run: Run) -> dict[str, Any]:
+    return {
+        "id": run.id,
+        "config": json.loads(run.config.to_json()),
+        "status": run.status,
+        "result": _rounded(run.result),
+        "error": run.error,
+        "metrics": _rounded(_to_columns(run.records)),
+    }
+
+
+def _to_columns(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Turn records into lists by key, None where a record lacks the key; a single entry if all are the same."""
+    names = dict.fromkeys(name for record in records for name in record if name not in _LEFT_OUT)
+    columns = {name: [record.get(name) for record in records] for name in names}
+    return {
+        name: column[:1] if len(records) > 1 and all(value == column[0] for value in column) else column
+        for name, column in columns.items()
+    }
+
+
+def _to_rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    count = max((len(column) for column in columns.values()), default=0)
+    full = {name: column * count if len(column) == 1 else column for name, column in columns.items()}
+    return [
+        {name: column[row] for name, column in full.items() if column[row] is not None} | {"receipts": []}
+        for row in range(count)
+    ]
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return value
