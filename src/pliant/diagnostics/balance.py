@@ -1,0 +1,193 @@
+"""Balancedness: how far a network is from the smallest norm that its function allows.
+
+With activations f(ax) = af(x), a > 0, a hidden unit's incoming weights and bias can be multiplied by a and its outgoing
+weights divided by a without a change of the function. Of all networks reached that way, one has the least entry-wise
+norm
+
+    ‖W‖_{p,q} = (Σ_i (Σ_j |W_ij|^p)^{q/p})^{1/q},  i the receiving unit, j what it receives,
+
+over the weights of the whole network; `balance` finds it by the multiplicative updates of Saul (2023, algorithm 1).
+The norm divided by that minimum is the balancedness of Soft weight rescaling (app. C): 1 is balanced. Biases move
+along and are not counted, as in both sources. A convolution's unit is a channel.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from pliant.diagnostics.batches import Batch
+from pliant.graph.layers import WEIGHT_LAYERS, call_with, called_layers
+
+
+@dataclass(frozen=True)
+class Balance:
+    """The balanced form of a chain of layers.
+
+    Attributes:
+        scales: For each hidden layer, the factor of every unit's incoming weights.
+        norm: ‖W‖_{p,q} as it was.
+        least: Its minimum over the rescalings.
+        iterations: How many updates it took.
+    """
+
+    scales: tuple[Tensor, ...]
+    norm: float
+    least: float
+    iterations: int
+
+    @property
+    def ratio(self) -> float:
+        """How many times the norm exceeds the minimum; 1 is balanced."""
+        return self.norm / self.least
+
+
+def balance(
+    weights: Sequence[Tensor], p: float = 2.0, q: float = 2.0, tolerance: float = 1e-6, iterations: int = 100_000
+) -> Balance:
+    """Find the rescaling of a chain's hidden units that minimises ‖W‖_{p,q}.
+
+    Each update multiplies every unit's factor by (out/in)^{1/(4 max(p,q))}, where in and out are the shares of ‖W‖^q
+    that hang on its incoming and its outgoing weights. The norm falls with every update, to the global minimum.
+
+    A unit without incoming (or without outgoing) weights can be scaled until its other weights vanish; they are left
+    out of the minimum, which is then approached and not reached.
+
+    Args:
+        weights: [out, in, …] of each layer, in order; a linear layer after a flattened convolution has a multiple of
+            its channels as inputs.
+        p: Exponent over what a unit receives, at least 1.
+        q: Exponent over units, at least 1.
+        tolerance: Stop when log(out/in) is below this for all units; the minimum is then right to about its square.
+        iterations: The most updates.
+
+    Raises:
+        ValueError: If an argument is out of range, the layers do not fit together, a weight is not finite or all are
+            zero.
+        ArithmeticError: If the updates did not converge.
+
+    Example:
+        >>> found = balance([torch.tensor([[4.0]]), torch.tensor([[1.0]])])
+        >>> round(found.least, 6), round(float(found.scales[0]), 6)
+        (2.828427, 0.5)
+    """
+    if p < 1 or q < 1:
+        raise ValueError(f"p and q must be at least 1, got {p} and {q}")
+    powers = [_powers(weight, p) for weight in weights]
+    fans = [_fan(before, after) for before, after in pairwise(weights)]
+    norm = _norm(powers, p, q)
+    powers = _without_lone_units(powers, fans)
+    if not any(float(power.sum()) for power in powers):
+        raise ValueError("weights must connect some input with some output, got none that does")
+    logs = [power.new_zeros(len(power)) for power in powers[:-1]]
+    for step in range(iterations + 1):
+        scaled = [_rescale(power, p, logs, layer, fans) for layer, power in enumerate(powers)]
+        rows = [power.sum(1) for power in scaled]
+        # |W_ij|^p (Σ_k |W_ik|^p)^{(q−p)/p}: what a weight adds to ‖W‖^q; rows that are all zero add nothing.
+        shares = [s * torch.where(r > 0, r, 1).pow((q - p) / p).unsqueeze(1) for s, r in zip(scaled, rows, strict=True)]
+        updates = []
+        for layer, fan in enumerate(fans):
+            into = shares[layer].sum(1)
+            out = shares[layer + 1].sum(0).reshape(-1, fan).sum(1)
+            updates.append(torch.where(into > 0, out / torch.where(into > 0, into, 1), 1).log())
+        if max((float(update.abs().max()) for update in updates), default=0.0) <= tolerance:
+            return Balance(tuple(log.exp() for log in logs), norm, _norm(scaled, p, q), step)
+        logs = [log + update / (4 * max(p, q)) for log, update in zip(logs, updates, strict=True)]
+    raise ArithmeticError(f"weight balancing did not reach tolerance {tolerance} in {iterations} updates")
+
+
+def balancedness(model: nn.Module, batch: Batch, p: float = 2.0, q: float = 2.0) -> Balance:
+    """Return the balance of a model that is a chain of linear and convolution layers.
+
+    The chain is the order in which the layers are called. That it is one, and that its activations are homogeneous,
+    is proved by applying the rescaling to a copy: its outputs on the batch must not change.
+
+    Args:
+        model: The model; it is not changed.
+        batch: Inputs to run it on.
+        p: Exponent over what a unit receives.
+        q: Exponent over units.
+
+    Raises:
+        ValueError: If the model has other layers with parameters, or is no homogeneous chain.
+    """
+    batch = batch.on(model)
+    layers = called_layers(model, batch.kwargs or batch.args)
+    for layer in layers:
+        if not isinstance(layer.module, WEIGHT_LAYERS):
+            raise ValueError(
+                f"balancedness is defined for chains of linear and convolution layers, but {layer.name!r} is a "
+                f"{type(layer.module).__name__}"
+            )
+    names = [layer.name for layer in layers]
+    if len(set(names)) != len(names):
+        raise ValueError(f"balancedness is defined for chains in which each layer is called once, got {names}")
+    found = balance([layer.module.get_parameter("weight").detach() for layer in layers], p, q)
+    twin = copy.deepcopy(model).double().eval()
+    inputs = batch.on(twin)
+    with torch.no_grad():
+        before = call_with(twin, inputs.kwargs or inputs.args)
+        _apply([twin.get_submodule(name) for name in names], found.scales)
+        after = call_with(twin, inputs.kwargs or inputs.args)
+    if not torch.allclose(before, after, rtol=1e-6, atol=1e-6 * float(before.abs().max())):
+        raise ValueError(
+            "balancedness is defined for chains with homogeneous activations such as relu, but rescaling the units of "
+            "this model changes its outputs"
+        )
+    return found
+
+
+def _powers(weight: Tensor, p: float) -> Tensor:
+    if weight.ndim < 2 or not torch.isfinite(weight).all():
+        raise ValueError(f"weights must be finite and of at least 2 dimensions, got shape {tuple(weight.shape)}")
+    # What a unit sends through all entries of a kernel is scaled together.
+    return weight.detach().double().abs().pow(p).flatten(2).sum(2) if weight.ndim > 2 else weight.double().abs().pow(p)
+
+
+def _fan(before: Tensor, after: Tensor) -> int:
+    """Return how many inputs of a layer come from each unit of the one before."""
+    if after.shape[1] % len(before):
+        raise ValueError(f"a layer with {after.shape[1]} inputs cannot follow one with {len(before)} units")
+    return int(after.shape[1] // len(before))
+
+
+def _rescale(power: Tensor, p: float, logs: list[Tensor], layer: int, fans: list[int]) -> Tensor:
+    if layer < len(logs):
+        power = power * (p * logs[layer]).exp().unsqueeze(1)
+    if layer > 0:
+        power = power * (-p * logs[layer - 1]).exp().repeat_interleave(fans[layer - 1])
+    return power
+
+
+def _norm(powers: list[Tensor], p: float, q: float) -> float:
+    total = torch.stack([power.sum(1).pow(q / p).sum() for power in powers]).sum()
+    return float(total.pow(1 / q))
+
+
+def _without_lone_units(powers: list[Tensor], fans: list[int]) -> list[Tensor]:
+    powers = [power.clone() for power in powers]
+    while True:
+        changed = False
+        for layer, fan in enumerate(fans):
+            into = powers[layer].sum(1) > 0
+            out = powers[layer + 1].sum(0).reshape(-1, fan).sum(1) > 0
+            lone = into != out
+            if lone.any():
+                powers[layer][lone] = 0
+                powers[layer + 1][:, lone.repeat_interleave(fan)] = 0
+                changed = True
+        if not changed:
+            return powers
+
+
+def _apply(layers: list[nn.Module], scales: Sequence[Tensor]) -> None:
+    for layer, following, scale in zip(layers, layers[1:], scales, strict=False):
+        weight, bias = layer.get_parameter("weight"), getattr(layer, "bias", None)
+        weight.mul_(scale.reshape(-1, *[1] * (weight.ndim - 1)))
+        if bias is not None:
+            bias.mul_(scale)
+        after = following.get_parameter("weight")
+        after.div_(scale.repeat_interleave(after.shape[1] // len(scale)).reshape(1, -1, *[1] * (after.ndim - 2)))

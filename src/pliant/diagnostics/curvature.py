@@ -1,0 +1,158 @@
+"""Curvature matrices in full, for networks small enough: what the cheap measures are validated against.
+
+All are d × d for d learnable parameters, and are or approximate the Hessian of the mean loss:
+
+- `hessian`: itself;
+- `gauss_newton`: mean JᵀH_zJ, J the Jacobian of a sample's output, H_z the Hessian of its loss by the output;
+- `fisher`: mean ggᵀ with labels drawn from the network's own predictions (Curvature C.2 draws one a sample);
+- `empirical_fisher`: mean ggᵀ with the true labels: the approximation whose rank `gradients.hessian_rank` measures.
+
+With softmax and cross-entropy, the expectation of `fisher` is `gauss_newton`.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from pliant.diagnostics.batches import Batch, LossFn, sample_losses
+from pliant.diagnostics.lanczos import twice_differentiable
+from pliant.diagnostics.spectra import srank
+
+MOST_PARAMETERS = 20_000
+"""Above this a d × d matrix is too big to be meant."""
+
+_ROWS = 128
+
+
+def hessian(model: nn.Module, batch: Batch, loss_fn: LossFn) -> Tensor:
+    """Return ∇² of the mean loss, [d, d].
+
+    Raises:
+        ValueError: If the model has more than `MOST_PARAMETERS` learnable parameters.
+    """
+    parameters = _parameters(model)
+    with torch.enable_grad(), twice_differentiable():
+        loss = sample_losses(loss_fn, batch.forward(model), batch).mean()
+        first = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+        filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, first, strict=True)]
+        return _jacobian(torch.cat([g.flatten() for g in filled]), parameters)
+
+
+def sample_gradients(model: nn.Module, batch: Batch, loss_fn: LossFn) -> Tensor:
+    """Return Gᵀ, a sample's gradient in each row, [samples, d].
+
+    Raises:
+        ValueError: If the model has more than `MOST_PARAMETERS` learnable parameters.
+    """
+    with torch.enable_grad():
+        return _jacobian(sample_losses(loss_fn, batch.forward(model), batch), _parameters(model))
+
+
+def empirical_fisher(model: nn.Module, batch: Batch, loss_fn: LossFn) -> Tensor:
+    """Return the mean of g_i g_iᵀ over samples, [d, d].
+
+    Raises:
+        ValueError: If the model has more than `MOST_PARAMETERS` learnable parameters.
+    """
+    gradients = sample_gradients(model, batch, loss_fn)
+    return gradients.T @ gradients / batch.size
+
+
+def fisher(model: nn.Module, batch: Batch, draws: int = 1, seed: int = 0) -> Tensor:
+    """Return the mean of ggᵀ with labels drawn from the softmax of the model's outputs, [d, d].
+
+    Args:
+        model: Gives logits, [samples, classes].
+        batch: The samples; their target is not looked at.
+        draws: Labels drawn for each sample.
+        seed: Of the generator that draws them.
+
+    Raises:
+        ValueError: If the model has more than `MOST_PARAMETERS` learnable parameters, or `draws` is not positive.
+    """
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, got {draws}")
+    parameters = _parameters(model)
+    with torch.enable_grad():
+        logits = batch.forward(model)
+        probabilities = logits.detach().double().softmax(-1).cpu()
+        labels = torch.multinomial(probabilities, draws, True, generator=torch.Generator().manual_seed(seed))
+        total = torch.zeros(_size(parameters), _size(parameters), dtype=logits.dtype, device=logits.device)
+        for drawn in labels.to(logits.device).unbind(1):
+            gradients = _jacobian(cross_entropy(logits, drawn, reduction="none"), parameters)
+            total.addmm_(gradients.T, gradients)
+    return total / labels.numel()
+
+
+def gauss_newton(model: nn.Module, batch: Batch, loss_fn: LossFn) -> Tensor:
+    """Return the mean of JᵀH_zJ over samples, [d, d].
+
+    Args:
+        model: Gives one tensor, [samples, …].
+        batch: The samples.
+        loss_fn: `loss_fn(output, target)`.
+
+    Raises:
+        ValueError: If the model has more than `MOST_PARAMETERS` learnable parameters.
+    """
+    parameters = _parameters(model)
+    with torch.enable_grad():
+        output = batch.forward(model)
+        jacobian = _jacobian(output.flatten(), parameters).reshape(batch.size, -1, _size(parameters))
+        z = output.detach().requires_grad_()
+        losses = sample_losses(loss_fn, z, batch)
+        (first,) = torch.autograd.grad(losses.sum(), z, create_graph=True)
+        # Samples do not meet in the loss, so that a sum over them keeps their second derivatives apart.
+        entries = first.flatten(1).unbind(1)
+        curvature = torch.stack([_derivative(entry.sum(), z).flatten(1) for entry in entries], 1)
+    return torch.einsum("mad,mab,mbe->de", jacobian, curvature, jacobian) / batch.size
+
+
+def relative_rank(matrix: Tensor, most: int, delta: float = 0.01) -> float:
+    """Return srank_δ of a symmetric matrix, divided by the most that it could be.
+
+    Args:
+        matrix: Symmetric.
+        most: Its largest possible rank: d for a Hessian, the number of samples for an empirical Fisher.
+        delta: The share of the sum of singular values that may be left out.
+
+    Example:
+        >>> relative_rank(torch.diag(torch.tensor([1.0, -1.0, 0.0, 0.0])), 4)
+        0.5
+    """
+    if most < 1:
+        raise ValueError(f"most must be at least 1, got {most}")
+    return srank(torch.linalg.eigvalsh(matrix).abs(), delta) / most
+
+
+def _parameters(model: nn.Module) -> list[nn.Parameter]:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if _size(parameters) > MOST_PARAMETERS:
+        raise ValueError(
+            f"the model must have at most {MOST_PARAMETERS} learnable parameters for a full matrix, "
+            f"got {_size(parameters)}"
+        )
+    return parameters
+
+
+def _size(parameters: list[nn.Parameter]) -> int:
+    return sum(p.numel() for p in parameters)
+
+
+def _jacobian(values: Tensor, parameters: list[nn.Parameter]) -> Tensor:
+    """Return the derivatives of a vector by all parameters, a row an entry, without its graph."""
+    rows = []
+    for part in torch.split(torch.eye(len(values), dtype=values.dtype, device=values.device), _ROWS):
+        found = torch.autograd.grad(
+            values, parameters, part, retain_graph=True, allow_unused=True, is_grads_batched=True
+        )
+        pairs = zip(found, parameters, strict=True)
+        rows.append(torch.cat([(p.new_zeros(len(part), *p.shape) if g is None else g).flatten(1) for g, p in pairs], 1))
+    return torch.cat(rows).detach()
+
+
+def _derivative(value: Tensor, by: Tensor) -> Tensor:
+    if not value.requires_grad:
+        return torch.zeros_like(by)
+    (found,) = torch.autograd.grad(value, by, retain_graph=True, allow_unused=True)
+    return torch.zeros_like(by) if found is None else found

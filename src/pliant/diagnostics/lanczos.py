@@ -1,0 +1,144 @@
+"""Sharpness: the largest eigenvalue of the Hessian, from products with vectors alone."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from pliant.diagnostics.batches import Batch, LossFn, sample_losses
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """Both ends of a symmetric matrix's spectrum.
+
+    Attributes:
+        largest: The largest eigenvalue.
+        smallest: The smallest.
+        residual: ‖Av − λv‖ of the largest one's vector: an eigenvalue lies at most so far away.
+        iterations: How many products it took.
+        converged: Whether the residual came below the tolerance.
+        asymmetry: The largest |uᵀAv − vᵀAu| that was met, relative to the largest eigenvalue in absolute value. A
+            Hessian that is not symmetric to rounding has a second derivative in it that is wrong, as that of
+            `weight_norm` is in PyTorch 2.13 on a CPU.
+    """
+
+    largest: float
+    smallest: float
+    residual: float
+    iterations: int
+    converged: bool
+    asymmetry: float
+
+
+def lanczos(
+    multiply: Callable[[Tensor], Tensor], size: int, iterations: int = 64, tolerance: float = 1e-4, seed: int = 0
+) -> Extremes:
+    """Find the ends of a symmetric matrix's spectrum by Lanczos' method with full orthogonalisation.
+
+    Args:
+        multiply: From a float64 vector v to Av.
+        size: The length of v.
+        iterations: The most products to take.
+        tolerance: Stop when the residual is below this times the largest eigenvalue in absolute value.
+        seed: Of the start vector, drawn from a generator of its own.
+
+    Raises:
+        ValueError: If `iterations` is not positive, or a product is not finite.
+
+    Example:
+        >>> diagonal = torch.tensor([1.0, -3.0, 5.0], dtype=torch.float64)
+        >>> found = lanczos(lambda v: diagonal * v, 3)
+        >>> round(found.largest, 6), round(found.smallest, 6), found.converged
+        (5.0, -3.0, True)
+    """
+    if iterations < 1:
+        raise ValueError(f"iterations must be at least 1, got {iterations}")
+    start = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    basis = [start / start.norm()]
+    diagonal: list[Tensor] = []
+    beside: list[Tensor] = []
+    asymmetry = 0.0
+    while True:
+        product = multiply(basis[-1])
+        if not torch.isfinite(product).all():
+            raise ValueError("a product of the Hessian with a vector must be finite, got NaN or inf")
+        basis = [vector.to(product.device) for vector in basis]
+        diagonal.append(product @ basis[-1])
+        stacked = torch.stack(basis)
+        # Of a symmetric matrix, only the last two coefficients and the remainder are not zero.
+        expected = torch.zeros(len(basis), dtype=torch.float64, device=product.device)
+        expected[-1] = diagonal[-1]
+        if beside:
+            expected[-2] = beside[-1]
+        asymmetry = max(asymmetry, float((stacked @ product - expected).abs().max()))
+        # Twice is enough: rounding lets vectors of converged directions creep back in.
+        for _ in range(2):
+            product = product - stacked.T @ (stacked @ product)
+        beta = product.norm()
+        found = _ritz(diagonal, beside, beta, tolerance, len(basis) == size, asymmetry)
+        if found.converged or len(basis) == min(iterations, size):
+            return found
+        beside.append(beta)
+        basis.append(product / beta)
+
+
+def _ritz(
+    diagonal: list[Tensor], beside: list[Tensor], beta: Tensor, tolerance: float, complete: bool, asymmetry: float
+) -> Extremes:
+    matrix = torch.diag(torch.stack(diagonal))
+    if beside:
+        matrix = matrix + torch.diag(torch.stack(beside), 1) + torch.diag(torch.stack(beside), -1)
+    values, vectors = torch.linalg.eigh(matrix)
+    residual = 0.0 if complete else abs(float(beta * vectors[-1, -1]))
+    scale = float(values.abs().max())
+    converged = residual <= tolerance * scale
+    return Extremes(
+        float(values[-1]), float(values[0]), residual, len(diagonal), converged, asymmetry / scale if scale else 0.0
+    )
+
+
+def twice_differentiable() -> AbstractContextManager[None]:
+    """Make attention use the one of its kernels whose derivative has a derivative."""
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+def hessian_product(model: nn.Module, batch: Batch, loss_fn: LossFn) -> tuple[Callable[[Tensor], Tensor], int]:
+    """Return v ↦ Hv for the Hessian of the mean loss over a batch, and the length of v.
+
+    Vectors are float64 and hold all learnable parameters in the model's order; the product itself is computed in the
+    model's precision. `.grad` is not touched.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    with torch.enable_grad(), twice_differentiable():
+        loss = sample_losses(loss_fn, batch.forward(model), batch).mean()
+        first = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+    used = [(p, g) for p, g in zip(parameters, first, strict=True) if g is not None and g.requires_grad]
+
+    def multiply(vector: Tensor) -> Tensor:
+        pieces = dict(zip(parameters, torch.split(vector, [p.numel() for p in parameters]), strict=True))
+        along = [pieces[p].reshape(p.shape).to(p.device, p.dtype) for p, _ in used]
+        second = torch.autograd.grad([g for _, g in used], parameters, along, retain_graph=True, allow_unused=True)
+        filled = [torch.zeros_like(p) if h is None else h for p, h in zip(parameters, second, strict=True)]
+        return torch.cat([h.flatten() for h in filled]).double()
+
+    return multiply, sum(p.numel() for p in parameters)
+
+
+def sharpness(
+    model: nn.Module, batch: Batch, loss_fn: LossFn, iterations: int = 64, tolerance: float = 1e-4
+) -> Extremes:
+    """Return the largest (and smallest) eigenvalue of the Hessian of the mean loss (FIRE §4.4).
+
+    Args:
+        model: In the mode to be measured in.
+        batch: The samples.
+        loss_fn: `loss_fn(output, target)`.
+        iterations: The most Hessian-vector products to take, each about two backward passes.
+        tolerance: Of the residual, relative to the eigenvalue.
+    """
+    multiply, size = hessian_product(model, batch, loss_fn)
+    return lanczos(multiply, size, iterations, tolerance)
