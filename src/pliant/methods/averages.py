@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pliant.methods.strengths import check_number
+from pliant.methods.strengths import check_number, widen
 
 Averages = dict[str, Any]
 """`counts`, one number a parameter, and for each averaged quantity a dictionary of tensors by parameter."""
@@ -18,11 +18,6 @@ def check_beta(beta: float) -> float:
     if check_number("beta", beta, high=1.0) == 1:
         raise ValueError(f"beta: {beta!r} is not allowed, such an average never moves; it must be in [0, 1)")
     return float(beta)
-
-
-def widen(tensor: Tensor) -> Tensor:
-    """Return 16-bit floats as float32: an average with β near 1 would be lost to their rounding."""
-    return tensor.float() if tensor.is_floating_point() and tensor.dtype.itemsize < 4 else tensor
 
 
 def average_weights(counts: Tensor, beta: float) -> Tensor:

@@ -26,7 +26,7 @@ from pliant.graph.layers import called_layers, classifier_names
 from pliant.methods.base import Kind, Method, Receipt, closure_of, with_closure
 from pliant.methods.gram import gram
 from pliant.methods.module_hooks import ModuleHook
-from pliant.methods.strengths import check_number
+from pliant.methods.strengths import check_number, widen
 
 LossScale = float | Callable[[], float | Tensor]
 
@@ -162,5 +162,4 @@ def _as_matrix(features: Tensor) -> Tensor:
 
     A batch that overflowed must reach the GradScaler as an overflow of the loss, not fail in the eigenvalues here.
     """
-    wide = features.to(torch.promote_types(features.dtype, torch.float32))
-    return torch.nan_to_num(wide.flatten(0, -2), nan=0.0, posinf=0.0, neginf=0.0)
+    return torch.nan_to_num(widen(features).flatten(0, -2), nan=0.0, posinf=0.0, neginf=0.0)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pliant.graph.plan import Block, BlockTensors
-from pliant.methods.averages import check_beta, widen
+from pliant.methods.averages import check_beta
 from pliant.methods.base import Batches, Filter, LossFunction, Receipt, Rescaler
-from pliant.methods.strengths import check_positive_int
+from pliant.methods.strengths import check_positive_int, widen
 
 
 def follow_(tortoise: Sequence[Tensor], hare: Sequence[Tensor], weight: float, found_inf: Tensor | None = None) -> None:

@@ -23,28 +23,42 @@ import torch
 from torch import Tensor, nn
 
 from pliant.methods.base import Filter, Penalty
-from pliant.methods.redraw import seeded
 from pliant.methods.roles import ROLES, as_matrix, having_role, role_of
-from pliant.methods.strengths import Strength, add_scaled_, check_number, resolve_strengths
+from pliant.methods.strengths import Strength, add_scaled_, check_number, resolve_strengths, widen
+from pliant.seeding import generator
 
 
-def leading_pair(weight: Tensor) -> tuple[Tensor, Tensor]:
+def leading_pair(weight: Tensor, size: int = 30) -> tuple[Tensor, Tensor]:
     """Return the leading singular vectors (u, v) of a matrix, to within a fraction of a percent of σ₁.
+
+    The best pair in the Krylov space of WᵀW: a random matrix has its largest singular values close together, so that
+    plain power iteration would take hundreds of rounds.
 
     Args:
         weight: The matrix.
+        size: The dimension of the space.
 
     Example:
-        >>> u, v = leading_pair(torch.diag(torch.tensor([1.0, 3.0])))
-        >>> round(float(u @ torch.diag(torch.tensor([1.0, 3.0])) @ v), 4)
+        >>> weight = torch.diag(torch.tensor([1.0, 3.0]))
+        >>> u, v = leading_pair(weight)
+        >>> round(float(u @ weight @ v), 4)
         3.0
     """
-    matrix = weight if weight.dtype.itemsize >= 4 else weight.float()
-    # Sixteen vectors and eight rounds of subspace iteration: a random matrix has its top singular values close
-    # together, so that a single vector would take hundreds of rounds.
-    with seeded(0, 0):
-        u, _, v = torch.svd_lowrank(matrix, q=min(16, *matrix.shape), niter=8)
-    return u[:, 0].contiguous(), v[:, 0].contiguous()
+    matrix = widen(weight)
+    random = generator("leading pair")
+    vector = torch.randn(len(matrix), generator=random).to(matrix) @ matrix
+    if not vector.any():  # the weight is zero, and any pair as good as another
+        vector = torch.randn(matrix.shape[1], generator=random).to(matrix)
+    basis = matrix.new_zeros(0, matrix.shape[1])
+    for _ in range(min(size, *matrix.shape)):
+        for _ in range(2):  # once leaves what rounding brought in
+            vector = vector - (basis @ vector) @ basis
+        if not vector.any():
+            break
+        basis = torch.cat([basis, (vector / vector.norm()).unsqueeze(0)])
+        vector = (matrix @ basis[-1]) @ matrix
+    u, _, v = torch.linalg.svd(matrix @ basis.mT, full_matrices=False)
+    return u[:, 0].contiguous(), v[0] @ basis
 
 
 def iterate_power(weight: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -218,5 +232,5 @@ def add_outer_(gradient: Tensor, left: Tensor, right: Tensor, factor: float) -> 
 
 
 def _norm(vector: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(vector, dtype=torch.promote_types(vector.dtype, torch.float32))
+    norm: Tensor = widen(vector).norm()
     return norm

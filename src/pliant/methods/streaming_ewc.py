@@ -16,9 +16,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from pliant.methods.averages import check_beta, start_averages, update_averages_, widen
+from pliant.methods.averages import check_beta, start_averages, update_averages_
 from pliant.methods.base import Filter, Penalty
-from pliant.methods.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
+from pliant.methods.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths, widen
 
 
 class StreamingEWC(Penalty):

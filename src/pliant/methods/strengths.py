@@ -65,6 +65,11 @@ def resolve_strengths(lam: Strength, names: Iterable[str], *, high: float = floa
     return {name: strength for name, strength in matches.items() if strength is not None}
 
 
+def widen(tensor: Tensor) -> Tensor:
+    """Return 16-bit floats as float32, in which sums and averages are not lost to rounding; anything else as it is."""
+    return tensor.float() if tensor.is_floating_point() and tensor.dtype.itemsize < 4 else tensor
+
+
 def add_scaled_(
     gradients: Mapping[str, Tensor],
     directions: Mapping[str, Tensor],
@@ -96,8 +101,6 @@ def half_squared_norm(directions: Mapping[str, Tensor], strengths: Mapping[str, 
     tensors = [directions[name] for name in names]
     if not tensors:
         return torch.zeros(())
-    squares = (
-        torch.stack([tensor.float().norm() if tensor.dtype.itemsize < 4 else tensor.norm() for tensor in tensors]) ** 2
-    )
+    squares = torch.stack([widen(tensor).norm() for tensor in tensors]) ** 2
     weights = torch.tensor([strengths[name] for name in names], dtype=squares.dtype, device=squares.device)
     return weights.dot(squares) / 2

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pliant.methods.averages import check_beta, start_averages, update_averages_, widen
+from pliant.methods.averages import check_beta, start_averages, update_averages_
 from pliant.methods.base import Filter, Receipt, Rescaler
 from pliant.methods.redraw import seeded
-from pliant.methods.strengths import check_number
+from pliant.methods.strengths import check_number, widen
 
 
 def plasticity_gates(utilities: Sequence[Tensor]) -> list[Tensor]:

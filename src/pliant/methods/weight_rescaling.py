@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from pliant.methods.base import Filter, Receipt, Rescaler
 from pliant.methods.roles import having_role
-from pliant.methods.strengths import check_positive_int
+from pliant.methods.strengths import check_positive_int, widen
 
 
 def standard_deviation(weight: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def standard_deviation(weight: Tensor) -> Tensor:
         >>> standard_deviation(torch.tensor([[1.0, 3.0]]))
         tensor(1.)
     """
-    wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    wide = widen(weight)
     deviation: Tensor = (wide - wide.mean()).norm() / wide.numel() ** 0.5
     return deviation
 
