@@ -225,6 +225,7 @@ UNARY: dict[str, tuple[Callable[[Tensor], Tensor], Fraction | int | None]] = {
     "reshape": (lambda x: x.reshape(3, -1).view(3, 4, 36).flatten().unflatten(0, (12, 36)), 1),
     "permute": (lambda x: x.permute(1, 0, 3, 2).transpose(0, 1).movedim(1, 3).mT, 1),
     "t": (lambda x: x[0, 0].t(), 1),
+    "reshape_copied": (lambda x: x.transpose(1, 2).reshape(18, 24), 1),
     "squeeze": (lambda x: x.unsqueeze(0).squeeze(0).unsqueeze(2).squeeze(), 1),
     "expand": (lambda x: x[:1].expand(5, 4, 6, 6), 1),
     "repeat": (lambda x: x.repeat(1, 2, 1, 1).repeat_interleave(2, dim=0).tile(2, 1, 1, 1), 1),

@@ -121,13 +121,14 @@ class ModelGraph:
         return f"{self.operator(node)} in {path or 'the model'} ({self.module_type(node)})"
 
 
-def export_graph(model: nn.Module, example: Example) -> ModelGraph:
+def export_graph(model: nn.Module, example: Example, ways_on: str = WAYS_ON) -> ModelGraph:
     """Export a model, in the mode that it is in, on an example.
 
     Args:
         model: Any module that `torch.export` can trace. It is left as it was.
         example: What the model is called with: a tensor, a tuple or list of positional arguments, or a
             mapping of keyword arguments. (A model whose one argument is a dict takes a tuple that holds it.)
+        ways_on: What else the caller can do if the model cannot be exported, for the message.
 
     Returns:
         The graph of the call.
@@ -149,7 +150,7 @@ def export_graph(model: nn.Module, example: Example) -> ModelGraph:
         first = str(error).strip().partition("\n")[0]
         raise GraphError(
             f"torch.export cannot trace {type(model).__name__}: {type(error).__name__}: {first} "
-            f"(control flow that depends on data is the usual cause). {WAYS_ON}"
+            f"(control flow that depends on data is the usual cause). {ways_on}"
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)

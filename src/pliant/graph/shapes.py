@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from pliant.graph import labels as lb
 from pliant.graph.walk import RELABELS, Value, Walk, rule
 
-_RESHAPES = ("view", "squeeze", "unsqueeze", "clone", "alias", "detach")
+_RESHAPES = ("view", "_unsafe_view", "squeeze", "unsqueeze", "clone", "alias", "detach")
 _MOVES = (
     "transpose", "t", "permute", "expand", "flip", "roll", "rot90", "repeat", "tile", "repeat_interleave", "unfold",
     "diagonal", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
