@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -12,6 +12,7 @@ from torch.optim import SGD
 from pliant import SWR
 from tests import zoo
 from tests.methods.test_swr import tiny_eps
+from tests.reference import swr as reference
 
 ACTIVATIONS = {"relu": nn.ReLU, "leaky": lambda: nn.LeakyReLU(0.2), "identity": nn.Identity}
 
@@ -58,6 +59,22 @@ def chains(draw: st.DrawFn) -> tuple[nn.Sequential, Tensor]:
     return model, torch.randn(16, *inputs_shape, dtype=torch.float64)
 
 
+def norms_are_defined(model: nn.Sequential, inputs: Tensor) -> bool:
+    """A norm layer without eps that meets a constant computes 0/0 in rounding errors: there is no function to keep."""
+    value = inputs
+    for layer in copy.deepcopy(model):
+        if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
+            groups = value.flatten(1)
+        else:
+            groups = value.transpose(0, 1).flatten(1)
+        is_batch_norm = isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d)
+        is_constant = groups.std(dim=1, unbiased=False) <= 1e-5 * groups.abs().amax(dim=1)
+        if isinstance(layer, reference.NORMS) and (layer.training or not is_batch_norm) and is_constant.any():
+            return False
+        value = layer(value).detach()
+    return True
+
+
 @settings(max_examples=60, deadline=None)
 @given(chain=chains(), lam=st.floats(0.01, 1.0), training=st.booleans(), factor=st.floats(0.2, 5.0))
 def test_theorem_1_outputs_stay_proportional(
@@ -71,6 +88,7 @@ def test_theorem_1_outputs_stay_proportional(
             parameter *= factor * float(torch.rand(1, generator=generator) + 0.5)
     model.train(training)
     before = copy.deepcopy(model)(inputs).detach()
+    assume(norms_are_defined(model, inputs))
     swr.step()
     after = copy.deepcopy(model)(inputs).detach()
     assert swr.receipt is not None

@@ -160,7 +160,7 @@ def test_batch_norm_statistics_move_with_their_input() -> None:
     ratio = model(inputs) / before
     torch.testing.assert_close(ratio, ratio.flatten()[:1].expand_as(ratio).contiguous(), rtol=1e-9, atol=0)
     assert swr.receipt is not None
-    assert swr.receipt.details["output_factors"][0] == pytest.approx(float(ratio.flatten()[0]), rel=1e-9)
+    assert swr.receipt.details["output_factors"][0] == pytest.approx(ratio.flatten()[0].item(), rel=1e-9)
 
 
 def test_hard_rescaling_restores_the_initial_norms() -> None:
@@ -182,6 +182,19 @@ def test_every_acts_on_every_nth_step() -> None:
         train(model, optimizer, "mlp", [step])
         at_initial.append(bool(torch.allclose(swr._norms(), initial, rtol=1e-12)))
     assert at_initial == [False, False, True, False, False, True, False]
+
+
+def test_every_goes_on_counting_after_a_resume() -> None:
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.5)
+    swr = SWR(model, zoo.batch("mlp")[0], lam=1.0, every=3).attach(optimizer)
+    train(model, optimizer, "mlp", range(2))
+    resumed = SWR(model, zoo.batch("mlp")[0], lam=1.0, every=3)
+    resumed.load_state_dict(swr.state_dict())
+    swr.detach()
+    resumed.attach(optimizer)
+    train(model, optimizer, "mlp", [2])
+    torch.testing.assert_close(resumed._norms(), swr.initial_norms, rtol=1e-12, atol=0)
 
 
 def test_every_counts_the_steps_of_each_optimizer_apart() -> None:
