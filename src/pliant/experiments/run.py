@@ -5,9 +5,11 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from pliant import data, methods, models, streams
 from pliant.experiments.config import Part, RunConfig
@@ -62,9 +64,10 @@ def execute(config: RunConfig, root: Path, checkpoint_seconds: float = 30.0) -> 
 def _attempt(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> Outcome:
     status: Status = "finished"
     error = ""
+    cost: dict[str, Any] = {}
     try:
         folder.start(environment())
-        _train(config, folder, checkpoint_seconds)
+        cost = _train(config, folder, checkpoint_seconds)
         folder.finish(status, summarise(folder.records()))
         folder.drop_checkpoints()
     except DivergedError as problem:
@@ -76,11 +79,12 @@ def _attempt(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) ->
         with contextlib.suppress(OSError):
             folder.finish(status, {}, error)
     with contextlib.suppress(OSError):
-        folder.note("end", status=status)
+        folder.note("end", status=status, **cost)
     return Outcome(status, error, tuple(folder.troubles))
 
 
-def _train(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> None:
+def _train(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> dict[str, Any]:
+    """Train to the end, and tell what it cost: time and steps of this attempt, bytes that are kept for good."""
     seed_everything(config.seed)
     stream = make_stream(config)
     learner = make_learner(config, stream)
@@ -88,13 +92,22 @@ def _train(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> N
     if state is not None:
         learner.load_state_dict(state)
         folder.note("resume", task=learner.task, epoch=learner.epoch)
-    saved = time.monotonic()
+    begun = saved = time.monotonic()
+    first_step = learner.step
     fresh = (lambda task: make_model(config, stream, task)) if config.fresh else None
     for record in train(learner, stream, config.seed, fresh=fresh):
         folder.append(record)
         if time.monotonic() - saved >= checkpoint_seconds:
             folder.save_checkpoint(learner.state_dict(), learner.step)
             saved = time.monotonic()
+    state = learner.state_dict()
+    sizes = {name: _count_bytes(state[name]) for name in ("model", "optimizer", "methods")}
+    return {"seconds": time.monotonic() - begun, "steps": learner.step - first_step, "bytes": sizes}
+
+
+def _count_bytes(state: Any) -> int:
+    leaves = tree_leaves(state)
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def make_stream(config: RunConfig) -> Stream:

@@ -1,0 +1,292 @@
+"""One run: done once, resumed bit for bit after any death, and honest about how it failed."""
+
+import hashlib
+import io
+import itertools
+import json
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pliant.experiments.config import Part, RunConfig
+from pliant.experiments.run import execute
+from pliant.experiments.store import RunFolder, load_runs
+from pliant.training import Settings
+from tests.experiments.helpers import in_process, outputs, small
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What the small run writes when nothing disturbs it."""
+    root = tmp_path_factory.mktemp("reference")
+    assert execute(small(), root).status == "finished"
+    return outputs(root, small())
+
+
+def events(root: Path, config: RunConfig) -> list[str]:
+    (run,) = (run for run in load_runs(root) if run.id == config.id)
+    return [event["event"] for event in run.events]
+
+
+def count_records(root: Path, config: RunConfig | None = None) -> int:
+    return len(RunFolder(root, config or small()).records())
+
+
+def test_a_run_leaves_its_result_and_no_checkpoints(tmp_path: Path) -> None:
+    assert execute(small(), tmp_path, checkpoint_seconds=0).status == "finished"
+    (run,) = load_runs(tmp_path)
+    assert (run.config, run.status, run.progress) == (small(), "finished", 1.0)
+    assert len(run.records) == 12
+    assert run.result["final_test_accuracy"] == run.records[-1]["test_accuracy"]
+    files = {path.name for path in run.path.iterdir()}
+    assert files == {"config.json", "metrics.jsonl", "result.json", "events.jsonl", "lock"}
+    start, end = run.events
+    assert start["environment"]["torch"] == torch.__version__
+    assert (end["event"], end["status"], end["steps"]) == ("end", "finished", 120)
+    assert end["bytes"]["methods"] > 0
+
+
+def test_a_finished_run_is_never_redone(tmp_path: Path) -> None:
+    execute(small(), tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json*")}
+    assert execute(small(), tmp_path).status == "finished"
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json*")} == before
+
+
+def test_names_depend_on_the_configuration_alone() -> None:
+    assert small().id == small().id
+    changed = [
+        small(seed=1),
+        small(training=Settings(batch_size=32)),
+        small(methods=(Part("l2_init", {"lam": 0.1}),)),
+        small(purpose="selection"),
+    ]
+    assert len({config.id for config in (small(), *changed)}) == 5
+    for config in (small(), *changed):
+        assert RunConfig.from_dict(json.loads(config.to_json())) == config
+
+
+def test_sigkill_at_twenty_random_moments_changes_nothing(tmp_path: Path, reference: dict[str, bytes]) -> None:
+    moments = random.Random(1)
+    kills = resumes = 0
+    for attempt in itertools.count():
+        root = tmp_path / str(attempt)
+        while True:
+            # Some epochs further, so that it ends on a slow machine too, and then anywhere in an epoch.
+            target = count_records(root) + moments.randint(0, 3)
+            process = in_process(small(), root)
+            while process.is_alive() and count_records(root) < target:
+                process.join(0.002)
+            process.join(moments.uniform(0, 0.05))
+            if not process.is_alive():
+                break
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+            kills += 1
+        assert outputs(root, small()) == reference
+        resumes += events(root, small()).count("resume")
+        if kills >= 20:
+            break
+    assert resumes > 0
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        (Part("swr", {"lam": 0.01}), Part("l2", {"lam": 1e-4})),
+        (Part("head_reset"),),
+        (Part("full_reset"),),
+    ],
+    ids=lambda parts: "+".join(part.name for part in parts),
+)
+def test_every_kind_of_method_resumes(tmp_path: Path, methods: tuple[Part, ...]) -> None:
+    config = small(methods=methods, model=Part("cnn_bn"), stream=Part("warm_start", {"first_epochs": 3, "epochs": 3}))
+    execute(config, tmp_path / "whole")
+    process = in_process(config, tmp_path / "cut")
+    while process.is_alive() and count_records(tmp_path / "cut", config) < 4:
+        process.join(0.005)
+    process.kill()
+    process.join()
+    assert execute(config, tmp_path / "cut").status == "finished"
+    assert outputs(tmp_path / "cut", config) == outputs(tmp_path / "whole", config)
+    assert events(tmp_path / "cut", config).count("resume") == 1
+
+
+def interrupted(root: Path, epochs: int = 7) -> Path:
+    """A run that was killed after some epochs; its folder."""
+    process = in_process(small(), root)
+    folder = root / "runs" / small().id
+    while len(list(folder.glob("checkpoint-*.pt"))) != 2 or count_records(root) < epochs:
+        process.join(0.005)
+        assert process.is_alive()
+    process.kill()
+    process.join()
+    return folder
+
+
+def newest(folder: Path) -> Path:
+    return max(folder.glob("checkpoint-*.pt"))
+
+
+def test_a_truncated_checkpoint_gives_way_to_the_one_before(tmp_path: Path, reference: dict[str, bytes]) -> None:
+    checkpoint = newest(interrupted(tmp_path))
+    checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+    outcome = execute(small(), tmp_path)
+    assert outcome.status == "finished"
+    (note,) = outcome.notes
+    assert f"{checkpoint} is no good (ValueError: the content is not what was saved)" in note
+    assert events(tmp_path, small())[-4:] == ["start", "bad checkpoint", "resume", "end"]
+    assert outputs(tmp_path, small()) == reference
+
+
+def test_without_any_sound_checkpoint_the_run_starts_over(tmp_path: Path, reference: dict[str, bytes]) -> None:
+    for checkpoint in interrupted(tmp_path).glob("checkpoint-*.pt"):
+        content = bytearray(checkpoint.read_bytes())
+        content[len(content) // 2] ^= 255
+        checkpoint.write_bytes(content)
+    outcome = execute(small(), tmp_path)
+    assert len(outcome.notes) == 2
+    assert outputs(tmp_path, small()) == reference
+
+
+class Hostile:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (self.mark,))
+
+
+def test_a_hostile_checkpoint_runs_no_code(tmp_path: Path, reference: dict[str, bytes]) -> None:
+    folder = interrupted(tmp_path)
+    mark = tmp_path / "it ran"
+    buffer = io.BytesIO()
+    torch.save({"state": Hostile(mark), "metrics_bytes": 0}, buffer, pickle_module=pickle)
+    content = buffer.getvalue()
+    digest = hashlib.sha256(content).hexdigest()[:32]
+    (folder / f"checkpoint-999999999999-{digest}.pt").write_bytes(content)
+    (note,) = execute(small(), tmp_path).notes
+    assert "UnpicklingError" in note
+    assert not mark.exists()
+    assert outputs(tmp_path, small()) == reference
+
+
+def test_torn_lines_are_cut_off(tmp_path: Path, reference: dict[str, bytes]) -> None:
+    folder = interrupted(tmp_path)
+    for name in ("metrics.jsonl", "events.jsonl"):
+        with (folder / name).open("ab") as file:
+            file.write(b'{"half": ')
+    assert load_runs(tmp_path)[0].records[-1]["epoch"] in (1, 2)
+    execute(small(), tmp_path)
+    assert outputs(tmp_path, small()) == reference
+    assert events(tmp_path, small())[-3:] == ["start", "resume", "end"]
+
+
+def test_metrics_lost_by_a_power_cut_invalidate_the_checkpoint(tmp_path: Path, reference: dict[str, bytes]) -> None:
+    folder = interrupted(tmp_path)
+    metrics = (folder / "metrics.jsonl").read_bytes()
+    (folder / "metrics.jsonl").write_bytes(metrics[: len(metrics) // 4])
+    outcome = execute(small(), tmp_path)
+    assert all("metrics.jsonl is shorter than when the checkpoint was saved" in note for note in outcome.notes)
+    assert outputs(tmp_path, small()) == reference
+
+
+def test_a_diverging_run_is_a_result(tmp_path: Path) -> None:
+    config = small(training=Settings(optimizer="sgd", lr=1e30, batch_size=16))
+    outcome = execute(config, tmp_path)
+    assert outcome.status == "diverged"
+    (run,) = load_runs(tmp_path)
+    assert (run.status, run.result) == ("diverged", {})
+    assert "the training loss is nan" in run.error
+    assert execute(config, tmp_path).status == "diverged"
+    assert len(run.events) == 2
+
+
+def test_a_failing_run_is_recorded_with_its_traceback_and_tried_again(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from pathlib import Path\n"
+        "from torch import nn\n"
+        "def build(shape, classes):\n"
+        f"    if not Path({str(tmp_path / 'mended')!r}).exists():\n"
+        "        raise MemoryError('too large a network')\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
+    )
+    config = small(model=Part(f"{own}:build"))
+    assert execute(config, tmp_path).status == "failed"
+    (run,) = load_runs(tmp_path)
+    assert run.status == "failed"
+    assert "MemoryError: too large a network" in run.error
+    assert "Traceback" in run.error
+    (tmp_path / "mended").touch()
+    assert execute(config, tmp_path).status == "finished"
+    assert load_runs(tmp_path)[0].status == "finished"
+
+
+def test_a_run_that_another_process_does_is_left_alone(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, small()).open():
+        context_free = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "import sys; from pathlib import Path; from tests.experiments.helpers import small\n"
+                "from pliant.experiments.run import execute\n"
+                "print(execute(small(), Path(sys.argv[1])).status)",
+                str(tmp_path),
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert context_free.stdout.strip() == "None"
+    assert not (tmp_path / "runs" / small().id / "metrics.jsonl").exists()
+
+
+FULL = """
+import sys
+from pathlib import Path
+from pliant.experiments.run import execute
+from tests.experiments.helpers import small
+disk, size, result = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+for free in (1, 12, 40, 70):
+    root = disk / str(free)
+    root.mkdir()
+    filler = disk / "filler"
+    used = sum(path.stat().st_size // 4096 + 1 for path in disk.rglob("*") if path.is_file()) * 4096
+    filler.write_bytes(bytes(size - used - free * 1024))
+    outcome = execute(small(), root, 0)
+    print(outcome.status, outcome.error.strip().splitlines()[-1])
+    filler.unlink()
+    print(execute(small(), root, 0).status)
+    for name in ("config.json", "metrics.jsonl", "result.json"):
+        (result / f"{free}.{name}").write_bytes((root / "runs" / small().id / name).read_bytes())
+"""
+
+
+def test_a_full_disk_fails_the_run_and_room_lets_it_go_on(tmp_path: Path, reference: dict[str, bytes]) -> None:
+    disk, result = tmp_path / "disk", tmp_path / "result"
+    disk.mkdir()
+    result.mkdir()
+    size = 400 * 1024
+    command = (
+        f'mount -t tmpfs -o size={size} tmpfs {disk} && exec "{sys.executable}" -c "$SCRIPT" {disk} {size} {result}'
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", "sh", "-c", command],
+        env=os.environ | {"SCRIPT": FULL},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert all(line.startswith("failed OSError: [Errno 28] No space left on device") for line in lines[::2])
+    assert lines[1::2] == ["finished"] * 4
+    for name, content in reference.items():
+        assert [path.read_bytes() for path in result.glob(f"*.{name}")] == [content] * 4
