@@ -1,6 +1,6 @@
 """The penalties as terms of the loss, written as the papers print them, for autograd to differentiate."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -115,6 +115,3 @@ class StreamingEWC:
             distance = parameter - self.values[i] / correction
             total = total + self.lam / 2 * (self.squares[i] / correction * distance**2).sum()
         return total
-
-
-Term = Callable[[nn.Module], Tensor]

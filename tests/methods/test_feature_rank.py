@@ -1,0 +1,214 @@
+"""Feature rank: the gradient at the features, within the user's own backward pass."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import LBFGS, SGD, Adam
+
+from pliant import L2, FeatureRank
+from pliant.methods.feature_rank import feature_rank
+from tests import zoo
+from tests.loops import assert_same, differs, snapshot, train
+from tests.methods.trajectories import OPTIMIZERS, STEPS, assert_close, train_with_term
+from tests.reference import penalties
+
+LAM = 1e-3
+
+
+@settings(deadline=None, max_examples=40)
+@given(rows=st.integers(1, 30), columns=st.integers(1, 30), seed=st.integers(0, 99))
+def test_gradient_is_that_of_autograd(rows: int, columns: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(rows, columns, generator=generator, dtype=torch.float64).requires_grad_()
+    expected = penalties.feature_rank(features)
+    expected.backward()
+    value, gradient = feature_rank(features.detach())
+    assert float(value) == pytest.approx(expected.item(), rel=1e-9, abs=1e-9)
+    torch.testing.assert_close(gradient, features.grad, rtol=1e-6, atol=1e-8)
+
+
+def features_of(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The output, and what enters the last linear layer."""
+    seen: list[Tensor] = []
+    last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+    handle = last.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    output = model(inputs)
+    handle.remove()
+    return output, seen[0]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", zoo.PAPER_MODELS)
+def test_same_trajectory_as_the_term_in_the_loss(name: str, optimizer: str) -> None:
+    closed, slow = zoo.build(name), zoo.build(name)
+    made = OPTIMIZERS[optimizer](closed)
+    penalty = FeatureRank(closed, zoo.batch(name)[0], lam=LAM).attach(made)
+    train(closed, made, name, range(STEPS[name]))
+    other = OPTIMIZERS[optimizer](slow)
+    for step in range(STEPS[name]):
+        inputs, labels = zoo.batch(name, seed=100 + step)
+        other.zero_grad()
+        output, features = features_of(slow, inputs)
+        term = LAM * penalties.feature_rank(features)
+        (cross_entropy(output, labels) + term).backward()
+        other.step()
+    assert_close(closed, slow)
+    assert penalty.receipt is not None
+    assert penalty.receipt.details["value"] == pytest.approx(term.item(), rel=1e-6)
+    assert penalty.receipt.details["steps"] == STEPS[name]
+
+
+def test_features_of_tokens() -> None:
+    """A classifier that reads every token: Φ has a row a token."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+    inputs = torch.randn(5, 7, 4, dtype=torch.float64)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    FeatureRank(model, inputs, lam=LAM).attach(optimizer)
+    other = copy.deepcopy(model)
+    model(inputs).sum().backward()
+    output, features = features_of(other, inputs)
+    assert features.shape == (5, 7, 6)
+    (output.sum() + LAM * penalties.feature_rank(features)).backward()
+    for left, right in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(left.grad, right.grad, rtol=1e-9, atol=1e-12)
+
+
+def gradients_of(model: nn.Module, inputs: Tensor, labels: Tensor, factor: float = 1.0) -> list[Tensor]:
+    model.zero_grad()
+    (factor * cross_entropy(model(inputs), labels)).backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def test_off_in_eval_mode_and_after_detaching_and_without_gradients() -> None:
+    model = zoo.build("mlp")
+    inputs, labels = zoo.batch("mlp")
+    plain = gradients_of(model, inputs, labels)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    penalty = FeatureRank(model, inputs, lam=1.0).attach(optimizer)
+    with_term = gradients_of(model, inputs, labels)
+    assert not torch.equal(with_term[0], plain[0])
+    assert torch.equal(with_term[4], plain[4])  # the classifier itself is not concerned
+    with torch.no_grad():
+        model(inputs)
+    model.eval()
+    assert all(map(torch.equal, gradients_of(model, inputs, labels), plain))
+    model.train()
+    penalty.detach()
+    assert all(map(torch.equal, gradients_of(model, inputs, labels), plain))
+    penalty.attach(optimizer)
+    assert all(map(torch.equal, gradients_of(model, inputs, labels), with_term))
+
+
+def test_off_when_its_optimizer_is_gone() -> None:
+    model = zoo.build("mlp")
+    inputs, labels = zoo.batch("mlp")
+    plain = gradients_of(model, inputs, labels)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    penalty = FeatureRank(model, inputs, lam=1.0).attach(optimizer)
+    del optimizer
+    assert penalty.optimizers == ()
+    assert all(map(torch.equal, gradients_of(model, inputs, labels), plain))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_the_model_trains_as_if_it_had_never_met_the_method(duplicate) -> None:
+    model, control = zoo.build("mlp"), zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    penalty = FeatureRank(model, zoo.batch("mlp")[0], lam=1.0).attach(optimizer)
+    clone = duplicate(model)
+    train(clone, Adam(clone.parameters(), lr=1e-2), "mlp", range(3))
+    train(control, Adam(control.parameters(), lr=1e-2), "mlp", range(3))
+    assert_same(snapshot(clone), snapshot(control))
+    assert penalty.receipt is None  # nor has the method seen the copy's features
+
+
+def test_the_optimizer_keeps_the_method_alive() -> None:
+    model, control = zoo.build("mlp"), zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    FeatureRank(model, zoo.batch("mlp")[0], lam=0.1).attach(optimizer)
+    train(model, optimizer, "mlp", range(2))
+    train(control, SGD(control.parameters(), lr=0.1), "mlp", range(2))
+    assert differs(snapshot(model), snapshot(control))
+
+
+def test_micro_batches_weigh_their_terms_as_their_losses() -> None:
+    model, slow = zoo.build("mlp"), zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    FeatureRank(model, zoo.batch("mlp")[0], lam=LAM, loss_scale=0.25).attach(optimizer)
+    inputs, labels = zoo.batch("mlp", size=16)
+    for x, y in zip(inputs.chunk(4), labels.chunk(4), strict=True):
+        (cross_entropy(model(x), y) / 4).backward()
+        output, features = features_of(slow, x)
+        ((cross_entropy(output, y) + LAM * penalties.feature_rank(features)) / 4).backward()
+    for left, right in zip(model.parameters(), slow.parameters(), strict=True):
+        torch.testing.assert_close(left.grad, right.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_a_line_search_sees_the_term() -> None:
+    def run(closed: bool) -> nn.Module:
+        model = zoo.build("mlp")
+        optimizer = LBFGS(model.parameters(), lr=1.0, max_iter=5, line_search_fn="strong_wolfe")
+        inputs, labels = zoo.batch("mlp", size=40)
+        if closed:
+            FeatureRank(model, inputs, lam=LAM).attach(optimizer)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            output, features = features_of(model, inputs)
+            loss = cross_entropy(output, labels)
+            if not closed:
+                loss = loss + LAM * penalties.feature_rank(features)
+            loss.backward()
+            return loss
+
+        for _ in range(4):
+            optimizer.step(closure)
+        return model
+
+    assert_close(run(True), run(False), rtol=1e-6, atol=1e-8)
+
+
+def test_an_overflow_reaches_the_scaler_as_one() -> None:
+    model = zoo.build("mlp")
+    inputs, labels = zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    FeatureRank(model, inputs, lam=LAM).attach(optimizer)
+    with torch.no_grad():
+        model[0].weight[0, 0] = torch.inf
+    assert any(not g.isfinite().all() for g in gradients_of(model, inputs, labels))
+
+
+def test_with_another_penalty_both_terms_count() -> None:
+    closed, slow = zoo.build("mlp"), zoo.build("mlp")
+    optimizer = OPTIMIZERS["sgd"](closed)
+    FeatureRank(closed, zoo.batch("mlp")[0], lam=LAM).attach(optimizer)
+    L2(closed, lam={"4.*": 0.1}).attach(optimizer)
+    train(closed, optimizer, "mlp", range(STEPS["mlp"]))
+    inputs_of = iter(range(STEPS["mlp"]))
+
+    def terms(model: nn.Module) -> Tensor:
+        _, features = features_of(model, zoo.batch("mlp", seed=100 + next(inputs_of))[0])
+        return LAM * penalties.feature_rank(features) + 0.05 * sum((p**2).sum() for p in model[4].parameters())
+
+    train_with_term(slow, "mlp", OPTIMIZERS["sgd"](slow), terms)
+    assert_close(closed, slow)
+
+
+def test_by_hand_it_says_what_to_do() -> None:
+    penalty = FeatureRank(zoo.build("mlp"), classifier="4")
+    assert penalty.classifier == "4"
+    assert float(penalty.value()) == 0.0
+    assert penalty.receipt is None
+    with pytest.raises(TypeError, match=r"acts during backward\(\)"):
+        penalty.step()
+    with pytest.raises(ValueError, match="example: None, and no classifier is named"):
+        FeatureRank(zoo.build("mlp"))
+    with pytest.raises(ValueError, match="loss_scale: -1"):
+        FeatureRank(zoo.build("mlp"), classifier="4", loss_scale=-1)

@@ -1,0 +1,77 @@
+"""Parseval regularization: the closed form on either side, the Gram matrix, and where it leads."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim import SGD
+
+from pliant import Parseval
+from pliant.methods.gram import gram
+from tests import zoo
+from tests.loops import train
+from tests.methods.trajectories import OPTIMIZERS, STEPS, assert_close, train_with_term
+from tests.reference import penalties
+
+LAM = 0.01
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", [*zoo.PAPER_MODELS, "tied"])
+def test_same_trajectory_as_the_term_in_the_loss(name: str, optimizer: str) -> None:
+    closed, slow = zoo.build(name), zoo.build(name)
+    made = OPTIMIZERS[optimizer](closed)
+    penalty = Parseval(closed, lam=LAM).attach(made)
+    train(closed, made, name, range(STEPS[name]))
+    train_with_term(slow, name, OPTIMIZERS[optimizer](slow), lambda m: LAM * penalties.parseval(m, 1.0, False))
+    assert_close(closed, slow)
+    assert float(penalty.value()) == pytest.approx(LAM * penalties.parseval(slow, 1.0, False).item(), rel=1e-9)
+
+
+def test_other_lengths_and_norm_scales() -> None:
+    closed, slow = zoo.build("cnn_bn"), zoo.build("cnn_bn")
+    optimizer = OPTIMIZERS["sgd"](closed)
+    penalty = Parseval(closed, lam=LAM, s=2.0, norm_scales=True).attach(optimizer)
+    assert set(penalty.parameters) == {"0.weight", "1.weight", "4.weight", "5.weight", "9.weight", "11.weight"}
+    train(closed, optimizer, "cnn_bn", range(STEPS["cnn_bn"]))
+    train_with_term(slow, "cnn_bn", OPTIMIZERS["sgd"](slow), lambda m: LAM * penalties.parseval(m, 2.0, True))
+    assert_close(closed, slow)
+    assert float(penalty.value()) == pytest.approx(LAM * penalties.parseval(slow, 2.0, True).item(), rel=1e-9)
+
+
+@settings(deadline=None, max_examples=25)
+@given(rows=st.integers(1, 300), columns=st.integers(1, 40), seed=st.integers(0, 99), transposed=st.booleans())
+def test_gram_is_the_product(rows: int, columns: int, seed: int, transposed: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    matrix = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+    if transposed:
+        matrix = torch.randn(columns, rows, generator=generator, dtype=torch.float64).mT
+    result = gram(matrix)
+    torch.testing.assert_close(result, matrix @ matrix.mT, rtol=1e-12, atol=1e-12)
+    assert torch.equal(result, result.mT) or torch.allclose(result, result.mT, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("shape", [(4, 9), (9, 4), (6, 6)])
+def test_all_singular_values_go_to_the_root_of_s(shape: tuple[int, int]) -> None:
+    """Also for a weight with more rows than columns, whose rows cannot be orthogonal."""
+    torch.manual_seed(0)
+    model = nn.Linear(shape[1], shape[0], bias=False).double()
+    penalty = Parseval(model, lam=0.1, s=4.0)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for _ in range(2000):
+        model.weight.grad = torch.zeros_like(model.weight)
+        penalty.step()
+        optimizer.step()
+    values = torch.linalg.svdvals(model.weight.detach())
+    torch.testing.assert_close(values, torch.full_like(values, 2.0), rtol=1e-6, atol=1e-6)
+    assert float(penalty.value()) < 1e-9
+
+
+def test_biases_and_norm_layers_are_left_alone() -> None:
+    model = zoo.build("cnn_bn")
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    Parseval(model, lam=1.0).step()
+    touched = {name for name, p in model.named_parameters() if p.grad.any()}
+    assert touched == {"0.weight", "4.weight", "9.weight", "11.weight"}

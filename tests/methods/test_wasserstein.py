@@ -1,0 +1,161 @@
+"""Wasserstein regularization: exact order, the closed form, and both reductions."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from pliant import L2Init, Wasserstein
+from pliant.methods.wasserstein import match_order, rank_order
+from tests import zoo
+from tests.loops import assert_same, differs, snapshot, train
+from tests.methods.trajectories import OPTIMIZERS, STEPS, assert_close, train_with_term
+from tests.reference import penalties
+
+LAM = 0.02
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+def initial_values(model: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", [*zoo.PAPER_MODELS, "tied"])
+def test_same_trajectory_as_the_term_in_the_loss(name: str, optimizer: str) -> None:
+    closed, slow = zoo.build(name), zoo.build(name)
+    initial = initial_values(slow)
+    made = OPTIMIZERS[optimizer](closed)
+    penalty = Wasserstein(closed, lam=LAM).attach(made)
+    train(closed, made, name, range(STEPS[name]))
+    train_with_term(slow, name, OPTIMIZERS[optimizer](slow), lambda m: LAM * penalties.wasserstein(m, initial))
+    assert_close(closed, slow)
+    assert float(penalty.value()) == pytest.approx(LAM * penalties.wasserstein(slow, initial).item(), rel=1e-7)
+
+
+def test_mean_and_sum_are_named_apart() -> None:
+    closed, slow = zoo.build("mlp"), zoo.build("mlp")
+    initial = initial_values(slow)
+    optimizer = OPTIMIZERS["sgd"](closed)
+    Wasserstein(closed, lam=1.0, reduction="mean").attach(optimizer)
+    train(closed, optimizer, "mlp", range(STEPS["mlp"]))
+    train_with_term(slow, "mlp", OPTIMIZERS["sgd"](slow), lambda m: penalties.wasserstein_mean(m, initial))
+    assert_close(closed, slow)
+    with pytest.raises(ValueError, match="reduction: 'max' is not allowed; it must be one of 'sum', 'mean'"):
+        Wasserstein(closed, reduction="max")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@settings(deadline=None, max_examples=40)
+@given(values=st.lists(st.floats(-1e3, 1e3, width=16), min_size=1, max_size=200))
+def test_order_of_bits_is_order_of_numbers(dtype: torch.dtype, values: list[float]) -> None:
+    tensor = torch.tensor(values, dtype=dtype)
+    ordered = tensor[rank_order(tensor)]
+    assert torch.equal(ordered, tensor.sort().values)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_order_of_extreme_numbers(dtype: torch.dtype) -> None:
+    info = torch.finfo(dtype)
+    values = [-torch.inf, info.min, -1.0, -info.tiny, 0.0, info.tiny, info.eps, 1.0, info.max, torch.inf]
+    expected = torch.tensor(values, dtype=dtype)
+    for seed in range(5):
+        shuffled = expected[torch.randperm(len(values), generator=torch.Generator().manual_seed(seed))]
+        assert torch.equal(shuffled[rank_order(shuffled)], expected)
+
+
+def test_order_of_many_numbers() -> None:
+    """Large vectors take another path inside torch than small ones: the radix sort."""
+    values = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(values[rank_order(values)], values.sort().values)
+
+
+def test_matching_is_what_optimal_transport_does() -> None:
+    """No other assignment of the initial values to the entries is cheaper."""
+    from itertools import permutations
+
+    generator = torch.Generator().manual_seed(0)
+    values, initial = (torch.randn(6, generator=generator, dtype=torch.float64) for _ in range(2))
+    matched = match_order(values, initial.sort().values)
+    cost = float(((values - matched) ** 2).sum())
+    assert cost == pytest.approx(min(float(((values - torch.stack(p)) ** 2).sum()) for p in permutations(initial)))
+
+
+def test_it_never_exceeds_the_regenerative_penalty() -> None:
+    """§5: the distance between sorted values is at most the one between values in place; L2 Init has a ½ before it."""
+    model = zoo.build("cnn_bn")
+    ours, theirs = Wasserstein(model, lam=1.0), L2Init(model, lam=2.0)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for step in range(20):
+        train(model, optimizer, "cnn_bn", [step])
+        assert 0 < float(ours.value()) < float(theirs.value())
+
+
+def test_a_permutation_of_the_initial_values_costs_nothing() -> None:
+    model = zoo.build("mlp")
+    penalty = Wasserstein(model, lam=1.0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p.flatten().flip(0).view(p.shape))
+    assert float(penalty.value()) == 0
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    penalty.step()
+    assert not any(p.grad.any() for p in model.parameters())
+
+
+def test_refresh_keeps_the_ranks_for_a_while() -> None:
+    """Between two sorts the pull is that of L2 towards fixed values; a sort at each step is the default."""
+
+    def run(make: Callable[[nn.Module], Wasserstein]) -> dict[str, Tensor]:
+        model = zoo.build("mlp")
+        optimizer = SGD(model.parameters(), lr=0.3)
+        make(model).attach(optimizer)
+        train(model, optimizer, "mlp", range(9))
+        return snapshot(model)
+
+    exact = run(lambda m: Wasserstein(m, lam=0.1))
+    assert_same(exact, run(lambda m: Wasserstein(m, lam=0.1, refresh=1)))
+    seldom = run(lambda m: Wasserstein(m, lam=0.1, refresh=4))
+    assert differs(exact, seldom)
+
+    model = zoo.build("mlp")
+    initial = {name: p.detach().flatten().sort().values for name, p in model.named_parameters()}
+    optimizer = SGD(model.parameters(), lr=0.3)
+    targets: dict[str, Tensor] = {}
+    for step in range(9):
+        if step % 4 == 0:
+            for name, p in model.named_parameters():
+                ranks = p.detach().flatten().argsort().argsort()
+                targets[name] = initial[name][ranks].view(p.shape)
+        inputs, labels = zoo.batch("mlp", seed=100 + step)
+        optimizer.zero_grad()
+        pull = sum(((p - targets[name]) ** 2).sum() for name, p in model.named_parameters())
+        (nn.functional.cross_entropy(model(inputs), labels) + 0.1 * pull).backward()
+        optimizer.step()
+    for name, value in snapshot(model).items():
+        torch.testing.assert_close(seldom[name], value, rtol=1e-10, atol=1e-12)
+
+
+def test_refresh_resumes_where_it_stopped() -> None:
+    def fresh() -> tuple[nn.Module, SGD, Wasserstein]:
+        model = zoo.build("mlp")
+        return model, SGD(model.parameters(), lr=0.3), Wasserstein(model, lam=0.1, refresh=3)
+
+    model, optimizer, penalty = fresh()
+    penalty.attach(optimizer)
+    train(model, optimizer, "mlp", range(8))
+
+    first, optimizer, penalty = fresh()
+    penalty.attach(optimizer)
+    train(first, optimizer, "mlp", range(4))
+    second, other, resumed = fresh()
+    second.load_state_dict(first.state_dict())
+    resumed.load_state_dict(penalty.state_dict())
+    resumed.attach(other)
+    train(second, other, "mlp", range(4, 8))
+    assert_same(snapshot(second), snapshot(model))
