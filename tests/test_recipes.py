@@ -132,7 +132,7 @@ STAND_IN = {"cifar100": "cifar10", "svhn": "cifar10", "emnist": "mnist", "fashio
 @pytest.mark.long
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_quick_form_runs_to_the_end(path: Path, tmp_path: Path) -> None:
-    data = load_recipe(path).data.name
+    data = load_recipe(path, scale="quick").data.name
     run_quick(path.stem, [f"data.name={STAND_IN[data]}"] if data in STAND_IN else [], tmp_path)
 
 
