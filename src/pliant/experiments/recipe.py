@@ -186,7 +186,7 @@ class Recipe(_Strict):
     stream: NamedPart
     training: Settings = Settings()
     methods: tuple[Entry, ...]
-    seeds: Annotated[tuple[int, ...], BeforeValidator(_as_seeds)] = Field((0, 1, 2, 3, 4), min_length=1)
+    seeds: Annotated[tuple[int, ...], BeforeValidator(_as_seeds)] = (0, 1, 2, 3, 4)
     selection: Selection = Selection()
     measures: tuple[str, ...] = ()
     device: str = "cpu"
@@ -200,8 +200,11 @@ class Recipe(_Strict):
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":
-        if not self.methods:
-            raise ValueError("methods: is empty; there must be at least one")
+        for key in ("methods", "seeds"):
+            if not getattr(self, key):
+                raise ValueError(f"{key}: is empty; there must be at least one")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds: {list(self.seeds)} has one twice")
         labels = [entry.label for entry in self.methods]
         for label in labels:
             if labels.count(label) > 1:

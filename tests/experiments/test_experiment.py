@@ -1,0 +1,102 @@
+"""From recipe to results: settings are chosen on data that the results are not measured on."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pliant import data
+from pliant.experiments.config import RunConfig
+from pliant.experiments.experiment import run_experiment
+from pliant.experiments.recipe import make_recipe
+from pliant.experiments.run import execute, make_stream
+from pliant.experiments.store import Status, load_recipe, load_runs, load_selection
+from pliant.experiments.table import chosen, tabulate
+
+VALUES: dict[str, Any] = {
+    "title": "small",
+    "data": {"name": "digits", "first": 120},
+    "model": {"name": "mlp", "widths": [16]},
+    "stream": {"name": "single", "epochs": 4},
+    "training": {"batch_size": 16},
+    "methods": ["vanilla", "l2:lam=1e-4|30"],
+    "seeds": 2,
+    "selection": {"seeds": 2, "fraction": 0.25},
+}
+
+
+class InThisProcess:
+    """Does runs one after the other, and remembers them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.batches: list[list[RunConfig]] = []
+
+    def __call__(self, configs: Sequence[RunConfig]) -> dict[str, Status]:
+        self.batches.append(list(configs))
+        return {config.id: execute(config, self.root).status for config in configs}
+
+
+def test_settings_are_chosen_without_the_test_data(tmp_path: Path) -> None:
+    run_all = InThisProcess(tmp_path)
+    statuses = run_experiment(make_recipe(VALUES), tmp_path, run_all)
+    trials, results = run_all.batches
+    assert {config.purpose for config in trials} == {"selection"}
+    assert {config.label for config in trials} == {"l2"}
+    assert {config.purpose for config in results} == {"result"}
+    assert not {config.seed for config in trials} & {config.seed for config in results}
+    assert [(config.label, config.seed) for config in results] == [("vanilla", 0), ("l2", 0), ("vanilla", 1), ("l2", 1)]
+    assert {config.methods[0].options["lam"] for config in results if config.methods} == {1e-4}
+    assert set(statuses.values()) == {"finished"}
+    selection = load_selection(tmp_path)
+    assert (selection["on"], selection["labels"]["l2"]["chosen"]) == ("validation", "l2(lam=0.0001)")
+    scores = selection["labels"]["l2"]["scores"]
+    assert scores["l2(lam=0.0001)"] > scores["l2(lam=30)"]
+    rows = chosen(tabulate(load_runs(tmp_path)), selection)
+    assert [(row.label, row.numbers["final_test_accuracy"].count) for row in rows] == [("l2", 2), ("vanilla", 2)]
+    assert load_recipe(tmp_path)["title"] == "small"
+
+
+def test_a_selection_run_sees_training_examples_only() -> None:
+    recipe = make_recipe(VALUES)
+    entry = recipe.methods[1]
+    stream = make_stream(recipe.config(entry, entry.variants()[0], 7, "selection"))
+    (task,) = stream
+    original = data.load("digits", first=120)
+    both = torch.cat([task.train.rows, task.test.rows])
+    assert torch.equal(both.sort().values, torch.arange(120))
+    assert len(task.test) == 30
+    assert torch.equal(task.test.x, original.train.x)
+
+
+def test_the_sources_protocol_only_if_asked_for(tmp_path: Path) -> None:
+    run_all = InThisProcess(tmp_path)
+    run_experiment(make_recipe(VALUES | {"selection": {"on": "test"}}), tmp_path, run_all)
+    (results,) = run_all.batches
+    assert len(results) == 2 + 4
+    selection = load_selection(tmp_path)
+    assert selection["on"] == "test"
+    best = selection["labels"]["l2"]["scores"]["l2(lam=0.0001)"]
+    row = next(row for row in tabulate(load_runs(tmp_path)) if row.settings == "l2(lam=0.0001)")
+    assert row.numbers["final_test_accuracy"].mean == pytest.approx(best)
+
+
+def test_a_setting_that_diverges_is_not_chosen(tmp_path: Path) -> None:
+    values = VALUES | {
+        "methods": ["l2:lam=1e30|30"],
+        "training": {"batch_size": 16, "optimizer": "sgd", "lr": 0.01},
+    }
+    run_experiment(make_recipe(values), tmp_path, InThisProcess(tmp_path))
+    label = load_selection(tmp_path)["labels"]["l2"]
+    assert (label["chosen"], label["scores"]["l2(lam=1e+30)"]) == ("l2(lam=30)", None)
+    json.loads((tmp_path / "selection.json").read_text())
+
+
+def test_doing_it_again_does_nothing(tmp_path: Path) -> None:
+    run_experiment(make_recipe(VALUES), tmp_path, InThisProcess(tmp_path))
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json*")}
+    run_experiment(make_recipe(VALUES), tmp_path, InThisProcess(tmp_path))
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json*")} == before

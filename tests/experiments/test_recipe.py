@@ -1,0 +1,157 @@
+"""Recipes: what they say, and what they answer when something is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.experiments.config import Part
+from pliant.experiments.recipe import (
+    Recipe,
+    RecipeError,
+    find_recipe,
+    load_recipe,
+    make_recipe,
+    override,
+    parse_part,
+    parse_value,
+    recipe_folder,
+)
+
+GOOD: dict[str, Any] = {"data": "digits", "model": "mlp", "stream": "warm_start", "methods": ["vanilla", "swr"]}
+
+
+def make(**changes: Any) -> Recipe:
+    return make_recipe(GOOD | changes)
+
+
+def test_names_tables_and_defaults() -> None:
+    recipe = make(model={"name": "cnn", "width": 7}, seeds=2)
+    assert recipe.data == Part("digits")
+    assert recipe.model == Part("cnn", {"width": 7})
+    assert recipe.seeds == (0, 1)
+    assert make(seeds=[4, 9]).seeds == (4, 9)
+    assert recipe.selection.on == "validation"
+
+
+def test_every_recipe_that_comes_along_is_right() -> None:
+    recipes = sorted(recipe_folder().glob("*.toml"))
+    assert [path.stem for path in recipes if path.stem == "demo"] == ["demo"]
+    for path in recipes:
+        assert load_recipe(path).methods
+
+
+def test_methods_as_text() -> None:
+    recipe = make(methods=["vanilla", "fresh", "swr:lam=1e-3", "swr+l2:lam=0.1", "l2_init:lam=1e-2|1e-3"])
+    assert [entry.label for entry in recipe.methods] == ["vanilla", "fresh", "swr", "swr+l2", "l2_init"]
+    assert [entry.fresh for entry in recipe.methods] == [False, True, False, False, False]
+    assert recipe.methods[0].variants() == [()]
+    assert recipe.methods[2].variants() == [(Part("swr", {"lam": 1e-3}),)]
+    assert recipe.methods[3].variants() == [(Part("swr"), Part("l2", {"lam": 0.1}))]
+    assert recipe.methods[4].variants() == [(Part("l2_init", {"lam": 1e-2}),), (Part("l2_init", {"lam": 1e-3}),)]
+
+
+def test_methods_as_tables() -> None:
+    recipe = make(
+        methods=[
+            {"name": "vanilla", "label": "nothing"},
+            {"name": "swr", "label": "SWR", "lam": 0.1, "grid": {"lam_classifier": [1, 2]}},
+            {"label": "both", "parts": [{"name": "l2", "lam": 1}, "swr:lam=2|3"]},
+            {"name": "shrink_perturb", "grid": "sweep"},
+        ]
+    )
+    nothing, swr, both, swept = recipe.methods
+    assert (nothing.label, nothing.variants()) == ("nothing", [()])
+    assert swr.variants() == [
+        (Part("swr", {"lam": 0.1, "lam_classifier": 1}),),
+        (Part("swr", {"lam": 0.1, "lam_classifier": 2}),),
+    ]
+    assert both.variants() == [
+        (Part("l2", {"lam": 1}), Part("swr", {"lam": 2})),
+        (Part("l2", {"lam": 1}), Part("swr", {"lam": 3})),
+    ]
+    assert [parts[0].options["lam"] for parts in swept.variants()] == [0.2, 0.4, 0.6, 0.8]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stream": "warmstart"}, "stream is 'warmstart'; did you mean 'warm_start'? Allowed: single, warm_start"),
+        ({"stream": {"name": "single", "epoch": 3}}, "stream: there is no 'epoch'; did you mean 'epochs'?"),
+        ({"stream": {"name": "single", "epochs": "many"}}, "stream.epochs is 'many': Input should be a valid integer"),
+        ({"model": "resnet"}, "model is 'resnet'; did you mean 'resnet18'?"),
+        ({"model": {"name": "cnn", "widht": 3}}, "model: there is no 'widht'; did you mean 'width'?"),
+        ({"data": "minst"}, "did you mean 'mnist'?"),
+        ({"data": {"name": "digits", "frist": 3}}, "data: there is no 'frist'; did you mean 'first'?"),
+        ({"training": {"lr": "fast"}}, "training.lr is 'fast': input should be a valid number"),
+        ({"training": {"optimiser": "adam"}}, "training: there is no 'optimiser'; did you mean 'optimizer'?"),
+        ({"training": {"optimizer": "adm"}}, "training.optimizer is 'adm': input should be 'adam', 'adamw' or 'sgd'"),
+        ({"training": {"lr": -1}}, "training: lr is -1.0; it must be above 0"),
+        ({"methods": ["swt"]}, "there is no method 'swt'"),
+        ({"methods": ["swr:lamb=1"]}, "swr has no setting 'lamb'; did you mean 'lam'?"),
+        ({"methods": ["swr:lam"]}, "'lam' must be of the form setting=value"),
+        ({"methods": ["swr", "swr"]}, "methods: 'swr' stands there 2 times; give each a label"),
+        ({"methods": []}, "methods: is empty"),
+        ({"methods": [{"name": "swr", "grid": {"lam": []}}]}, "grid of swr.lam is empty"),
+        ({"seeds": 0}, "seeds: is empty; there must be at least one"),
+        ({"seeds": [1, 1]}, "seeds: [1, 1] has one twice"),
+        ({"seeds": "many"}, "seeds is 'many'"),
+        ({"sedes": 3}, "sedes: there is no such key; did you mean 'seeds'?"),
+        ({"selection": {"on": "tset"}}, "selection.on is 'tset': input should be 'validation' or 'test'"),
+        ({"selection": {"fraction": 2}}, "selection.fraction is 2: input should be less than 1"),
+        ({"selection": {"seed": 2}}, "selection.seed: there is no such key; did you mean 'seeds'?"),
+    ],
+)
+def test_mistakes_are_answered(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        make(**changes)
+    assert message in str(caught.value)
+
+
+def test_all_mistakes_are_named_at_once() -> None:
+    with pytest.raises(RecipeError) as caught:
+        make(seeds="x", methods=["swt"])
+    assert len(str(caught.value).splitlines()) == 2
+    with pytest.raises(RecipeError, match="data: is missing"):
+        make_recipe({key: value for key, value in GOOD.items() if key != "data"})
+
+
+def test_overrides() -> None:
+    values = override({"stream": "single", "seeds": 3}, ["stream.epochs=5", "training.lr=1e-2", "seeds=[1]"])
+    assert values == {"stream": {"name": "single", "epochs": 5}, "training": {"lr": 0.01}, "seeds": [1]}
+    with pytest.raises(RecipeError, match="'seeds' must be of the form key=value"):
+        override({}, ["seeds"])
+    with pytest.raises(RecipeError, match="'seeds' is no table"):
+        override({"seeds": 3}, ["seeds.first=1"])
+
+
+def test_values_and_parts() -> None:
+    assert [parse_value(text) for text in ("1e-3", "true", "[1, 2]", "mnist", '"1"')] == [
+        0.001,
+        True,
+        [1, 2],
+        "mnist",
+        "1",
+    ]
+    assert parse_part("fire") == {"name": "fire", "settings": {}, "grid": {}}
+
+
+def test_files(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text('data = "digits"\nmodel = "mlp"\nstream = "single"\nmethods = ["swr"]\n')
+    assert find_recipe(str(path)) == path
+    assert load_recipe(path, ["stream.epochs=9"]).stream == Part("single", {"epochs": 9})
+    path.write_text("data = ")
+    with pytest.raises(RecipeError, match="is not TOML"):
+        load_recipe(path)
+    with pytest.raises(RecipeError, match="there is no recipe"):
+        load_recipe(tmp_path / "other.toml")
+    with pytest.raises(RecipeError, match="did you mean 'demo'"):
+        find_recipe("demos")
+
+
+def test_a_result_does_not_depend_on_how_settings_are_chosen() -> None:
+    one, other = make(), make(selection={"fraction": 0.3})
+    entry = one.methods[0]
+    assert one.config(entry, (), 0, "result") == other.config(entry, (), 0, "result")
+    assert one.config(entry, (), 0, "selection") != other.config(entry, (), 0, "selection")

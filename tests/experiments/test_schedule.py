@@ -1,0 +1,166 @@
+"""Many runs at once: failures stay alone, dead workers are replaced, two commands share the work."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from pliant.experiments.config import Part, RunConfig
+from pliant.experiments.engines import ProcessEngine
+from pliant.experiments.run import Outcome, execute
+from pliant.experiments.schedule import run_all
+from pliant.experiments.store import RunFolder, load_runs
+from tests.experiments.helpers import outputs, small
+
+
+class Notebook:
+    """Remembers what it is told, and may act on it."""
+
+    def __init__(self) -> None:
+        self.waiting = self.done = 0
+        self.outcomes: dict[str, Outcome] = {}
+
+    def begin(self, waiting: Sequence[RunConfig], done: Sequence[RunConfig]) -> None:
+        self.waiting, self.done = len(waiting), len(done)
+
+    def tick(self, active: Iterable[RunConfig]) -> None:
+        pass
+
+    def ended(self, config: RunConfig, outcome: Outcome) -> None:
+        self.outcomes[config.id] = outcome
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[ProcessEngine]:
+    engine = ProcessEngine(2)
+    yield engine
+    engine.close()
+
+
+def write_network(path: Path, body: str) -> Part:
+    """A network of the user's own whose making has a side effect."""
+    path.write_text(
+        "import os, signal, time\n"
+        "from pathlib import Path\n"
+        "from torch import nn\n"
+        "def build(shape, classes):\n"
+        f"    {body}\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
+    )
+    return Part(f"{path}:build")
+
+
+def test_processes_give_what_one_process_gives_and_a_failure_stays_alone(tmp_path: Path, engine: ProcessEngine) -> None:
+    bad = small(model=write_network(tmp_path / "bad.py", "raise RuntimeError('no such luck')"))
+    configs = [small(seed=0), bad, small(seed=1)]
+    notebook = Notebook()
+    statuses = run_all(configs, tmp_path / "many", engine, notebook)
+    assert [statuses[config.id] for config in configs] == ["finished", "failed", "finished"]
+    assert "RuntimeError: no such luck" in notebook.outcomes[bad.id].error
+    for config in (configs[0], configs[2]):
+        execute(config, tmp_path / "one")
+        assert outputs(tmp_path / "many", config) == outputs(tmp_path / "one", config)
+    again = Notebook()
+    run_all(configs, tmp_path / "many", engine, again)
+    assert (again.waiting, again.done, list(again.outcomes)) == (1, 2, [bad.id])
+
+
+def test_a_killed_worker_is_replaced_and_its_run_goes_on(tmp_path: Path, engine: ProcessEngine) -> None:
+    once = f"p = Path({str(tmp_path / 'mark')!r}); p.exists() or (p.touch(), os.kill(os.getpid(), signal.SIGKILL))"
+    victim = small(model=write_network(tmp_path / "own.py", once))
+    configs = [victim, small(seed=1), small(seed=2)]
+    statuses = run_all(configs, tmp_path / "runs", engine, Notebook(), checkpoint_seconds=0)
+    assert set(statuses.values()) == {"finished"}
+    (run,) = (run for run in load_runs(tmp_path / "runs") if run.id == victim.id)
+    assert [event["event"] for event in run.events] == ["start", "start", "end"]
+
+
+def test_a_run_that_always_kills_its_worker_is_given_up(tmp_path: Path, engine: ProcessEngine) -> None:
+    count = f"open({str(tmp_path / 'count')!r}, 'a').write('x'); os.kill(os.getpid(), signal.SIGKILL)"
+    deadly = small(model=write_network(tmp_path / "own.py", count))
+    statuses = run_all([deadly, small(seed=1)], tmp_path / "runs", engine, Notebook(), retries=1)
+    assert statuses == {deadly.id: "failed", small(seed=1).id: "finished"}
+    assert (tmp_path / "count").read_text() == "xx"
+    (run,) = (run for run in load_runs(tmp_path / "runs") if run.id == deadly.id)
+    assert "died 2 times: the process was killed, or ran out of memory" in run.error
+
+
+def test_a_second_command_joins_and_takes_over_what_the_first_cannot_finish(
+    tmp_path: Path, engine: ProcessEngine
+) -> None:
+    """Another process holds one of the runs for a while, then dies; this one does the rest and then that one."""
+    configs = [small(seed=seed) for seed in range(3)]
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, time; from pathlib import Path; from tests.experiments.helpers import small\n"
+            "from pliant.experiments.store import RunFolder\n"
+            "with RunFolder(Path(sys.argv[1]), small(seed=0)).open():\n"
+            "    print('held', flush=True); time.sleep(600)",
+            str(tmp_path),
+        ],
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout.readline() == b"held\n"
+
+    class Killer(Notebook):
+        def ended(self, config: RunConfig, outcome: Outcome) -> None:
+            super().ended(config, outcome)
+            if len(self.outcomes) == 2:
+                assert RunFolder(tmp_path, configs[0]).records() == []
+                holder.kill()
+
+    notebook = Killer()
+    statuses = run_all(configs, tmp_path, engine, notebook)
+    assert set(statuses.values()) == {"finished"}
+    assert list(notebook.outcomes)[-1] == configs[0].id
+    holder.wait()
+
+
+def children(pid: int) -> set[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout
+    return {int(each) for each in found.split()}
+
+
+def test_workers_do_not_outlive_a_parent_that_was_killed(tmp_path: Path) -> None:
+    sleeper = write_network(tmp_path / "own.py", f"Path({str(tmp_path / 'up')!r}).touch(); time.sleep(600)")
+    script = (
+        "import sys; from pathlib import Path; from tests.experiments.helpers import small\n"
+        "from tests.experiments.test_schedule import Notebook\n"
+        "from pliant.experiments.config import Part; from pliant.experiments.engines import ProcessEngine\n"
+        "from pliant.experiments.schedule import run_all\n"
+        "if __name__ == '__main__':\n"
+        f"    run_all([small(model=Part({sleeper.name!r}))], Path(sys.argv[1]), ProcessEngine(1), Notebook())\n"
+    )
+    (tmp_path / "main.py").write_text(script)
+    parent = subprocess.Popen(
+        [sys.executable, str(tmp_path / "main.py"), str(tmp_path)], env=os.environ | {"PYTHONPATH": os.getcwd()}
+    )
+    while not (tmp_path / "up").exists():
+        time.sleep(0.05)
+        assert parent.poll() is None
+    workers = children(parent.pid)
+    assert workers
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    # It ends only if they do: what they would hold for ten minutes is free again.
+    config = small(model=sleeper)
+    while True:
+        try:
+            with RunFolder(tmp_path, config).open():
+                break
+        except RuntimeError:
+            time.sleep(0.05)
+
+
+def test_wrong_numbers_of_workers_are_named() -> None:
+    with pytest.raises(ValueError, match="workers is 0; it must be at least 1"):
+        ProcessEngine(0)
+    with pytest.raises(ValueError, match="threads is -1; it must be at least 1"):
+        ProcessEngine(1, -1)
