@@ -1,0 +1,80 @@
+"""The Ray engine on a real cluster of several local nodes, one of which is killed."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from pliant.experiments.config import Part, RunConfig
+from pliant.experiments.engines import RayEngine
+from pliant.experiments.run import execute
+from pliant.experiments.schedule import run_all
+from pliant.experiments.store import RunFolder, load_runs
+from tests.experiments.helpers import outputs, small
+from tests.experiments.test_schedule import Notebook, write_network
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A head without CPUs, so that everything runs on nodes that may be killed."""
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80_000_000},
+    )
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def engine(cluster: Cluster) -> Iterator[RayEngine]:
+    engine = RayEngine(cluster.address)
+    yield engine
+    engine.close()
+
+
+def test_a_node_that_dies_takes_no_run_with_it(tmp_path: Path, cluster: Cluster, engine: RayEngine) -> None:
+    nodes = [cluster.add_node(num_cpus=1, object_store_memory=80_000_000) for _ in range(2)]
+    cluster.wait_for_nodes()
+    assert engine.capacity() == 4
+    long = {"stream": Part("label_flip", {"tasks": 30, "epochs": 2})}
+    failing = small(model=write_network(tmp_path / "bad.py", "raise RuntimeError('on every node')"))
+    configs = [small(seed=seed, **long) for seed in range(3)] + [failing]
+    root = tmp_path / "ray"
+
+    class Killer(Notebook):
+        """Kills the first node as soon as two runs have come some way."""
+
+        killed = False
+
+        def tick(self, active: Iterable[RunConfig]) -> None:
+            under_way = sum(len(RunFolder(root, config).records()) > 3 for config in active)
+            if not self.killed and under_way == 2:
+                cluster.remove_node(nodes[0], allow_graceful=False)
+                self.killed = True
+
+    killer = Killer()
+    statuses = run_all(configs, root, engine, killer, checkpoint_seconds=0)
+    assert killer.killed
+    assert [statuses[config.id] for config in configs] == ["finished"] * 3 + ["failed"]
+    assert "RuntimeError: on every node" in killer.outcomes[failing.id].error
+    starts = sum(event["event"] == "start" for run in load_runs(root) for event in run.events)
+    assert starts == len(configs) + 1
+    for config in configs[:3]:
+        execute(config, tmp_path / "here")
+        assert outputs(root, config) == outputs(tmp_path / "here", config)
+
+
+def test_requests_reach_ray(tmp_path: Path, cluster: Cluster, engine: RayEngine) -> None:
+    """A run that asks for a GPU waits for a node that has one."""
+    node = cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=80_000_000)
+    cluster.wait_for_nodes()
+    where = write_network(
+        tmp_path / "own.py", f"Path({str(tmp_path / 'gpu')!r}).write_text(os.environ['CUDA_VISIBLE_DEVICES'])"
+    )
+    statuses = run_all([small(model=where)], tmp_path, RayEngine(cluster.address, gpus=1), Notebook())
+    assert set(statuses.values()) == {"finished"}
+    assert (tmp_path / "gpu").read_text() == "0"
+    cluster.remove_node(node)
