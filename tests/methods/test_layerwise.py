@@ -1,0 +1,133 @@
+"""Layerwise re-initialisation: what each stage keeps, scales and draws anew."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Adam
+
+from pliant import Layerwise
+from pliant.graph.layers import called_layers
+from pliant.methods.layerwise import called_blocks
+from tests import zoo
+from tests.loops import assert_same, snapshot, train
+
+
+def trained(name: str) -> tuple[nn.Module, Adam, Layerwise]:
+    model = zoo.build(name)
+    method = Layerwise(model, zoo.batch(name)[0], seed=4)
+    optimizer = Adam(model.parameters(), lr=3e-2)
+    train(model, optimizer, name, range(6))
+    return model, optimizer, method
+
+
+@pytest.mark.parametrize("name", zoo.PAPER_MODELS)
+def test_stages(name: str) -> None:
+    """Before the t-th stage's end: t blocks scaled to their initial norms, the direction kept; the others new."""
+    initial = {key: p.detach().clone() for key, p in zoo.build(name).named_parameters()}
+    model, optimizer, method = trained(name)
+    count = len(method.blocks)
+    for stage in range(1, 4):
+        train(model, optimizer, name, [10 * stage])
+        before = snapshot(model)
+        receipt = method.apply(optimizer)
+        kept = min(stage, count - 1)
+        assert receipt.details["blocks_kept"] == kept
+        assert receipt.details["blocks_redrawn"] == count - kept
+        for number, members in enumerate(method._members):
+            for key in members:
+                now, old = model.get_parameter(key).detach(), before[key]
+                if number >= kept:
+                    assert not torch.equal(now, old), key
+                elif key in method.norms:
+                    factor = float(initial[key].norm() / old.norm())
+                    torch.testing.assert_close(now, old * factor, rtol=1e-12, atol=1e-14)
+                else:
+                    assert torch.equal(now, old), key
+    assert not optimizer.state
+
+
+def test_drawn_anew_from_the_initial_distribution_and_with_new_statistics() -> None:
+    model, optimizer, method = trained("cnn_bn")
+    assert method.blocks == (("0", "1"), ("4", "5"), ("9",), ("11",))
+    method.apply(optimizer)
+    bound = (4 * 9) ** -0.5
+    drawn = model[4].weight.detach()
+    assert 0.8 * bound < float(drawn.abs().max()) <= bound
+    assert torch.equal(model[5].weight, torch.ones(6, dtype=torch.float64))
+    assert torch.equal(model[5].running_mean, torch.zeros(6, dtype=torch.float64))
+    assert int(model[5].num_batches_tracked) == 0
+    assert int(model[1].num_batches_tracked) == 6  # the first block is kept, with its statistics
+    assert not torch.equal(model[1].running_mean, torch.zeros(4, dtype=torch.float64))
+
+
+def test_the_head_is_drawn_anew_at_every_stage() -> None:
+    model, optimizer, method = trained("mlp")
+    for _ in range(5):
+        before = snapshot(model)
+        receipt = method.apply(optimizer)
+        assert not torch.equal(before["4.weight"], model[4].weight)
+    assert receipt.details == {"stage": 5, "blocks_kept": 2, "blocks_redrawn": 1, "optimizer_tensors_reset": 0}
+    assert torch.equal(before["0.bias"], model[0].bias)
+
+
+def test_moments_are_dropped_unless_told_otherwise() -> None:
+    model, optimizer, method = trained("mlp")
+    assert method.apply(optimizer).details["optimizer_tensors_reset"] == 18
+    model, optimizer, _ = trained("mlp")
+    keeping = Layerwise(model, zoo.batch("mlp")[0], optimizer_state="keep", seed=1)
+    keeping.apply(optimizer)
+    assert len(optimizer.state) == 6
+
+
+def test_named_blocks() -> None:
+    model = zoo.build("cnn")
+    method = Layerwise(model, blocks=[["0", "3"], ["7"]], seed=0)
+    before = snapshot(model)
+    method.apply()
+    changed = {name for name, value in snapshot(model).items() if not torch.allclose(value, before[name])}
+    assert changed == {"7.weight", "7.bias"}  # "9" is in no block, the others are at their initial norms still
+    with pytest.raises(ValueError, match=r"blocks: .* two at least"):
+        Layerwise(model, blocks=[["0"]])
+    with pytest.raises(ValueError, match="example: None, and no blocks are named"):
+        Layerwise(model)
+
+
+def test_attention_belongs_to_the_block_of_its_module() -> None:
+    """`out_proj` of nn.MultiheadAttention is never called itself; it goes with the module that reads its weight."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(4)
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.norm(x)
+            return self.head(self.attention(x, x, x, need_weights=False)[0])
+
+    model = Net()
+    example = torch.randn(2, 3, 4)
+    assert called_blocks(model, called_layers(model, example)) == [["norm", "attention"], ["head"]]
+    method = Layerwise(model, example)
+    assert "attention.out_proj.weight" in method._members[0]
+
+
+def test_a_parameter_that_no_layer_uses_is_an_error() -> None:
+    model = zoo.build("mlp")
+    model.register_module("spare", nn.Linear(2, 2))
+    model.forward = lambda x: model[4](torch.relu(model[2](torch.relu(model[0](x)))))
+    with pytest.raises(ValueError, match=r"'spare\.weight' belongs to no layer that was called"):
+        Layerwise(model, zoo.batch("mlp")[0])
+
+
+def test_same_seed_same_stages() -> None:
+    results = []
+    for seed in (1, 1, 2):
+        model = zoo.build("mlp")
+        method = Layerwise(model, zoo.batch("mlp")[0], seed=seed)
+        method.apply()
+        method.apply()
+        results.append(snapshot(model))
+    assert_same(results[0], results[1])
+    assert not torch.equal(results[0]["4.weight"], results[2]["4.weight"])

@@ -1,0 +1,106 @@
+"""Which role each parameter has, and hooks and composition that several methods share."""
+
+import copy
+import gc
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from pliant import L2, SWR, Parseval, Spectral
+from pliant.methods.module_hooks import ModuleHook
+from pliant.methods.roles import role_of
+from tests import zoo
+from tests.loops import snapshot, train
+from tests.methods.trajectories import STEPS, assert_close, train_with_term
+from tests.reference import penalties
+
+
+class Odd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, 4))
+        self.mixer = nn.Parameter(torch.zeros(4, 4))
+        self.gamma = nn.Parameter(torch.ones(4))
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+        self.slope = nn.PReLU(4)
+        self.norm = nn.LayerNorm((3, 4))
+        self.attention = nn.MultiheadAttention(4, 2, add_bias_kv=True)
+        self.recurrent = nn.LSTM(4, 4)
+        self.up = nn.ConvTranspose2d(3, 2, 3)
+        self.value = nn.Linear(4, 1)
+
+
+def test_roles() -> None:
+    model = Odd()
+    roles = {name: role_of(model, name, p) for name, p in model.named_parameters()}
+    assert roles == {
+        "embed.weight": "matrix", "class_token": "shift", "mixer": "matrix", "gamma": "scale",
+        "temperature": None, "slope.weight": None, "norm.weight": "scale", "norm.bias": "shift",
+        "attention.in_proj_weight": "matrix", "attention.in_proj_bias": "shift", "attention.bias_k": "shift",
+        "attention.bias_v": "shift", "attention.out_proj.weight": "matrix", "attention.out_proj.bias": "shift",
+        "recurrent.weight_ih_l0": "matrix", "recurrent.weight_hh_l0": "matrix", "recurrent.bias_ih_l0": "shift",
+        "recurrent.bias_hh_l0": "shift", "up.weight": "matrix", "up.bias": "shift",
+        "value.weight": "matrix", "value.bias": "shift",
+    }  # fmt: skip
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def count(self, module: nn.Module, args: object) -> None:
+        self.calls += 1
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_hook_stays_with_its_module(duplicate) -> None:
+    module, counter = nn.Linear(2, 2), Counter()
+    module.register_forward_pre_hook(ModuleHook(module, counter.count))
+    twin = duplicate(module)
+    twin(torch.zeros(1, 2))
+    assert counter.calls == 0
+    module(torch.zeros(1, 2))
+    assert counter.calls == 1
+    duplicate(twin)(torch.zeros(1, 2))  # a copy of a copy is no trouble
+
+
+def test_a_hook_does_not_keep_its_owner_alive() -> None:
+    module, counter = nn.Linear(2, 2), Counter()
+    module.register_forward_pre_hook(ModuleHook(module, counter.count))
+    del counter
+    gc.collect()
+    module(torch.zeros(1, 2))
+
+
+def test_swr_with_l2_on_the_head() -> None:
+    """The body keeps its norms, the head is pulled to zero; each alone does not do both."""
+    model, plain = zoo.build("mlp"), zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    L2(model, lam={"4.*": 0.2}).attach(optimizer)
+    swr = SWR(model, order=["0", "2"], lam=1.0).attach(optimizer)
+    train(model, optimizer, "mlp", range(20))
+    train(plain, SGD(plain.parameters(), lr=0.1), "mlp", range(20))
+    assert swr.receipt is not None
+    assert all(growth == pytest.approx(1.0) for growth in swr.receipt.details["norm_growth"].values())
+    assert model[4].weight.norm() < 0.9 * plain[4].weight.norm()
+
+
+def test_two_penalties_have_the_trajectory_of_both_terms() -> None:
+    closed, slow = zoo.build("cnn_bn"), zoo.build("cnn_bn")
+    optimizer = SGD(closed.parameters(), lr=0.02)
+    spectral = Spectral(closed, lam=0.05).attach(optimizer)
+    Parseval(closed, lam=0.01).attach(optimizer)
+    vectors = {name: (spectral.left[name].clone(), spectral.right[name].clone()) for name in spectral.left}
+    train(closed, optimizer, "cnn_bn", range(STEPS["cnn_bn"]))
+    train_with_term(
+        slow,
+        "cnn_bn",
+        SGD(slow.parameters(), lr=0.02),
+        lambda m: 0.05 * penalties.spectral(m, vectors, 2) + 0.01 * penalties.parseval(m, 1.0, False),
+    )
+    assert_close(closed, slow)
+    assert snapshot(closed).keys() == snapshot(slow).keys()

@@ -1,0 +1,71 @@
+"""Weight clipping: bounds from the shape of the right layer."""
+
+import pytest
+from torch import nn
+from torch.optim import SGD, Adam
+
+from pliant import WeightClipping
+from pliant.methods.weight_clipping import initial_bound
+from tests import zoo
+from tests.loops import assert_same, snapshot, train
+from tests.reference import rules
+
+
+@pytest.mark.parametrize("kappa", [0.3, 1.0])
+@pytest.mark.parametrize("name", zoo.PAPER_MODELS)
+def test_same_trajectory_as_the_reference(name: str, kappa: float) -> None:
+    model, slow = zoo.build(name), zoo.build(name)
+    optimizer = Adam(model.parameters(), lr=3e-2)
+    method = WeightClipping(model, kappa=kappa).attach(optimizer)
+    train(model, optimizer, name, range(4))
+    other = Adam(slow.parameters(), lr=3e-2)
+    for step in range(4):
+        train(slow, other, name, [step])
+        rules.clip_weights(slow, kappa)
+    assert_same(snapshot(model), snapshot(slow))
+    assert method.receipt is not None
+    assert method.receipt.details["entries_at_bound"] > 0
+    assert method.receipt.details["steps"] == 4
+
+
+def test_a_bias_is_bounded_by_its_own_layers_fan_in() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(100, 5), nn.Linear(5, 1))
+    bounds = {name: initial_bound(model, name) for name, _ in model.named_parameters()}
+    assert bounds == {
+        "0.weight": 18**-0.5, "0.bias": 18**-0.5, "1.weight": None, "1.bias": None,
+        "3.weight": 0.1, "3.bias": 0.1, "4.weight": 5**-0.5, "4.bias": 5**-0.5,
+    }  # fmt: skip
+
+
+def test_attention_is_bounded_and_embeddings_are_not() -> None:
+    model = nn.ModuleDict({"embed": nn.Embedding(7, 4), "attention": nn.MultiheadAttention(4, 2)})
+    bounds = {name: initial_bound(model, name) for name, _ in model.named_parameters()}
+    assert bounds["embed.weight"] is None
+    assert bounds["attention.in_proj_weight"] == bounds["attention.in_proj_bias"] == 0.5
+    assert bounds["attention.out_proj.weight"] == bounds["attention.out_proj.bias"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Linear(50, 20), nn.Conv2d(3, 8, 5), nn.ConvTranspose2d(3, 8, 5), nn.Conv1d(4, 4, 3, groups=2)]
+)
+def test_the_bound_is_that_of_torchs_own_initialisation(layer: nn.Module) -> None:
+    bound = initial_bound(layer, "weight")
+    assert bound is not None
+    for tensor in (layer.weight, layer.bias):
+        assert float(tensor.detach().abs().max()) <= bound * (1 + 1e-6)
+    assert float(layer.weight.detach().abs().max()) > 0.9 * bound
+
+
+def test_bounds_do_not_depend_on_when_the_method_is_made() -> None:
+    """From values that training has moved already, the bounds would be too wide."""
+    model = zoo.build("mlp")
+    early = WeightClipping(model).bounds
+    train(model, SGD(model.parameters(), lr=1.0), "mlp", range(5))
+    assert WeightClipping(model).bounds == early
+
+
+def test_settings_that_make_no_sense_are_errors() -> None:
+    with pytest.raises(ValueError, match="kappa: -1"):
+        WeightClipping(zoo.build("mlp"), kappa=-1)
+    with pytest.raises(ValueError, match="no parameter that requires a gradient"):
+        WeightClipping(nn.LayerNorm(3))

@@ -1,0 +1,66 @@
+"""Weight rescaling: the standard deviation of every weight goes back to where it was."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam
+
+from pliant import WeightRescaling
+from tests import zoo
+from tests.loops import train
+from tests.methods.trajectories import assert_close
+from tests.reference import rules
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("name", zoo.PAPER_MODELS)
+def test_same_trajectory_as_the_reference(name: str, every: int) -> None:
+    model, slow = zoo.build(name), zoo.build(name)
+    deviations = {key: rules.deviation(layer.weight) for key, layer in rules.weight_layers(slow)}
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    method = WeightRescaling(model, every=every).attach(optimizer)
+    train(model, optimizer, name, range(7))
+    other = Adam(slow.parameters(), lr=1e-2)
+    for step in range(7):
+        train(slow, other, name, [step])
+        if (step + 1) % every == 0:
+            rules.rescale_weights(slow, deviations)
+    assert_close(model, slow)
+    assert method.receipt is not None
+    assert method.receipt.details["steps"] == 7
+    assert method.receipt.tensors == len(deviations)
+
+
+def test_the_direction_stays() -> None:
+    model = zoo.build("mlp")
+    method = WeightRescaling(model)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(3).add_(0.1)
+    before = model[0].weight.detach().clone()
+    bias = model[0].bias.detach().clone()
+    method.step()
+    after = model[0].weight.detach()
+    torch.testing.assert_close(after / after.norm(), before / before.norm())
+    assert float(after.std(correction=0)) == pytest.approx(float(method.initial["0.weight"]))
+    assert torch.equal(model[0].bias, bias)
+
+
+def test_weights_that_start_or_become_constant_are_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    nn.init.zeros_(model[0].weight)
+    with pytest.warns(UserWarning, match=r"leaves these weights alone, they start constant: 0\.weight"):
+        method = WeightRescaling(model)
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(3))
+        model[1].weight.zero_()
+    method.attach(optimizer := SGD(model.parameters(), lr=0.0))
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert torch.equal(model[0].weight, torch.eye(3))
+    assert torch.equal(model[1].weight, torch.zeros(3, 3))
+
+
+def test_settings_that_make_no_sense_are_errors() -> None:
+    with pytest.raises(ValueError, match="every: 0 is not allowed"):
+        WeightRescaling(zoo.build("mlp"), every=0)
