@@ -32,7 +32,9 @@ def prepared(name: str, dtype: torch.dtype = torch.float64, eps: float | None = 
             for attribute in ("eps", "variance_epsilon"):
                 if hasattr(module, attribute):
                     setattr(module, attribute, eps)
-    return model, torch.utils._pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, example)
+    return model, torch.utils._pytree.tree_map_only(
+        Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, example
+    )
 
 
 def call(model: nn.Module, example: Any, training: bool) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ system allows must change every value of the graph by its predicted power of two
 once the epsilons in norm layers are out of the way. A rule that is wrong for a call shows at that call.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
@@ -19,9 +18,11 @@ from pliant.graph.forms import Form, System
 from pliant.graph.plan import Block
 from pliant.graph.scales import ScaleSystem
 
-_TINY = 1e-30
-_LARGEST_EXPONENT = 20
+_TINY = 2e-38
+"""An epsilon that is negligible beside any variance, and still a normal number in float32."""
+
 _TOLERANCE = 1e-4
+"""Rescaling by powers of two is exact, so this only has to be far below what a wrong power of two does."""
 
 
 class _Interpreter(fx.Interpreter):
@@ -49,21 +50,26 @@ class _Interpreter(fx.Interpreter):
 
 
 def run_graph(
-    graph: ModelGraph, tensors: Mapping[str, Tensor], system: ScaleSystem | None = None
+    graph: ModelGraph,
+    tensors: Mapping[str, Tensor],
+    system: ScaleSystem | None = None,
+    inputs: Mapping[fx.Node, Any] | None = None,
 ) -> dict[fx.Node, Any]:
-    """Run a graph on its example and return the value of every node.
+    """Run a graph and return the value of every node.
 
     Args:
         graph: The graph; the model's own state is read, never written.
         tensors: Parameters and buffers that replace the model's own.
         system: Given, the norm layers' epsilons are made negligible and approximated activations are relu.
+        inputs: What to run it on, the example if None.
     """
+    inputs = graph.inputs if inputs is None else inputs
     state = dict(graph.model.named_parameters()) | dict(graph.model.named_buffers()) | dict(tensors)
     values: list[Any] = []
     for node in graph.graph_module.graph.nodes:
         if node.op == "placeholder":
             name = graph.parameters.get(node) or graph.buffers.get(node)
-            value = state[name] if name else graph.constants.get(node, graph.inputs.get(node))
+            value = state[name] if name else graph.constants.get(node, inputs.get(node))
             values.append(value)
     interpreter = _Interpreter(graph, system)
     devices = {tensor.device for tensor in state.values() if tensor.is_cuda}
@@ -100,9 +106,11 @@ def check_system(graph: ModelGraph, system: ScaleSystem, seed: int = 0) -> None:
     """
     generator = torch.Generator().manual_seed(seed)
     state = dict(graph.model.named_parameters()) | dict(graph.model.named_buffers())
-    tensors = {name: _generic(name, tensor.detach(), generator) for name, tensor in state.items()}
-    before = run_graph(graph, tensors, system)
-    for exponents in _draw(system, generator):
+    tensors = {name: _generic(tensor.detach(), generator) for name, tensor in state.items()}
+    inputs = {n: _generic(x, generator) if isinstance(x, Tensor) else x for n, x in graph.inputs.items()}
+    before = run_graph(graph, tensors, system, inputs)
+    half = any(_is_half(node.meta.get("val")) for node in graph.nodes)
+    for exponents in _draw(system, generator, largest=4 if half else 20):
         scaled = dict(tensors)
         forms: list[tuple[Block, Form]] = [(b, {n: Fraction(1)}) for n, b in enumerate(system.blocks)]
         for block, form in [*forms, *system.statistics.items()]:
@@ -110,8 +118,8 @@ def check_system(graph: ModelGraph, system: ScaleSystem, seed: int = 0) -> None:
             if exponent:
                 if scaled[block.name] is tensors[block.name]:
                     scaled[block.name] = tensors[block.name].clone()
-                block.of(scaled[block.name]).mul_(2.0**exponent)
-        after = run_graph(graph, scaled, system)
+                block.of(scaled[block.name]).mul_(2.0 ** float(exponent))
+        after = run_graph(graph, scaled, system, inputs)
         for node in graph.nodes:
             _compare(graph, system, node, before[node], after[node], exponents)
 
@@ -143,7 +151,11 @@ def _compare(
         )
 
 
-def _generic(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:
+def _is_half(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.float16
+
+
+def _generic(tensor: Tensor, generator: torch.Generator) -> Tensor:
     """Replace a constant tensor, such as a bias at its initial zero, by one whose scale can be seen."""
     if not tensor.is_floating_point() or tensor.numel() == 0 or bool((tensor != tensor.reshape(-1)[0]).any()):
         return tensor
@@ -151,25 +163,24 @@ def _generic(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:
     return tensor + noise
 
 
-def _draw(system: ScaleSystem, generator: torch.Generator) -> Iterator[list[Fraction]]:
+def _draw(system: ScaleSystem, generator: torch.Generator, largest: int) -> Iterator[list[Fraction]]:
     """Draw exponents that solve the system, small enough for every value of the graph to stay in range.
 
-    Exponents are even, so that roots of scales are powers of two as well.
+    What is free gets an even exponent, so that square roots of scales are powers of two as well.
     """
     solution = System(demand.form for demand in system.demands)
     free = [n for n in range(len(system.blocks)) if n not in solution.solved]
-    common = math.lcm(*(c.denominator for form in solution.solved.values() for c in form.values()))
     share, wanted = 1.0, 1
     while wanted and free:
         exponents = [Fraction(0)] * len(system.blocks)
         draws = torch.randint(-1, 2, (len(free),), generator=generator)
         kept = torch.rand(len(free), generator=generator) < share
         for number, value in zip(free, (draws * kept).tolist(), strict=True):
-            exponents[number] = Fraction(2 * common * value)
+            exponents[number] = Fraction(2 * value)
         for number, form in solution.solved.items():
             exponents[number] = _evaluate(form, exponents)
-        largest = max(abs(_evaluate(system.table[n], exponents)) for n in range(len(system.table)))
-        if largest <= _LARGEST_EXPONENT * common:
+        reached = max(abs(_evaluate(system.table[n], exponents)) for n in range(len(system.table)))
+        if reached <= largest:
             yield exponents
             wanted -= 1
         elif share == 1.0:

@@ -4,8 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 
+from torch import fx
+
 from pliant.graph.export import ModelGraph
 from pliant.graph.forms import Form, System
+from pliant.graph.rules import APPROXIMABLE
 from pliant.graph.scales import Demand, ScaleSystem
 
 _MOST = 4
@@ -62,7 +65,7 @@ def _notes(graph: ModelGraph, system: ScaleSystem, demands: Sequence[Demand]) ->
             "beside the variance."
         )
     if system.approximated:
-        counts = Counter(graph.describe(node).partition(" in ")[0] for node in system.approximated)
+        counts = Counter(_activation(graph, node) for node in system.approximated)
         listed = ", ".join(f"{count} × {name}" for name, count in counts.items())
         notes.append(f"Treated as relu, so that the function is kept approximately: {listed}.")
     dropped = [demand for demand in system.demands if demand not in demands]
@@ -70,6 +73,12 @@ def _notes(graph: ModelGraph, system: ScaleSystem, demands: Sequence[Demand]) ->
         notes.append('Not kept, because of on_conflict="rescale": the scale of what is read by')
         notes += [f"  {demand.reason} ({_product(system, demand.form)})" for demand in dropped]
     return ["", *notes] if notes else []
+
+
+def _activation(graph: ModelGraph, node: fx.Node) -> str:
+    """Name an approximated activation: by its op, or by its module if it is written out by hand."""
+    name = graph.operator(node)
+    return name if name in APPROXIMABLE else graph.module_type(node)
 
 
 def _reason(demands: Sequence[Demand], reasons: frozenset[int], number: int) -> str:

@@ -103,7 +103,7 @@ def _roles(
                 yield f"{role}_proj_weight", [(role, module.embed_dim)]
     elif isinstance(module, _ConvNd):
         yield "weight", [(None, module.out_channels)]
-    elif _is_linear(module):
+    elif is_linear(module):
         leaf = path.rpartition(".")[2].lower()
         out, inputs = _out_and_in(module)
         if sizes is None and leaf in _FUSED_NAMES and out == 3 * inputs:
@@ -119,7 +119,7 @@ def _packed_sizes(model: nn.Module, packed: Packed) -> dict[str, Sequence[int]]:
     sizes: dict[str, Sequence[int]] = {}
     for path in packed:
         module = modules.get(path)
-        if module is None or not _is_linear(module):
+        if module is None or not is_linear(module):
             kind = "no module of the model" if module is None else f"a {type(module).__name__}, not a linear layer"
             raise ValueError(f"packed: {path!r} is {kind}")
         out = _out_and_in(module)[0]
@@ -130,13 +130,14 @@ def _packed_sizes(model: nn.Module, packed: Packed) -> dict[str, Sequence[int]]:
     return sizes
 
 
-def _is_linear(module: nn.Module) -> bool:
+def is_linear(module: nn.Module) -> bool:
+    """Say whether a module is a linear layer: torch's, or the `Conv1D` of the transformers library."""
     # transformers is no dependency, so its class is known by name.
     return isinstance(module, nn.Linear) or (type(module).__name__ == "Conv1D" and hasattr(module, "nf"))
 
 
 def _is_transposed(module: nn.Module) -> bool:
-    return isinstance(module, _ConvTransposeNd) or (_is_linear(module) and not isinstance(module, nn.Linear))
+    return isinstance(module, _ConvTransposeNd) or (is_linear(module) and not isinstance(module, nn.Linear))
 
 
 def _out_and_in(module: nn.Module) -> tuple[int, int]:
