@@ -119,6 +119,12 @@ def test_warm_start_is_a_part_then_everything(dataset: Dataset) -> None:
         streams.create("warm_start", dataset, fraction=1.5)
 
 
+def test_warm_start_with_everything_is_the_same_data_again(dataset: Dataset) -> None:
+    first, second = streams.create("warm_start", dataset, fraction=1.0)
+    assert rows_of(first.train) == rows_of(second.train) == set(range(N))
+    assert second.changed == {"examples"}
+
+
 def test_chunks_partition_the_data_and_are_shared_by_both_continual_streams(dataset: Dataset) -> None:
     limited = [rows_of(task.train) for task in make("continual_limited", dataset)]
     full = [rows_of(task.train) for task in make("continual_full", dataset)]

@@ -39,7 +39,8 @@ class WarmStart(Stream):
     """A random part of the data first, then all of it.
 
     Args:
-        fraction: The part that is there from the start.
+        fraction: The part that is there from the start; 1 for the same data again, which shows what a method
+            does at a boundary by itself.
         first_epochs: How often to go through that part.
         epochs: How often to go through everything afterwards.
     """
@@ -51,8 +52,8 @@ class WarmStart(Stream):
 
     def __post_init__(self) -> None:
         require_positive(first_epochs=self.first_epochs, epochs=self.epochs)
-        if not 0 < self.fraction < 1:
-            raise ValueError(f"fraction is {self.fraction}; it must lie between 0 and 1")
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction is {self.fraction}; it must be above 0 and at most 1")
 
     def __len__(self) -> int:
         return 2
