@@ -23,6 +23,8 @@ EAGER: dict[str, dict[str, Any]] = {
     "swr": {"order": "forward"},
     "weight_clipping": {"kappa": 0.5},
     "hare_tortoise": {"every": 2},
+    "redo": {"tau": 0.8, "every": 2},
+    "continual_backprop": {"rate": 0.2, "maturity": 1},
 }
 
 # Terms of the batch as a whole: parts of a batch have other features, and the loop's loss scale has to be told.
@@ -32,6 +34,8 @@ NAMES = methods.names()
 AT_EACH_STEP = [n for n in NAMES if methods.info(n).kind in ("penalty", "rescaler", "recycler")]
 PENALTIES = [n for n in NAMES if methods.info(n).kind == "penalty"]
 REINITIALIZERS = [n for n in NAMES if methods.info(n).kind == "reinitializer"]
+# The units of a model whose weights are tied cannot be renewed one by one: a recycler says so (test_recyclers.py).
+PAIRS = [(m, n) for m in NAMES for n in zoo.MODELS if not (methods.info(m).kind == "recycler" and n == "tied")]
 WITH_STRENGTH = [n for n in NAMES if any(t.name == "lam" and t.low == 0.0 for t in methods.info(n).tunables)]
 
 
@@ -56,8 +60,7 @@ def vanilla(name: str, steps: int = 6) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("name", zoo.MODELS)
-@pytest.mark.parametrize("method", NAMES)
+@pytest.mark.parametrize(("method", "name"), PAIRS)
 def test_changes_training_and_says_so(method: str, name: str) -> None:
     model = zoo.build(name)
     made = make(method, model, name)
@@ -72,8 +75,7 @@ def test_changes_training_and_says_so(method: str, name: str) -> None:
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", zoo.MODELS)
-@pytest.mark.parametrize("method", NAMES)
+@pytest.mark.parametrize(("method", "name"), PAIRS)
 def test_resumed_run_is_bit_equal(method: str, name: str) -> None:
     whole = run(method, name, 8)
 

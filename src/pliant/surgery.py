@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -61,15 +62,13 @@ def map_moments_(optimizers: Iterable[Optimizer], parameter: Tensor, map_: Calla
     return len(moments)
 
 
-def zero_moments_(
-    optimizers: Iterable[Optimizer], parameter: Tensor, views: Sequence[Callable[[Tensor], Tensor]]
-) -> int:
-    """Set parts of all that the optimizers keep of a parameter to zero, the step count excepted.
+def zero_moments_(optimizers: Iterable[Optimizer], parameter: Tensor, mask: Tensor) -> int:
+    """Set to zero, where the mask says so, all that the optimizers keep of a parameter but the step count.
 
     Args:
         optimizers: The optimizers; ones that do not hold the parameter are not concerned.
         parameter: The parameter.
-        views: Functions that return the parts of a tensor shaped as the parameter, as views of it.
+        mask: True at the entries to clear, of the parameter's shape or one that broadcasts to it.
 
     Returns:
         How many state tensors were written to.
@@ -79,9 +78,40 @@ def zero_moments_(
     """
     moments = _averages(optimizers, parameter, (*_MOMENT_POWERS, *_OTHER_AVERAGES))
     for _, moment in moments:
-        for view in views:
-            view(moment).zero_()
+        moment.masked_fill_(mask, 0)
     return len(moments)
+
+
+def slice_mask(chosen: Tensor, units: Tensor, dim: int, ndim: int) -> Tensor:
+    """Return a mask of the slices of a tensor that belong to chosen units.
+
+    Args:
+        chosen: For each unit, whether it is chosen.
+        units: For each index along the dimension the unit that it belongs to, or −1.
+        dim: The dimension that is sliced.
+        ndim: How many dimensions the tensor has.
+
+    Returns:
+        A mask that broadcasts to the tensor.
+
+    Example:
+        >>> import torch
+        >>> slice_mask(torch.tensor([False, True]), torch.tensor([0, 0, 1, -1]), dim=1, ndim=2)
+        tensor([[False, False,  True, False]])
+    """
+    mask = chosen[units.clamp(min=0)] & (units >= 0)
+    return mask.view([-1 if d == dim else 1 for d in range(ndim)])
+
+
+def write_(tensor: Tensor, mask: Tensor, value: Tensor | float) -> None:
+    """Write a value, or the entries of a tensor of the same shape, to the entries that a mask chooses.
+
+    Indexing a tensor with a mask makes a copy, and what is written to the copy is lost; this writes to the tensor.
+    """
+    if isinstance(value, Tensor):
+        tensor.copy_(torch.where(mask, value.to(tensor), tensor))
+    else:
+        tensor.masked_fill_(mask, value)
 
 
 def _averages(optimizers: Iterable[Optimizer], parameter: Tensor, known: Sequence[str]) -> list[tuple[str, Tensor]]:

@@ -1,6 +1,7 @@
 """The methods: each keeps a network able to learn in its own way, all behind one contract."""
 
 from pliant.methods.base import Method, Penalty, Receipt, Reinitializer, Rescaler
+from pliant.methods.continual_backprop import ContinualBackprop
 from pliant.methods.dash import DASH
 from pliant.methods.feature_rank import FeatureRank
 from pliant.methods.fire import FIRE
@@ -9,6 +10,8 @@ from pliant.methods.l2 import L2
 from pliant.methods.l2_init import L2Init
 from pliant.methods.layerwise import Layerwise
 from pliant.methods.parseval import Parseval
+from pliant.methods.recycler import Recycler
+from pliant.methods.redo import ReDo
 from pliant.methods.registry import MethodInfo, Tunable, create, info, names
 from pliant.methods.resets import FullReset, HeadReset
 from pliant.methods.shrink_perturb import ShrinkPerturb
@@ -26,6 +29,7 @@ __all__ = [
     "L2",
     "SWR",
     "UPGD",
+    "ContinualBackprop",
     "FeatureRank",
     "FullReset",
     "HareTortoise",
@@ -36,7 +40,9 @@ __all__ = [
     "MethodInfo",
     "Parseval",
     "Penalty",
+    "ReDo",
     "Receipt",
+    "Recycler",
     "Reinitializer",
     "Rescaler",
     "ShrinkPerturb",

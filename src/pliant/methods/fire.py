@@ -142,7 +142,10 @@ class FIRE(Reinitializer):
                 reset += forget_state_(optimizers, [parameter])
             else:
                 # A weight of which only some maps changed: the others' moments, and the step count, are still good.
-                reset += zero_moments_(optimizers, parameter, [matrix.view for matrix in parts])
+                mask = torch.zeros_like(parameter, dtype=torch.bool)
+                for matrix in parts:
+                    matrix.view(mask).fill_(True)
+                reset += zero_moments_(optimizers, parameter, mask)
         return {"optimizer_tensors_reset": reset}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from pliant.methods.base import Kind, Method
+from pliant.methods.continual_backprop import ContinualBackprop
 from pliant.methods.dash import DASH
 from pliant.methods.feature_rank import FeatureRank
 from pliant.methods.fire import FIRE
@@ -15,6 +16,7 @@ from pliant.methods.l2 import L2
 from pliant.methods.l2_init import L2Init
 from pliant.methods.layerwise import Layerwise
 from pliant.methods.parseval import Parseval
+from pliant.methods.redo import ReDo
 from pliant.methods.resets import FullReset, HeadReset
 from pliant.methods.shrink_perturb import ShrinkPerturb
 from pliant.methods.spectral import Spectral, SpectralNorm
@@ -117,6 +119,26 @@ _RECORDS = (
         FullReset,
         "FIRE (2026), §4",
         "re-draw the whole network when data is new: training from scratch",
+    ),
+    MethodInfo(
+        "redo",
+        ReDo,
+        "Sokar et al. 2023",
+        "renew dormant units every so often",
+        (
+            Tunable("tau", "the score up to which a unit counts as dormant", 0.025, 0.0, None, (0.0, 0.025, 0.1)),
+            Tunable("every", "steps between two renewals", 1000, 1, None, (100, 1000)),
+        ),
+    ),
+    MethodInfo(
+        "continual_backprop",
+        ContinualBackprop,
+        "Dohare et al. 2024",
+        "renew a small fraction of the units, those of least utility, at every step",
+        (
+            Tunable("rate", "the fraction renewed at each step", 1e-4, 0.0, 1.0, (1e-4, 1e-5, 1e-6)),
+            Tunable("maturity", "the age in steps up to which a unit is left in peace", 100, 1, None, (100, 1000)),
+        ),
     ),
     MethodInfo(
         "dash",

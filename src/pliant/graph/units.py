@@ -1,0 +1,454 @@
+"""The units of a model: which weights make each one, and which weights read it.
+
+A unit is an output of a linear layer or a channel of a convolution. To renew one, a method must know more than the row
+of weights that makes it: the entries of norm layers that belong to it, and every weight that reads it, wherever
+reshapes, pooling and concatenation carried it. `find_units` follows each unit through the exported graph of the model,
+entry by entry: values are replaced by labels that say which unit an entry belongs to, and calls that move entries are
+run on the labels.
+
+Not every unit can be renewed alone. One that is added to other values (a residual stream), multiplied by them, compared
+with them (attention) or returned by the model is part of something larger. Such layers are left out and listed with
+the reason, so that every layer of the model is found in one of the two lists.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from pliant.graph import labels as lb
+from pliant.graph.export import Example, ModelGraph, export_graph
+
+_WAYS_ON = "Units can only be found in a model that torch.export can trace."
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Which slices of a parameter or buffer belong to which unit.
+
+    Attributes:
+        tensor: Its name in the model.
+        dim: The dimension that is sliced.
+        units: For each index along that dimension the unit that it belongs to, or −1.
+    """
+
+    tensor: str
+    dim: int
+    units: Tensor
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The part of a norm layer that belongs to the units of a group; what the layer does not have is None."""
+
+    weight: Slices | None
+    bias: Slices | None
+    running_mean: Slices | None
+    running_var: Slices | None
+
+    @property
+    def tensors(self) -> tuple[Slices, ...]:
+        """All that there is."""
+        return tuple(s for s in (self.weight, self.bias, self.running_mean, self.running_var) if s is not None)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A layer that reads units.
+
+    Attributes:
+        module: The path of the module that makes the call.
+        weight: The slices of its weight that read each unit: one column, or as many as a channel has pixels.
+        bias: The name of its bias, None if it has none of its own.
+        input_dim: The dimension of its input along which the units lie, as those slices do.
+    """
+
+    module: str
+    weight: Slices
+    bias: str | None
+    input_dim: int
+
+
+@dataclass(frozen=True)
+class UnitGroup:
+    """The units that one layer makes, all of which can be renewed one by one.
+
+    Attributes:
+        name: The layer's path.
+        count: How many units.
+        weight: What makes them.
+        bias: Its bias, None if it has none.
+        norms: The norm layers that they pass through.
+        readers: The layers that read them, in order of their call.
+    """
+
+    name: str
+    count: int
+    weight: Slices
+    bias: Slices | None
+    norms: tuple[Norm, ...]
+    readers: tuple[Reader, ...]
+
+
+@dataclass(frozen=True)
+class UnitGraph:
+    """All layers of a model that make units.
+
+    Attributes:
+        groups: Those whose units can be renewed, in order of their call.
+        skipped: The others by name, with the reason.
+    """
+
+    groups: tuple[UnitGroup, ...]
+    skipped: dict[str, str]
+
+
+def find_units(model: nn.Module, example: Example) -> UnitGraph:
+    """Find the units of a model.
+
+    Args:
+        model: A model that `torch.export` can trace; it is left as it was.
+        example: An example input: a tensor, a tuple of arguments or a dictionary of keyword arguments.
+
+    Returns:
+        Who makes and who reads each unit; every layer that makes units is either in `groups` or in `skipped`.
+
+    Raises:
+        GraphError: If the model cannot be traced.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+        >>> units = find_units(model, torch.zeros(1, 4))
+        >>> [(group.name, group.count, group.readers[0].module) for group in units.groups]
+        [('0', 3, '2')]
+        >>> units.skipped
+        {'2': 'it is an output of the model'}
+    """
+    tracker = _Tracker(export_graph(model, example, ways_on=_WAYS_ON))
+    tracker.run()
+    return UnitGraph(
+        groups=tuple(draft.finished() for draft in tracker.drafts if not draft.reasons),
+        skipped={draft.name: "; ".join(draft.reasons) for draft in tracker.drafts if draft.reasons} | tracker.opaque,
+    )
+
+
+@dataclass
+class _Draft:
+    """A layer whose units are being followed; they have the labels from `first` on."""
+
+    name: str
+    count: int
+    first: int
+    weight: Slices
+    bias: Slices | None
+    norms: list[Norm] = field(default_factory=list)
+    readers: list[Reader] = field(default_factory=list)
+    reasons: dict[str, None] = field(default_factory=dict)
+
+    def finished(self) -> UnitGroup:
+        return UnitGroup(self.name, self.count, self.weight, self.bias, tuple(self.norms), tuple(self.readers))
+
+    def units(self, labels: Tensor) -> Tensor:
+        """Return the units that labels stand for, −1 for labels of other groups."""
+        mine = (labels >= self.first) & (labels < self.first + self.count)
+        return torch.where(mine, labels - self.first, -1)
+
+
+_NONE = 0
+"""The label of an entry that belongs to no unit."""
+
+_ELEMENTWISE = frozenset({
+    "relu", "leaky_relu", "rrelu", "prelu", "gelu", "silu", "mish", "elu", "celu", "selu", "softplus", "hardswish",
+    "hardtanh", "relu6", "hardsigmoid", "log_sigmoid", "tanh", "sigmoid", "abs", "neg", "exp", "sin", "cos", "square",
+    "sqrt", "clamp", "clamp_min", "clamp_max", "threshold", "pow", "nan_to_num", "native_dropout", "clone", "detach",
+    "alias", "_to_copy", "type_as", "add", "sub", "rsub", "mul", "div", "maximum", "minimum",
+})  # fmt: skip
+"""Calls that make each entry of the result from one entry of what they read, or of each tensor that they read."""
+
+_RESHAPES = frozenset({"view", "squeeze", "unsqueeze"})
+_MOVES = frozenset({
+    "transpose", "t", "permute", "expand", "flip", "roll", "repeat", "repeat_interleave", "select", "slice", "split",
+    "split_with_sizes", "unbind", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
+})  # fmt: skip
+_POOLS = frozenset({
+    "max_pool1d", "max_pool2d", "max_pool2d_with_indices", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d",
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
+    "adaptive_max_pool3d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_bilinear2d",
+    "pad", "constant_pad_nd",
+})  # fmt: skip
+_REDUCTIONS = frozenset({"mean", "sum", "amax", "amin"})
+_ATTENTION = frozenset({"scaled_dot_product_attention", "softmax", "_softmax", "matmul", "bmm", "einsum"})
+_CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
+_NORMS = frozenset({
+    "layer_norm", "rms_norm", "group_norm", "instance_norm", "_native_batch_norm_legit",
+    "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training",
+})  # fmt: skip
+
+
+class _Tracker:
+    """One pass over a graph, with labels in the place of values."""
+
+    def __init__(self, graph: ModelGraph) -> None:
+        self.graph = graph
+        self.drafts: list[_Draft] = []
+        self.opaque: dict[str, str] = {}
+        self._labels: dict[fx.Node, Any] = {}
+        self._next = _NONE + 1
+        self._uses = Counter(name for node, name in graph.parameters.items() for _ in node.users)
+
+    def run(self) -> None:
+        for node in self.graph.nodes:
+            self._labels[node] = self._visit(node)
+        for node in self.graph.outputs.values():
+            self._flag(self._of(node), "it is an output of the model")
+        for draft in self.drafts:
+            if not draft.readers and not draft.reasons:
+                draft.reasons["nothing reads it"] = None
+
+    def _visit(self, node: fx.Node) -> Any:
+        name = self.graph.operator(node)
+        if name == "getitem":
+            source, position = node.args
+            labels = self._labels[source]  # type: ignore[index]
+            return labels[position] if isinstance(labels, list | tuple) else labels  # type: ignore[index]
+        layer = self._layer(node)
+        if layer is not None:
+            return self._follow_layer(node, *layer)
+        if not any(self._has_units(source) for source in node.all_input_nodes):
+            return None
+        first = node.args[0]
+        if name in _NORMS:
+            return self._follow_norm(node)
+        if name in _ELEMENTWISE and (name == "prelu" or self._are_alike(node)):
+            return self._first_of(node, self._of(first).expand(_first_shape(node)))
+        if name in _RESHAPES:
+            return self._of(first).reshape(self.graph.shape(node))
+        if name in _MOVES:
+            return node.target(self._of(first), *node.args[1:], **node.kwargs)  # type: ignore[operator]
+        if name in ("cat", "stack"):
+            parts = [self._of(part) for part in self.graph.argument(node, "tensors")]
+            return (torch.cat if name == "cat" else torch.stack)(parts, dim=self.graph.argument(node, "dim"))
+        if name in _POOLS:
+            return self._follow_pool(node)
+        if name in _REDUCTIONS:
+            return self._follow_reduction(node)
+        self._flag_inputs(node, self._reason(node))
+        return None
+
+    def _are_alike(self, node: fx.Node) -> bool:
+        """Say whether all that a call combines entry by entry belongs to one unit, entry by entry."""
+        first, *others = [self._of(source) for source in node.all_input_nodes]
+        return all(bool((lb.compact(first) == lb.compact(other)).all()) for other in others)
+
+    def _reason(self, node: fx.Node) -> str:
+        name, where = self.graph.operator(node), self.graph.module_path(node) or "the model"
+        if name in ("add", "sub"):
+            return f"it is added to other values in {where}"
+        if name in ("mul", "div"):
+            return f"it is multiplied by other values in {where}"
+        if name in _ATTENTION:
+            return f"it is part of attention in {where}"
+        return f"it goes through {self.graph.describe(node)}, which is not known to keep units apart"
+
+    # Layers: they read units and make new ones.
+
+    def _layer(self, node: fx.Node) -> tuple[Any, Any, Any, int, int, int] | None:
+        """Return what a layer reads, its weight and bias, and the dimensions of outputs and inputs.
+
+        Those are the dimension of the weight along which its outputs lie, the one along which its inputs lie, and the
+        one of its input and output along which units lie, counted from the end.
+        """
+        name, argument = self.graph.operator(node), self.graph.argument
+        if name == "linear":
+            return argument(node, "input"), argument(node, "weight"), argument(node, "bias"), 0, 1, -1
+        if name in _CONVOLUTIONS:
+            out_dim, in_dim = (1, 0) if "transpose" in name else (0, 1)
+            return (
+                argument(node, "input"),
+                argument(node, "weight"),
+                argument(node, "bias"),
+                out_dim,
+                in_dim,
+                -int(name[-2]) - 1,
+            )
+        if name == "addmm":
+            return argument(node, "mat1"), argument(node, "mat2"), argument(node, "self"), 1, 0, -1
+        if name in ("matmul", "mm"):
+            source, weight = node.args
+            if isinstance(weight, fx.Node) and weight in self.graph.parameters and len(self.graph.shape(weight)) == 2:
+                return source, weight, None, 1, 0, -1
+        return None
+
+    def _follow_layer(
+        self, node: fx.Node, source: Any, weight: Any, bias: Any, out_dim: int, in_dim: int, value_dim: int
+    ) -> Tensor | None:
+        path = self.graph.module_path(node)
+        if weight not in self.graph.parameters or (bias is not None and bias not in self.graph.parameters):
+            self.opaque[path] = "its weight or bias is computed, not stored"
+            self._flag_inputs(node, f"it is read by {path or 'the model'}, whose weight is computed, not stored")
+            return None
+        grouped = self.graph.operator(node) in _CONVOLUTIONS and self.graph.argument(node, "groups") != 1
+        if self._has_units(source):
+            if grouped:
+                self._flag(self._of(source), f"it is read by the grouped convolution {path}")
+            else:
+                self._add_reader(node, self._of(source), weight, bias, in_dim, value_dim)
+        count = self.graph.shape(weight)[out_dim]
+        own = torch.arange(count)
+        draft = _Draft(
+            name=path if self._is_layer(path) else self.graph.parameters[weight],
+            count=count,
+            first=self._next,
+            weight=Slices(self.graph.parameters[weight], out_dim, own),
+            bias=None if bias is None else Slices(self.graph.parameters[bias], 0, own),
+        )
+        self._next += count
+        self.drafts.append(draft)
+        for parameter in (weight, bias):
+            self._check_parameter(draft, parameter, "it is made by")
+        if grouped and out_dim == 1:
+            draft.reasons.setdefault("it is made by a grouped transposed convolution")
+        shape = self.graph.shape(node)
+        return None if draft.reasons else (own + draft.first).view(-1, *[1] * (-1 - value_dim)).expand(shape)
+
+    def _add_reader(self, node: fx.Node, labels: Tensor, weight: Any, bias: Any, in_dim: int, value_dim: int) -> None:
+        vector = _along(labels, value_dim)
+        path = self.graph.module_path(node)
+        if vector is None:
+            self._flag(labels, f"it is mixed with others before {path or 'the model'} reads it")
+            return
+        for draft in self._drafts_in(vector):
+            slices = Slices(self.graph.parameters[weight], in_dim, draft.units(vector))
+            own_bias = self.graph.parameters.get(bias, "")
+            draft.readers.append(Reader(path, slices, own_bias if self._uses[own_bias] == 1 else None, value_dim))
+            self._check_parameter(draft, weight, "it is read by")
+
+    def _is_layer(self, path: str) -> bool:
+        return any(True for _ in self.graph.model.get_submodule(path).parameters(recurse=False))
+
+    def _check_parameter(self, draft: _Draft, parameter: fx.Node | None, how: str) -> None:
+        if parameter is None:
+            return
+        name = self.graph.parameters[parameter]
+        if self._uses[name] > 1:
+            draft.reasons.setdefault(f"{how} {name!r}, which is used more than once")
+        if not self.graph.model.get_parameter(name).requires_grad:
+            draft.reasons.setdefault(f"{how} {name!r}, which is frozen")
+
+    # Calls that units pass through.
+
+    def _follow_norm(self, node: fx.Node) -> Any:
+        labels = self._of(node.args[0])
+        name = self.graph.operator(node)
+        if name in ("layer_norm", "rms_norm"):
+            width = len(self.graph.argument(node, "normalized_shape"))
+            inner = _inner(labels, width)
+        else:
+            inner = _along(labels, 1)
+        if inner is None:
+            self._flag(labels, f"it is mixed with others before {self.graph.module_path(node)} normalises it")
+            return None
+        names = {argument.name for argument in node.target._schema.arguments}  # type: ignore[union-attr]
+        for draft in self._drafts_in(inner):
+            units = draft.units(inner)
+            parts = {}
+            for leaf in ("weight", "bias", "running_mean", "running_var"):
+                tensor = self.graph.argument(node, leaf) if leaf in names else None
+                parts[leaf] = self._norm_part(draft, tensor, units)
+            draft.norms.append(Norm(**parts))
+        return self._first_of(node, labels)
+
+    def _first_of(self, node: fx.Node, labels: Tensor) -> Any:
+        """Return labels for the first result of a call; the others (masks, statistics) belong to no unit."""
+        result = node.meta["val"]
+        return [labels, *[None] * (len(result) - 1)] if isinstance(result, tuple | list) else labels
+
+    def _norm_part(self, draft: _Draft, tensor: fx.Node | None, units: Tensor) -> Slices | None:
+        if tensor is None:
+            return None
+        name = self.graph.parameters.get(tensor) or self.graph.buffers.get(tensor)
+        if name is None:
+            draft.reasons.setdefault("it is normalised by a weight that is computed, not stored")
+            return None
+        if tensor in self.graph.parameters:
+            self._check_parameter(draft, tensor, "it is normalised by")
+        varying = [dim for dim in range(units.ndim) if not lb.same_along(units, dim)]
+        if len(varying) > 1:
+            draft.reasons.setdefault(f"it lies across two dimensions of {name!r}")
+            return None
+        dim = varying[0] if varying else 0
+        along = units.movedim(dim, 0).flatten(1)[:, 0] if units.ndim > 1 else units
+        return Slices(name, dim, along)
+
+    def _follow_pool(self, node: fx.Node) -> Any:
+        labels, shape = self._of(node.args[0]), _first_shape(node)
+        spatial = range(2, labels.ndim)
+        if labels.shape[:2] != shape[:2] or not all(lb.same_along(labels, dim) for dim in spatial):
+            self._flag(labels, self._reason(node))
+            return None
+        for dim in spatial:
+            labels = labels.narrow(dim, 0, 1)
+        return self._first_of(node, labels.expand(shape))
+
+    def _follow_reduction(self, node: fx.Node) -> Tensor | None:
+        labels = self._of(node.args[0])
+        dims = self.graph.argument(node, "dim")
+        dims = range(labels.ndim) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
+        if not all(lb.same_along(labels, dim) for dim in dims):
+            self._flag(labels, f"it is summed with other units in {self.graph.module_path(node) or 'the model'}")
+            return None
+        for dim in dims:
+            labels = labels.narrow(dim, 0, 1)
+        return labels.reshape(self.graph.shape(node))
+
+    # What is known of a value.
+
+    def _of(self, value: Any) -> Tensor:
+        labels = self._labels.get(value)
+        if isinstance(labels, Tensor):
+            return labels
+        return lb.uniform(_NONE, self.graph.shape(value))
+
+    def _has_units(self, value: Any) -> bool:
+        labels = self._labels.get(value)
+        parts: Sequence[Any] = labels if isinstance(labels, list | tuple) else [labels]
+        return any(isinstance(part, Tensor) and bool((lb.compact(part) != _NONE).any()) for part in parts)
+
+    def _drafts_in(self, labels: Tensor) -> list[_Draft]:
+        present = torch.unique(lb.compact(labels))
+        return [d for d in self.drafts if bool(((present >= d.first) & (present < d.first + d.count)).any())]
+
+    def _flag(self, labels: Tensor, reason: str) -> None:
+        for draft in self._drafts_in(labels):
+            draft.reasons.setdefault(reason)
+
+    def _flag_inputs(self, node: fx.Node, reason: str) -> None:
+        for source in node.all_input_nodes:
+            if self._has_units(source):
+                self._flag(self._of(source), reason)
+
+
+def _first_shape(node: fx.Node) -> torch.Size:
+    """Return the shape of a call's result, or of its first one."""
+    result = node.meta["val"]
+    shape: torch.Size = (result[0] if isinstance(result, tuple | list) else result).shape
+    return shape
+
+
+def _along(labels: Tensor, dim: int) -> Tensor | None:
+    """Return the labels along a dimension if they are the same at every place of the others."""
+    dim %= labels.ndim
+    if not all(lb.same_along(labels, other) for other in range(labels.ndim) if other != dim):
+        return None
+    return labels.movedim(dim, 0).flatten(1)[:, 0] if labels.ndim > 1 else labels
+
+
+def _inner(labels: Tensor, width: int) -> Tensor | None:
+    """Return the labels of the last dimensions if they are the same at every place of the first ones."""
+    outer = labels.ndim - width
+    if not all(lb.same_along(labels, dim) for dim in range(outer)):
+        return None
+    return labels[(0,) * outer]

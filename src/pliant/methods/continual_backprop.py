@@ -1,0 +1,168 @@
+"""Continual backprop: at every step, renew the few units that are of least use (Dohare et al. 2024).
+
+A unit's contribution is mean|h| · mean|w_out|: its mean absolute activation times the mean size of the weights that
+read it. Its utility is the moving average of that, u ← ηu + (1−η)·contribution, divided by 1 − η^age. At every step
+each layer owes ρ renewals for every unit older than the maturity threshold; fractions are carried over, and whole
+units are paid with the mature units of least utility. Their incoming weights are drawn from U(±gain·√(3/fan_in)), bias
+and outgoing weights become zero, what they contributed on average, w_out·E[h], moves into the biases of their readers,
+their norm layer becomes the identity, and the moments of all these entries are cleared.
+
+The count of mature units is kept on the host, where it can be known without asking the device, so that a step without
+a renewal needs no synchronisation.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pliant.graph.units import Reader, UnitGroup
+from pliant.methods.base import Filter
+from pliant.methods.recycler import Activity, Recycler
+from pliant.methods.redraw import seeded
+from pliant.methods.strengths import check_number, check_positive_int
+
+
+def mean_outgoing_size(weights: Sequence[Tensor], readers: Sequence[Reader], count: int) -> Tensor:
+    """Return the mean absolute value of the weights that read each unit of a layer, over all its readers.
+
+    Args:
+        weights: The readers' weights.
+        readers: Which of their slices read which unit.
+        count: How many units there are.
+    """
+    totals = torch.zeros(count, dtype=torch.promote_types(weights[0].dtype, torch.float32), device=weights[0].device)
+    entries = torch.zeros_like(totals)
+    for weight, reader in zip(weights, readers, strict=True):
+        dim, units = reader.weight.dim, reader.weight.units.to(weight.device)
+        others = [d for d in range(weight.ndim) if d != dim]
+        sizes = torch.linalg.vector_norm(weight, 1, others, dtype=totals.dtype).where(units >= 0, 0)
+        totals.index_add_(0, units.clamp(min=0), sizes)
+        entries.index_add_(0, units.clamp(min=0), (units >= 0).to(totals.dtype) * (weight.numel() // len(units)))
+    return totals / entries
+
+
+def mean_inputs(weight: Tensor, reader: Reader, means: Tensor) -> Tensor:
+    """Return what a reader's weight makes of the mean activations of units: w_out·E[h] for each of its outputs."""
+    units = reader.weight.units.to(means.device)
+    inputs = means[units.clamp(min=0)].where(units >= 0, 0).to(weight.dtype)
+    # A convolution sees the mean at every place of its kernel.
+    products: Tensor = torch.tensordot(weight, inputs, dims=([reader.weight.dim], [0]))
+    return products.flatten(1).sum(1) if products.ndim > 1 else products
+
+
+class ContinualBackprop(Recycler):
+    """Renew the mature units of least utility, a small fraction at every step.
+
+    Args:
+        model: The model.
+        example: An example input, from which the units are found.
+        rate: ρ, the fraction of the mature units that is renewed at each step.
+        maturity: The age in steps up to which a unit is left in peace.
+        decay: η, the decay of the moving averages.
+        gain: What √(3/fan_in), the bound of the new weights, is multiplied by: √2 for ReLU, 5/3 for tanh.
+        seed: Draw from a stream of its own; from torch's global generators if None.
+        where: Whose units to renew, as a predicate on name and value of the weight that makes them; all if None.
+    """
+
+    name = "continual_backprop"
+    saved: ClassVar[tuple[str, ...]] = ("renewals", "draws", "utilities", "means", "ages", "mature", "young", "owed")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Any = None,
+        *,
+        rate: float = 1e-4,
+        maturity: int = 100,
+        decay: float = 0.99,
+        gain: float = 2**0.5,
+        seed: int | None = None,
+        where: Filter | None = None,
+    ) -> None:
+        self.rate = check_number("rate", rate, high=1.0)
+        self.maturity = check_positive_int("maturity", maturity)
+        self.decay = check_number("decay", decay, high=1.0)
+        if decay == 1:
+            raise ValueError("decay: 1 is not allowed; the average would never move")
+        self.gain = check_number("gain", gain)
+        super().__init__(model, example, where=where)
+        self.seed = seed
+        self.draws = 0
+        dtypes = {name: torch.promote_types(self._weight(g).dtype, torch.float32) for name, g in self.groups.items()}
+        self.utilities = {name: torch.zeros_like(n, dtype=dtypes[name]) for name, n in self.renewals.items()}
+        self.means = {name: torch.zeros_like(utility) for name, utility in self.utilities.items()}
+        self.ages = {name: torch.zeros_like(n) for name, n in self.renewals.items()}
+        # How many units are older than the threshold, and of the others, [steps until they are, how many].
+        self.mature = dict.fromkeys(self.groups, 0)
+        self.young = {name: [[self.maturity + 1, group.count]] for name, group in self.groups.items()}
+        self.owed = dict.fromkeys(self.groups, 0.0)
+
+    def _act(self, groups: Sequence[UnitGroup], seen: dict[str, Activity], step: int) -> None:
+        for group in groups:
+            self._grow_older(group.name)
+            self._update_utility(group, seen[group.name])
+        due = {group.name: self._pay(group.name) for group in groups}
+        if not any(due.values()):
+            return
+        self._moments_cleared = 0
+        self._chosen = {}
+        with seeded(self.seed, self.draws):
+            for group in groups:
+                if due[group.name]:
+                    self._chosen[group.name] = self._replace(group, due[group.name])
+        self.draws += 1
+
+    def _grow_older(self, name: str) -> None:
+        self.ages[name] += 1
+        young = [[steps - 1, count] for steps, count in self.young[name]]
+        self.mature[name] += sum(count for steps, count in young if steps == 0)
+        self.young[name] = [[steps, count] for steps, count in young if steps > 0]
+
+    def _update_utility(self, group: UnitGroup, activity: Activity) -> None:
+        weights = [self._tensor(reader.weight.tensor).detach() for reader in group.readers]
+        outgoing = mean_outgoing_size(weights, group.readers, group.count)
+        self.utilities[group.name].lerp_(activity.mean_size * outgoing, 1 - self.decay)
+        self.means[group.name].lerp_(activity.mean, 1 - self.decay)
+
+    def _pay(self, name: str) -> int:
+        """Return how many units are to be renewed now, and carry the fraction over."""
+        self.owed[name] += self.rate * self.mature[name]
+        due = int(self.owed[name])
+        self.owed[name] -= due
+        self.mature[name] -= due
+        if due:
+            self.young[name].append([self.maturity + 1, due])
+        return due
+
+    def _replace(self, group: UnitGroup, count: int) -> Tensor:
+        name = group.name
+        ages = self.ages[name]
+        corrections = 1 - self.decay ** ages.to(self.utilities[name].dtype)
+        utilities = (self.utilities[name] / corrections).where(ages > self.maturity, torch.inf)
+        chosen = torch.zeros_like(ages, dtype=torch.bool)
+        chosen[utilities.topk(count, largest=False).indices] = True
+        self._move_means(group, (self.means[name] / corrections).where(chosen, 0))
+        weight = self._weight(group)
+        fan_in = weight.numel() // group.count
+        bound = self.gain * (3 / fan_in) ** 0.5
+        # Drawn in the order of the entries, whatever their layout in memory.
+        fresh = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device).uniform_(-bound, bound)
+        self._renew(name, chosen, fresh)
+        for average in (self.utilities[name], self.means[name], ages):
+            average.masked_fill_(chosen, 0)
+        return chosen
+
+    def _move_means(self, group: UnitGroup, means: Tensor) -> None:
+        """Add to the readers' biases what their weights make of these means."""
+        for reader in group.readers:
+            if reader.bias is None:
+                continue
+            bias = self._tensor(reader.bias)
+            if bias.requires_grad:
+                weight = self._tensor(reader.weight.tensor).detach()
+                bias.detach().add_(mean_inputs(weight, reader, means))
+
+    def _weight(self, group: UnitGroup) -> Tensor:
+        return self._tensor(group.weight.tensor).detach()

@@ -1,0 +1,265 @@
+"""What recyclers share: they watch the units of a model at work, and renew some of them.
+
+A unit is watched where it is read: at the input of the next layer, after its norm layer, nonlinearity and pooling, in
+training mode, in passes that gradients are taken of. To renew it is to make it anew in all its parts: the weights that
+make it, its bias, its share of norm layers and of their running statistics, the weights that read it, and all that
+optimizers remember of those entries, the step count excepted. Without the latter it is born with the momentum of the
+unit that it replaces.
+"""
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from pliant.graph.matrices import is_linear
+from pliant.graph.units import Reader, Slices, UnitGroup, find_units
+from pliant.methods.base import Filter, Kind, Method, Receipt
+from pliant.methods.module_hooks import ModuleHook
+from pliant.surgery import slice_mask, write_, zero_moments_
+
+
+@dataclass
+class Activity:
+    """What the units of a layer did since the last step.
+
+    Attributes:
+        total: Σ h over examples and places, for each unit.
+        total_size: Σ |h|.
+        places: How many entries these sums are over.
+    """
+
+    total: Tensor
+    total_size: Tensor
+    places: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean activation of each unit."""
+        return self.total / self.places
+
+    @property
+    def mean_size(self) -> Tensor:
+        """The mean absolute activation of each unit."""
+        return self.total_size / self.places
+
+
+class Recycler(Method):
+    """A rule that renews units of the model, after steps of the optimizer.
+
+    Args:
+        model: The model.
+        example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), from which the units
+            are found.
+        where: Whose units to renew, as a predicate on name and value of the weight that makes them; all if None.
+
+    Attributes:
+        groups: The layers whose units may be renewed, by name.
+        skipped: The layers whose units may not, by name, with the reason.
+        renewals: How often each unit was renewed, by layer.
+    """
+
+    kind: ClassVar[Kind] = "recycler"
+
+    def __init__(self, model: nn.Module, example: Any, *, where: Filter | None = None) -> None:
+        super().__init__(model)
+        if example is None:
+            raise ValueError(f"example: None, but {self.name} finds the units by tracing one; pass an example input")
+        found = find_units(model, example)
+        self.groups: dict[str, UnitGroup] = {}
+        self.skipped = dict(found.skipped)
+        self._watched_at: dict[str, Reader] = {}
+        self._watched_by: dict[nn.Module, list[str]] = {}
+        for group in found.groups:
+            if where is not None and not where(group.weight.tensor, self.parameters[group.weight.tensor]):
+                continue
+            reader = next((r for r in group.readers if _reads_its_input(model.get_submodule(r.module))), None)
+            if reader is None:
+                self.skipped[group.name] = "it is read by no linear or convolution layer, where it could be watched"
+                continue
+            self.groups[group.name] = group
+            self._watched_at[group.name] = reader
+            self._watched_by.setdefault(model.get_submodule(reader.module), []).append(group.name)
+        if not self.groups:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.skipped.items())
+            raise ValueError(
+                f"model: it has no units that can be renewed one by one ({reasons or '`where` passes none'})"
+            )
+        self.renewals = {
+            name: torch.zeros(group.count, dtype=torch.int64, device=self.parameters[group.weight.tensor].device)
+            for name, group in self.groups.items()
+        }
+        self._seen: dict[str, Activity] = {}
+        self._owners: dict[str, str] = {}
+        self._probes: list[RemovableHandle] = []
+        self._chosen: dict[str, Tensor] | None = None
+        self._moments_cleared = 0
+        self._warned = False
+
+    def attach(self, *optimizers: Optimizer) -> Self:
+        """Watch the model, and act after every step of these optimizers on the units whose weights they hold."""
+        super().attach(*optimizers)
+        for optimizer in optimizers:
+            names = self._attachments[optimizer].names
+            self._owners |= {group.name: names[0] for group in self._groups_of(names)}
+        if not self._probes:
+            self._probes = [m.register_forward_pre_hook(ModuleHook(m, self._see)) for m in self._watched_by]
+        return self
+
+    def detach(self, *optimizers: Optimizer) -> None:
+        """Stop acting on these optimizers, or on all if none is given; no hook is left when it was the last."""
+        super().detach(*optimizers)
+        if not self._attachments:
+            for probe in self._probes:
+                probe.remove()
+            self._probes, self._seen = [], {}
+
+    def step(self) -> None:
+        """Act once by hand on what was seen of all units since the last step; without attach() nothing was."""
+        if not self._probes:
+            raise TypeError(f"{self.name} acts on activations, which it sees once attached: call attach()")
+        self._act_on(tuple(self.parameters))
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """Which units the last action renewed, how many entries that wrote, and how many units it were so far."""
+        if self._chosen is None:
+            return None
+        units = {name: chosen.nonzero().flatten().cpu() for name, chosen in self._chosen.items() if chosen.any()}
+        written = [(slices, indices) for name, indices in units.items() for slices in _parts(self.groups[name])]
+        entries = 0
+        for slices, indices in written:
+            each = self._tensor(slices.tensor).numel() // len(slices.units)
+            entries += each * int(torch.isin(slices.units, indices).sum())
+        details = {
+            "units": {name: indices.tolist() for name, indices in units.items()},
+            "units_so_far": {name: int(counts.sum()) for name, counts in self.renewals.items()},
+            "optimizer_tensors_cleared": self._moments_cleared,
+            "steps": sum(self.steps.values()),
+            "skipped": self.skipped,
+        }
+        return Receipt(self.name, "renew units", len(written), entries, details)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_probes": [], "_seen": {}}
+
+    @abstractmethod
+    def _act(self, groups: Sequence[UnitGroup], seen: dict[str, Activity], step: int) -> None:
+        """Renew what is to be renewed of these layers, after the step of that number."""
+
+    def _is_due(self, step: int) -> bool:
+        """Say whether this step, counted from 1, is one to act after, so that what precedes it must be watched."""
+        return True
+
+    def _renew(self, name: str, chosen: Tensor, incoming: Tensor) -> None:
+        """Make units of a layer anew.
+
+        Args:
+            name: The layer.
+            chosen: For each of its units, whether it is renewed.
+            incoming: The weights to make them with, shaped as the layer's weight.
+        """
+        group = self.groups[name]
+        self._write(group.weight, chosen, incoming)
+        values = [(group.bias, 0.0)]
+        for norm in group.norms:
+            values += [(norm.weight, 1.0), (norm.bias, 0.0), (norm.running_mean, 0.0), (norm.running_var, 1.0)]
+        values += [(reader.weight, 0.0) for reader in group.readers]
+        for slices, value in values:
+            if slices is not None:
+                self._write(slices, chosen, value)
+        self.renewals[name] += chosen
+
+    def _write(self, slices: Slices, chosen: Tensor, value: Tensor | float) -> None:
+        tensor = self._tensor(slices.tensor)
+        mask = slice_mask(chosen, slices.units.to(chosen.device), slices.dim, tensor.ndim)
+        write_(tensor.detach(), mask, value)
+        self._moments_cleared += zero_moments_(self.optimizers, tensor, mask)
+
+    def _tensor(self, name: str) -> Tensor:
+        tensor: Tensor = attrgetter(name)(self.model)
+        return tensor
+
+    def _groups_of(self, names: Sequence[str]) -> list[UnitGroup]:
+        held = set(names)
+        return [group for group in self.groups.values() if group.weight.tensor in held]
+
+    def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
+        return [optimizer.register_step_post_hook(self._after_step)]
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        found_inf = getattr(optimizer, "found_inf", None)
+        # Only a fused optimizer under a GradScaler gets here after a step that it skipped, and only its device knows.
+        if found_inf is None or not bool(found_inf):
+            self._act_on(self._attachments[optimizer].names)
+
+    @torch.no_grad()
+    def _act_on(self, names: Sequence[str]) -> None:
+        step = self._count_step(names)
+        if not self._is_due(step):
+            return
+        groups = self._groups_of(names)
+        seen = {group.name: self._seen.pop(group.name) for group in groups if group.name in self._seen}
+        unseen = [group.name for group in groups if group.name not in seen]
+        if unseen and not self._warned:
+            self._warned = True
+            reader = self._watched_at[unseen[0]].module
+            warnings.warn(
+                f"{self.name} saw nothing of the units of {unseen[0]!r} before this step: the module that reads them, "
+                f"{reader!r}, was not called in training mode with gradients, or was compiled before attach()",
+                stacklevel=4,
+            )
+        self._act([group for group in groups if group.name in seen], seen, step)
+
+    def _see(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if not (module.training and torch.is_grad_enabled()):
+            return
+        for name in self._watched_by[module]:
+            owner = self._owners.get(name)
+            if owner is not None and self._is_due(self.steps.get(owner, 0) + 1):
+                self._add_activity(name, inputs[0].detach())
+
+    def _add_activity(self, name: str, values: Tensor) -> None:
+        reader = self._watched_at[name]
+        if values.dtype.itemsize < 4:
+            values = values.float()
+        others = [dim for dim in range(values.ndim) if dim != reader.input_dim % values.ndim]
+        total, total_size = values.sum(others), torch.linalg.vector_norm(values, 1, others)
+        places = values.numel() // len(total)
+        activity = _by_unit(total, total_size, places, reader.weight.units.to(total.device), self.groups[name].count)
+        if name in self._seen:
+            before = self._seen[name]
+            activity.total += before.total
+            activity.total_size += before.total_size
+            activity.places += before.places
+        self._seen[name] = activity
+
+
+def _by_unit(total: Tensor, total_size: Tensor, places: int, units: Tensor, count: int) -> Activity:
+    """Add up what the slices that belong to each unit saw."""
+    mine = units >= 0
+    index = units.clamp(min=0)
+
+    def gather(values: Tensor) -> Tensor:
+        return values.new_zeros(count).index_add_(0, index, values.where(mine, 0))
+
+    return Activity(gather(total), gather(total_size), gather(torch.full_like(total, places)))
+
+
+def _parts(group: UnitGroup) -> list[Slices]:
+    """Return all that is written when units of a layer are renewed."""
+    norms = [slices for norm in group.norms for slices in norm.tensors]
+    own = [group.weight] if group.bias is None else [group.weight, group.bias]
+    return [*own, *norms, *(reader.weight for reader in group.readers)]
+
+
+def _reads_its_input(module: nn.Module) -> bool:
+    return is_linear(module) or isinstance(module, _ConvNd)

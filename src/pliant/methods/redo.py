@@ -1,0 +1,87 @@
+"""ReDo: renew dormant units every so often (Sokar et al. 2023, "The dormant neuron phenomenon"; spectral paper, §5).
+
+A unit's score is its mean absolute activation over the average of its layer, mean|h_i| / (mean_j mean|h_j| + 1e-9).
+Units with a score of τ or less are renewed: the weights that make them are drawn anew, their bias and the weights that
+read them become zero, so that the function stays nearly the same, their norm layer becomes the identity, and the
+moments of all these entries are cleared.
+
+Where we deviate. Scores are taken on the batch (or the accumulated batches) of the step after which units are renewed;
+the authors draw another batch from the replay buffer. New weights come from the layer's own initial distribution,
+which in the authors' networks is Xavier's.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from pliant.graph.units import UnitGroup
+from pliant.methods.base import Filter
+from pliant.methods.recycler import Activity, Recycler
+from pliant.methods.redraw import Init, check_redrawable, draw_fresh, seeded
+from pliant.methods.strengths import check_number, check_positive_int
+
+
+def dormancy_scores(mean_size: Tensor) -> Tensor:
+    """Return mean|h_i| / (mean_j mean|h_j| + 1e-9), given mean|h_i| of the units of a layer.
+
+    Example:
+        >>> import torch
+        >>> dormancy_scores(torch.tensor([0.0, 1.0, 2.0]))
+        tensor([0., 1., 2.])
+    """
+    return mean_size / (mean_size.mean() + 1e-9)
+
+
+class ReDo(Recycler):
+    """Renew the units whose score is τ or less, every n steps.
+
+    Args:
+        model: The model.
+        example: An example input, from which the units are found.
+        tau: τ, the score up to which a unit counts as dormant.
+        every: How many steps lie between two renewals.
+        init: How to initialise a layer in place; the layer's `reset_parameters` if None.
+        seed: Draw from a stream of its own; from torch's global generators if None.
+        where: Whose units to renew, as a predicate on name and value of the weight that makes them; all if None.
+    """
+
+    name = "redo"
+    saved: ClassVar[tuple[str, ...]] = ("renewals", "draws")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Any = None,
+        *,
+        tau: float = 0.025,
+        every: int = 1000,
+        init: Init | None = None,
+        seed: int | None = None,
+        where: Filter | None = None,
+    ) -> None:
+        self.tau = check_number("tau", tau)
+        self.every = check_positive_int("every", every)
+        super().__init__(model, example, where=where)
+        for group in self.groups.values():
+            check_redrawable(self._layer(group), init)
+        self.init = init
+        self.seed = seed
+        self.draws = 0
+
+    def _is_due(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def _act(self, groups: Sequence[UnitGroup], seen: dict[str, Activity], step: int) -> None:
+        self._moments_cleared = 0
+        self._chosen = {}
+        with seeded(self.seed, self.draws):
+            for group in groups:
+                chosen = dormancy_scores(seen[group.name].mean_size) <= self.tau
+                fresh = draw_fresh(self._layer(group), self.init)
+                self._renew(group.name, chosen, fresh[group.weight.tensor.rpartition(".")[2]])
+                self._chosen[group.name] = chosen
+        self.draws += 1
+
+    def _layer(self, group: UnitGroup) -> nn.Module:
+        return self.model.get_submodule(group.weight.tensor.rpartition(".")[0])
