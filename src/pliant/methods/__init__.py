@@ -14,6 +14,7 @@ from pliant.methods.recycler import Recycler
 from pliant.methods.redo import ReDo
 from pliant.methods.registry import MethodInfo, Tunable, create, info, names
 from pliant.methods.resets import FullReset, HeadReset
+from pliant.methods.shrink import Shrink
 from pliant.methods.shrink_perturb import ShrinkPerturb
 from pliant.methods.spectral import Spectral, SpectralNorm
 from pliant.methods.streaming_ewc import StreamingEWC
@@ -45,6 +46,7 @@ __all__ = [
     "Recycler",
     "Reinitializer",
     "Rescaler",
+    "Shrink",
     "ShrinkPerturb",
     "Spectral",
     "SpectralNorm",

@@ -18,6 +18,7 @@ from pliant.methods.layerwise import Layerwise
 from pliant.methods.parseval import Parseval
 from pliant.methods.redo import ReDo
 from pliant.methods.resets import FullReset, HeadReset
+from pliant.methods.shrink import Shrink
 from pliant.methods.shrink_perturb import ShrinkPerturb
 from pliant.methods.spectral import Spectral, SpectralNorm
 from pliant.methods.streaming_ewc import StreamingEWC
@@ -107,6 +108,13 @@ _RECORDS = (
         "Ash & Adams 2020",
         "move all weights part of the way back to their initial values when data is new",
         (Tunable("lam", "how much of the old weights to give up", 0.4, 0.0, 1.0, (0.2, 0.4, 0.6, 0.8)),),
+    ),
+    MethodInfo(
+        "shrink",
+        Shrink,
+        "Soft weight rescaling (2024), §3.2",
+        "scale all weights down when data is new, keeping the function",
+        (Tunable("lam", "how much of each weight to give up", 0.5, 0.0, 1.0, (0.1, 0.3, 0.5, 0.7, 0.9)),),
     ),
     MethodInfo(
         "head_reset",

@@ -1,0 +1,63 @@
+"""Shrink all weights by one factor when data is new, with or without care for the function.
+
+Paper: "Recovering Plasticity of Neural Networks via Soft Weight Rescaling", §3.2 and figure 1: a network whose weights
+are scaled down learns on better than one left alone, and if its biases follow (theorem 1), it loses nothing at that
+moment. Each weight is multiplied by 1 − λ, or comes as near to it as the function allows where layers join.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from pliant.graph.analysis import analyse
+from pliant.graph.plan import BlockTensors
+from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
+from pliant.methods.strengths import check_number
+
+
+class Shrink(Reinitializer):
+    """Multiply the weights by 1 − λ, on `apply()`.
+
+    Args:
+        model: The model.
+        example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), on which the model is
+            analysed.
+        lam: λ in [0, 1), how much of each weight to give up.
+        proportional: Whether the other parameters follow, so that the output is only multiplied by a constant. If
+            not, the weights shrink alone, and the function changes with them.
+        optimizer_state: "keep" or "reset" the moments of the parameters.
+        where: Which weights to shrink; all if None. What must follow them is written all the same.
+    """
+
+    name = "shrink"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Any,
+        *,
+        lam: float = 0.5,
+        proportional: bool = True,
+        optimizer_state: OptimizerState = "keep",
+        where: Filter | None = None,
+    ) -> None:
+        super().__init__(model, optimizer_state=optimizer_state)
+        self.lam = check_number("lam", lam, high=1.0)
+        if lam == 1:
+            raise ValueError("lam is 1: nothing would be left of the weights; it must be below 1")
+        plan = analyse(model, example).plan()
+        if not plan.wishes:
+            raise ValueError("model: no weight can be rescaled without changing the function; see pliant.graph.analyse")
+        owners = [block.name for block in plan.wishes]
+        chosen = [where is None or where(name, model.get_parameter(name)) for name in owners]
+        wish = torch.tensor([math.log1p(-lam) if one else 0.0 for one in chosen], dtype=torch.float64)
+        self._log_factors = plan.matrix @ wish if proportional else wish
+        self._written = BlockTensors(model, plan.targets if proportional else plan.wishes)
+
+    def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
+        for tensor, factor in zip(self._written.get(), self._log_factors.exp().tolist(), strict=True):
+            tensor.mul_(factor)
+        return {}

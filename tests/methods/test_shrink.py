@@ -1,0 +1,52 @@
+"""Shrinking keeps the function if asked to, and is the plain product if not."""
+
+import pytest
+import torch
+
+from pliant import Shrink
+from tests import zoo
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_proportional_shrinking_keeps_the_function(name: str) -> None:
+    model, (x, _) = zoo.build(name).eval(), zoo.batch(name)
+    before = model(x)
+    weights = {key: p.detach().clone() for key, p in model.named_parameters()}
+    Shrink(model, x, lam=0.3).apply()
+    after = model(x)
+    ratio = (after / before)[before.abs() > 1e-3]
+    torch.testing.assert_close(ratio, ratio.mean().expand_as(ratio), rtol=1e-3, atol=0.0)
+    assert all(p.norm() < weights[key].norm() for key, p in model.named_parameters() if p.ndim > 1)
+
+
+def test_factors_multiply_along_a_chain() -> None:
+    model, (x, _) = zoo.build("mlp"), zoo.batch("mlp")
+    before = model(x)
+    layers = sum(p.ndim == 2 for p in model.parameters())
+    Shrink(model, x, lam=0.3).apply()
+    torch.testing.assert_close(model(x), before * 0.7**layers)
+
+
+def test_without_proportionality_only_the_weights_shrink() -> None:
+    model, (x, _) = zoo.build("mlp"), zoo.batch("mlp")
+    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    outputs = model(x)
+    Shrink(model, x, lam=0.3, proportional=False).apply()
+    for key, p in model.named_parameters():
+        torch.testing.assert_close(p, before[key] * (0.7 if p.ndim == 2 else 1.0))
+    ratio = model(x) / outputs
+    assert ratio.std() > 0.01
+
+
+def test_where_spares_weights() -> None:
+    model, (x, _) = zoo.build("mlp"), zoo.batch("mlp")
+    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    first = next(key for key, p in model.named_parameters() if p.ndim == 2)
+    Shrink(model, x, lam=0.3, proportional=False, where=lambda name, _: name == first).apply()
+    assert [key for key, p in model.named_parameters() if not torch.equal(p, before[key])] == [first]
+
+
+@pytest.mark.parametrize("lam", [-0.1, 1.0, 1.5])
+def test_strength_out_of_range_is_refused(lam: float) -> None:
+    with pytest.raises(ValueError, match="lam"):
+        Shrink(zoo.build("mlp"), zoo.batch("mlp")[0], lam=lam)
