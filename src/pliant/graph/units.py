@@ -21,6 +21,7 @@ from torch import Tensor, fx, nn
 
 from pliant.graph import labels as lb
 from pliant.graph.export import Example, ModelGraph, export_graph
+from pliant.graph.layers import WEIGHT_LAYERS
 
 _WAYS_ON = "Units can only be found in a model that torch.export can trace."
 
@@ -168,7 +169,7 @@ _ELEMENTWISE = frozenset({
 })  # fmt: skip
 """Calls that make each entry of the result from one entry of what they read, or of each tensor that they read."""
 
-_RESHAPES = frozenset({"view", "squeeze", "unsqueeze"})
+_RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "squeeze", "unsqueeze"})
 _MOVES = frozenset({
     "transpose", "t", "permute", "expand", "flip", "roll", "repeat", "repeat_interleave", "select", "slice", "split",
     "split_with_sizes", "unbind", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
@@ -200,6 +201,7 @@ class _Tracker:
         self._uses = Counter(name for node, name in graph.parameters.items() for _ in node.users)
 
     def run(self) -> None:
+        """Follow all units to where they are read."""
         for node in self.graph.nodes:
             self._labels[node] = self._visit(node)
         for node in self.graph.outputs.values():
@@ -207,6 +209,10 @@ class _Tracker:
         for draft in self.drafts:
             if not draft.readers and not draft.reasons:
                 draft.reasons["nothing reads it"] = None
+        called = {draft.name for draft in self.drafts} | self.opaque.keys()
+        for path, module in self.graph.model.named_modules():
+            if path not in called and isinstance(module, WEIGHT_LAYERS):
+                self.opaque[path] = "it has no part in what the model returns"
 
     def _visit(self, node: fx.Node) -> Any:
         name = self.graph.operator(node)
@@ -299,7 +305,7 @@ class _Tracker:
         count = self.graph.shape(weight)[out_dim]
         own = torch.arange(count)
         draft = _Draft(
-            name=path if self._is_layer(path) else self.graph.parameters[weight],
+            name=self._layer_name(path, self.graph.parameters[weight]),
             count=count,
             first=self._next,
             weight=Slices(self.graph.parameters[weight], out_dim, own),
@@ -326,8 +332,13 @@ class _Tracker:
             draft.readers.append(Reader(path, slices, own_bias if self._uses[own_bias] == 1 else None, value_dim))
             self._check_parameter(draft, weight, "it is read by")
 
-    def _is_layer(self, path: str) -> bool:
-        return any(True for _ in self.graph.model.get_submodule(path).parameters(recurse=False))
+    def _layer_name(self, path: str, weight: str) -> str:
+        """Return the module that owns the weight; of several that share it, the one that makes the call."""
+        owner, _, leaf = weight.rpartition(".")
+        if leaf != "weight":
+            return weight
+        called = self.graph.model.get_submodule(path)
+        return path if called._parameters.get("weight") is self.graph.model.get_parameter(weight) else owner
 
     def _check_parameter(self, draft: _Draft, parameter: fx.Node | None, how: str) -> None:
         if parameter is None:
