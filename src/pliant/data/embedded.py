@@ -1,11 +1,14 @@
 """The data set that needs no download: scikit-learn's 8 x 8 digits."""
 
+import functools
+
 import torch
 
 from pliant.data.dataset import Dataset, from_tensors
 from pliant.seeding import permutation
 
 
+@functools.cache
 def digits() -> Dataset:
     """Load 1 797 handwritten digits, a fixed fifth of them for testing.
 

@@ -1,5 +1,6 @@
 """Data sets of the Hugging Face hub: their files downloaded once, decoded once, offline from then on."""
 
+import functools
 import gzip
 import struct
 from collections.abc import Iterator
@@ -118,8 +119,9 @@ SOURCES = {
 }
 
 
+@functools.cache
 def load_from_hub(name: str) -> Dataset:
-    """Load one of `SOURCES`, downloading what is not there yet.
+    """Load one of `SOURCES`, downloading what is not there yet; asks the hub once a process.
 
     Args:
         name: Its name.

@@ -30,11 +30,11 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
-def sync_folder(path: Path) -> None:
-    """Make renames and new files in a folder durable."""
+def sync(path: Path) -> None:
+    """Make what a file or folder holds durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -14,6 +14,7 @@ equal bytes there.
 
 import contextlib
 import datetime
+import functools
 import hashlib
 import io
 import json
@@ -21,6 +22,7 @@ import os
 import platform
 import re
 import socket
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,7 +33,7 @@ import torch
 
 from pliant._version import __version__
 from pliant.experiments.config import RunConfig
-from pliant.experiments.files import exclusive, sync_folder, write_atomically
+from pliant.experiments.files import exclusive, sync, write_atomically
 
 Status = Literal["finished", "diverged", "failed", "unfinished"]
 FINAL: frozenset[Status] = frozenset({"finished", "diverged"})
@@ -167,8 +169,7 @@ class RunFolder:
             for leftover in self.path.glob(".*.tmp"):
                 leftover.unlink()
             _drop_torn_line(self.path / "events.jsonl")
-            if not (self.path / "config.json").exists():
-                write_atomically(self.path / "config.json", self.config.to_json().encode())
+            self._write_config()
             yield self
 
     @property
@@ -197,6 +198,9 @@ class RunFolder:
 
     def finish(self, status: Status, result: dict[str, float], error: str = "") -> None:
         """Write down how the run ended."""
+        metrics = self.path / "metrics.jsonl"
+        if metrics.exists():
+            sync(metrics)
         end = {"config": json.loads(self.config.to_json()), "status": status, "result": result, "error": error}
         write_atomically(self.path / "result.json", json.dumps(end, sort_keys=True).encode())
 
@@ -208,11 +212,7 @@ class RunFolder:
             number: Grows from checkpoint to checkpoint.
         """
         metrics = self.path / "metrics.jsonl"
-        descriptor = os.open(metrics, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)  # A checkpoint must not outlive the metrics that it counts on.
-        finally:
-            os.close(descriptor)
+        sync(metrics)  # A checkpoint must not outlive the metrics that it counts on.
         buffer = io.BytesIO()
         torch.save({"state": state, "metrics_bytes": metrics.stat().st_size}, buffer)
         content = buffer.getvalue()
@@ -260,12 +260,14 @@ class RunFolder:
         return sorted(found, reverse=True)
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
-        path = self.path / name
-        is_new = not path.exists()
-        with path.open("ab") as file:
+        with (self.path / name).open("ab") as file:
             file.write(json.dumps(record).encode() + b"\n")
-        if is_new:
-            sync_folder(self.path)
+
+    def _write_config(self) -> None:
+        # Not synced: it is known from the command, and compared each time.
+        path, content = self.path / "config.json", self.config.to_json().encode()
+        if not path.exists() or path.read_bytes() != content:
+            path.write_bytes(content)
 
 
 def _drop_torn_line(path: Path) -> None:
@@ -286,8 +288,9 @@ def _read_checkpoint(path: Path) -> dict[str, Any]:
     return dict(checkpoint)
 
 
+@functools.cache
 def environment() -> dict[str, Any]:
-    """Describe where a run takes place."""
+    """Describe where this process does its runs."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -296,5 +299,15 @@ def environment() -> dict[str, Any]:
         "pliant": __version__,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
+        "git": _git_state(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def _git_state() -> str | None:
+    """The commit of the current folder, marked if files differ from it; None outside a repository."""
+    try:
+        command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
