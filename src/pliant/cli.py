@@ -12,19 +12,16 @@ try:
     from rich.console import Console
 
     from pliant.experiments import archive, listings
-    from pliant.experiments.display import LiveProgress, result_table
+    from pliant.experiments.display import LiveProgress
     from pliant.experiments.recipe import Recipe, Scale, find_recipe, load_recipe, make_recipe, override
 except ImportError as error:
     raise SystemExit(f"the command line needs more than torch ({error}): pip install 'pliant[cli]'") from error
 
-from pliant import data, streams
+from pliant import data
 from pliant.data import cache
 from pliant.experiments.engines import Engine, ProcessEngine, RayEngine
 from pliant.experiments.experiment import run_experiment
-from pliant.experiments.report import write_report
 from pliant.experiments.schedule import run_all
-from pliant.experiments.store import FINAL, load_runs, load_selection
-from pliant.experiments.table import chosen, tabulate
 from pliant.spelling import suggest
 
 app = typer.Typer(
@@ -43,6 +40,18 @@ class EngineName(StrEnum):
 
     PROCESSES = "processes"
     RAY = "ray"
+
+
+class Format(StrEnum):
+    """What a report is written as."""
+
+    HTML = "html"
+    MARKDOWN = "md"
+    CSV = "csv"
+    LATEX = "tex"
+    PNG = "png"
+    SVG = "svg"
+    PDF = "pdf"
 
 
 Out = Annotated[Path | None, typer.Option(help="Folder of the runs. The same folder goes on where it stopped.")]
@@ -121,9 +130,17 @@ def demo(out: Out = None, workers: Workers = None) -> None:
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="An experiment's folder.")]) -> None:
-    """Write the report of an experiment, finished or not, and show its table."""
-    _show(folder)
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Experiments' folders.")],
+    format: Annotated[
+        Format, typer.Option(help="html: a page. md, csv, tex: text and tables. png, svg, pdf: the figures.")
+    ] = Format.HTML,
+    to: Annotated[
+        Path | None, typer.Option(help="Where to write; report.FORMAT or figures/ in the first folder by default.")
+    ] = None,
+) -> None:
+    """Say what experiments came to, finished or not, and write a report."""
+    _report(folders, format, to)
 
 
 @app.command()
@@ -225,30 +242,21 @@ def _run(recipe: Recipe, root: Path, make_engine: Callable[[], Engine], checkpoi
         raise typer.Exit(130) from None
     finally:
         engine.close()
-    _show(root)
-    bad = [name for name, status in statuses.items() if status != "finished"]
+    _report([root], Format.HTML)
+    bad = sum(status != "finished" for status in statuses.values())
     if bad:
-        console.print(f"{len(bad)} of {len(statuses)} runs did not finish; result.json in their folders says why:")
-        console.print("\n".join(bad), soft_wrap=True)
+        console.print(f"{bad} of {len(statuses)} runs did not finish; result.json in their folders says why")
         raise typer.Exit(1)
 
 
-def _show(root: Path) -> None:
-    runs = load_runs(root)
-    selection = load_selection(root)
-    rows = chosen(tabulate(runs), selection)
-    if not rows:
-        console.print("no run has ended yet")
-        return
-    headline = streams.stream_class(runs[0].config.stream.name).headline
-    console.print(result_table(rows, headline, root.resolve().name))
-    if selection:
-        what = "held-out training data" if selection["on"] == "validation" else "the test data itself: optimistic"
-        console.print(f"settings were chosen on {what}")
-    unfinished = sum(run.status not in FINAL for run in runs)
-    if unfinished:
-        console.print(f"{unfinished} runs are not finished")
-    console.print(f"report: {write_report(root)}", soft_wrap=True)
+def _report(folders: list[Path], format: Format, to: Path | None = None) -> None:
+    from pliant.experiments.report.report import FIGURES, make_report  # Statistics take seconds to import.
+
+    report = make_report(folders)
+    report.print(console)
+    target = to or folders[0] / ("figures" if format in FIGURES else f"report.{format}")
+    files = report.save(target, format)
+    console.print(f"report: {target}" + (f" ({len(files)} files)" if format in FIGURES else ""), soft_wrap=True)
 
 
 def main() -> NoReturn:

@@ -1,16 +1,14 @@
-"""What the terminal shows: how runs come along, and what came out."""
+"""What the terminal shows while runs come along."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from pliant.experiments.config import RunConfig
 from pliant.experiments.run import Outcome
 from pliant.experiments.store import last_progress
-from pliant.experiments.table import Row
 
 
 class LiveProgress:
@@ -84,42 +82,3 @@ class LiveProgress:
             lines.append(f"[{self._ended}/{self._count}] {config.label}, seed {config.seed}: {end}")
         for line in lines:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def result_table(rows: Sequence[Row], headline: str, title: str) -> Table:
-    """Make the table of results: best mean first.
-
-    Args:
-        rows: A row for every method and setting.
-        headline: The number to sort by and to show first.
-        title: What stands above.
-
-    Returns:
-        The table, to be printed by rich.
-    """
-    shown = [headline, "mean_task_online_accuracy"]
-    table = Table(title=title, title_justify="left", caption="mean ± 95 % confidence interval over seeds")
-    table.add_column("method", overflow="fold")
-    for name in shown:
-        table.add_column(_COLUMNS.get(name, name.replace("_", " ")), justify="right", no_wrap=True)
-    table.add_column("seeds", justify="right", no_wrap=True)
-
-    def score(row: Row) -> float:
-        return row.numbers[headline].mean if headline in row.numbers else float("-inf")
-
-    for row in sorted(rows, key=score, reverse=True):
-        count = row.numbers[headline].count if headline in row.numbers else 0
-        table.add_row(
-            row.settings if row.settings and row.settings != row.label else row.label,
-            *(str(row.numbers.get(name, "–")) for name in shown),
-            f"{count}" + (f" ({row.bad} bad)" if row.bad else ""),
-        )
-    return table
-
-
-_COLUMNS = {
-    "final_test_accuracy": "test accuracy",
-    "mean_test_accuracy": "test accuracy, mean over tasks",
-    "mean_train_accuracy": "training accuracy, mean over tasks",
-    "mean_task_online_accuracy": "online accuracy",
-}

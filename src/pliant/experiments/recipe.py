@@ -6,6 +6,7 @@ probably meant.
 
 import inspect
 import itertools
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
@@ -323,7 +324,7 @@ def recipe_folder() -> Path:
 def find_recipe(name: str) -> Path:
     """Find a recipe by its name or path."""
     path = Path(name)
-    if path.suffix == ".toml":
+    if path.suffix in (".toml", ".json"):
         return path
     found = {file.stem: file for file in sorted(recipe_folder().glob("*.toml"))}
     if name not in found:
@@ -335,7 +336,7 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), scale: Scale = "paper
     """Read a recipe.
 
     Args:
-        path: A TOML file. Its table `quick` holds what differs at that scale.
+        path: A TOML file, or an experiment's `recipe.json`. Its table `quick` holds what differs at that scale.
         overrides: Changes of the form `key=value`, `stream.epochs=5` for a key inside a table.
         scale: "paper": as the source has it. "quick": the same shape, in minutes.
 
@@ -346,11 +347,12 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), scale: Scale = "paper
         RecipeError: If it is wrong.
     """
     try:
-        values: dict[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        values: dict[str, Any] = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except FileNotFoundError as error:
         raise RecipeError(f"there is no recipe {str(path)!r}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"{path} is not TOML: {error}") from error
+    except ValueError as error:
+        raise RecipeError(f"{path} is not {path.suffix.removeprefix('.').upper()}: {error}") from error
     quick = values.pop("quick", None)
     if scale == "quick":
         if quick is None:

@@ -1,36 +1,36 @@
-"""The report of an experiment: one HTML file that needs nothing else."""
+"""The report of experiments: which method to use, by how much, and how sure that is.
 
-import html
+What it needs beyond torch is imported when a report is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pliant import streams
-from pliant.experiments.files import write_atomically
-from pliant.experiments.store import load_recipe, load_runs
-from pliant.experiments.table import tabulate
+if TYPE_CHECKING:
+    from pliant.experiments.report.report import Report
+    from pliant.experiments.store import Run
+
+__all__ = ["report"]
 
 
-def write_report(root: Path) -> Path:
-    """Write the report of an experiment's runs.
+def report(runs: str | Path | Iterable[str | Path | Run]) -> Report:
+    """Make a report of runs; a notebook shows it as a page.
 
     Args:
-        root: The experiment's folder.
+        runs: An experiment's folder, several of them, or runs that were loaded already.
 
     Returns:
-        Where the report is.
+        The report: print it, look at its `sections`, or `save()` it as a page, a table or figures.
+
+    Raises:
+        ValueError: If there are no runs.
+        ImportError: If what reports need is not installed.
     """
-    recipe = load_recipe(root)
-    rows = tabulate(load_runs(root))
-    headline = streams.stream_class(recipe["stream"]["name"]).headline
-    title = html.escape(recipe["title"] or root.name)
-    lines = [
-        f"<tr><td>{html.escape(row.settings or row.label)}</td><td>{row.numbers.get(headline, '–')}</td></tr>"
-        for row in rows
-    ]
-    page = (
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{title}</title><h1>{title}</h1>"
-        f"<table><caption>{headline.replace('_', ' ')}: mean ± 95 % confidence interval over seeds</caption>"
-        f"<tr><th>method</th><th>result</th></tr>{''.join(lines)}</table></html>\n"
-    )
-    path = Path(root) / "report.html"
-    write_atomically(path, page.encode())
-    return path
+    try:
+        from pliant.experiments.report.report import make_report
+    except ImportError as error:
+        raise ImportError(f"reports need more than torch ({error}): pip install 'pliant[report]'") from error
+    return make_report(runs)

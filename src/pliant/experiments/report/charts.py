@@ -1,0 +1,341 @@
+"""The report's charts of results: differences, learning curves, ends of tasks, sensitivity to settings."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+import numpy as np
+
+from pliant.experiments.report.analysis import Analysis
+from pliant.experiments.report.figures import (
+    HEIGHT,
+    IS_SHOWN,
+    WIDTH,
+    Figure,
+    Table,
+    axis_format,
+    by_contender,
+    curve_table,
+    inline,
+    lines,
+    shown_parameter,
+)
+from pliant.experiments.report.histories import Curve, Histories, at_task_ends, average
+from pliant.experiments.report.reading import Comparison
+from pliant.experiments.report.statistics import bands, interval
+from pliant.experiments.report.style import Series
+from pliant.experiments.report.wording import change, direction, is_share, name_of, number, probability, span
+from pliant.experiments.store import Run
+
+_ROWS = 16_000
+"""How many points a chart of curves may have in all: keeps the page small."""
+_STEP = 26
+_FIRST = ("test_accuracy", "online_accuracy", "loss")
+_NOT_CURVES = ("test_loss", "train_loss", "train_accuracy", "task_online_accuracy")
+
+
+def differences(analysis: Analysis, series: Sequence[Series]) -> Figure | None:
+    """Every contender against vanilla, seed by seed; their results themselves where there is no vanilla."""
+    vanilla = analysis.comparison.baseline("vanilla")
+    reference = vanilla.values(analysis.headline) if vanilla else {}
+    key_of = {each.name: each.key for each in series}
+    summary, seeds, table = [], [], []
+    for row in analysis.rows:
+        values = row.contender.values(analysis.headline)
+        if not values or row.contender is vanilla:
+            continue
+        key, name = key_of[row.contender.name], row.contender.name
+        if row.against_vanilla is not None:
+            estimate, p = row.against_vanilla.difference.interval, row.against_vanilla.p
+            values = {seed: value - reference[seed] for seed, value in values.items() if seed in reference}
+            written = [change(estimate.mean, analysis.headline), span(estimate, analysis.headline, signed=True)]
+            table.append([name, *written, probability(p)])
+        else:
+            estimate = row.numbers[analysis.headline]
+            written = [number(estimate.mean, analysis.headline), span(estimate, analysis.headline)]
+            table.append([name, *written, ""])
+        summary.append([key, name, estimate.mean, estimate.low, estimate.high, *written, table[-1][-1]])
+        seeds += [[key, name, value, seed] for seed, value in values.items()]
+    if not summary:
+        return None
+    form = ("+" if reference else "") + axis_format(analysis.headline)
+    chart = _dot_plot(summary, seeds, series, form, zero=0.0 if reference else None)
+    return Figure(
+        name="differences",
+        title="Difference to doing nothing" if reference else "Results",
+        note=f"{name_of(analysis.headline).capitalize()}: dots are means, bars 95 % intervals, ticks single seeds"
+        + (", each against the same seed without any method." if reference else "."),
+        chart=chart,
+        table=Table(["method", "difference" if reference else "mean", "95 % interval", "p, corrected"], table),
+    )
+
+
+def _dot_plot(
+    summary: list[list[Any]],
+    seeds: list[list[Any]],
+    series: Sequence[Series],
+    form: str,
+    zero: float | None,
+) -> alt.TopLevelMixin:
+    names = [row[1] for row in summary]
+    y = alt.Y("name:N", sort=names, title=None, axis=alt.Axis(domain=False, ticks=False, labelPadding=10))
+    x = alt.X("mean:Q", title=None, axis=alt.Axis(format=form, grid=True, tickCount=6)).scale(zero=False)
+    if zero is not None:
+        x = x.axis(labelExpr=f"datum.value == 0 ? '0' : format(datum.value, '{form}')", grid=True, tickCount=6)
+    columns = dict.fromkeys(("key", "name"), "string") | dict.fromkeys(("mean", "low", "high"), "number")
+    columns |= dict.fromkeys(("value", "span", "p"), "string")
+    base = alt.Chart(inline(columns, summary)).transform_filter(IS_SHOWN)
+    single = alt.Chart(
+        inline({"key": "string", "name": "string", "mean": "number", "seed": "number"}, seeds)
+    ).transform_filter(IS_SHOWN)
+    tooltip = [
+        alt.Tooltip("name:N", title="method"),
+        alt.Tooltip("value:N", title="mean"),
+        alt.Tooltip("span:N", title="95 %"),
+        alt.Tooltip("p:N", title="test"),
+    ]
+    of_seed = [
+        alt.Tooltip("name:N", title="method"),
+        alt.Tooltip("seed:Q", title="seed"),
+        alt.Tooltip("mean:Q", title="value", format=form.replace("~", ".2") if "%" in form else ".4~g"),
+    ]
+    colours = by_contender(series)
+    layers = [
+        single.mark_tick(thickness=1.5, size=11, opacity=0.55).encode(x=x, y=y, color=colours, tooltip=of_seed),
+        base.mark_rule(strokeWidth=2.5).encode(x=alt.X("low:Q"), x2="high:Q", y=y, color=colours),
+        base.mark_point(filled=True, size=95, opacity=1).encode(x=x, y=y, color=colours, tooltip=tooltip),
+    ]
+    if zero is not None:
+        layers.insert(0, alt.Chart(inline({"mean": "number"}, [[zero]])).mark_rule(style="quiet").encode(x=x))
+    keys = [row[0] for row in summary]
+    shown = sum(each.shown for each in series if each.key in keys)
+    rows = {"step": _STEP, "keys": keys}  # The page makes room for what is shown.
+    chart = alt.layer(*layers).add_params(shown_parameter(series))
+    return chart.properties(width=WIDTH, height=_STEP * max(1, shown), usermeta=rows)
+
+
+def learning_curves(histories: Histories, series: Sequence[Series]) -> list[Figure]:
+    """What runs recorded after every epoch, over the whole stream."""
+    names = [name for name in histories.names if name not in _NOT_CURVES]
+    names.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+    figures = []
+    for name in names:
+        budget = max(40, min(400, _ROWS // max(1, len(series))))
+        curves = _curves(histories, series, name, budget)
+        if not any(len(curve.x) > 1 for curve in curves.values()):
+            continue
+        positive = all(np.nanmin(curve.mean) > 0 for curve in curves.values())
+        figures.append(
+            Figure(
+                name=f"curve_{name}",
+                title=name_of(name).capitalize(),
+                note="Lines are means over seeds, bands their 95 % intervals; dotted lines mark new tasks. "
+                + ("A vertical drop at one is what acting on new data costs at first." if name in _ENTERED else ""),
+                chart=lines(
+                    curves,
+                    series,
+                    x_title="epochs",
+                    y_title=name_of(name),
+                    metric=name,
+                    boundaries=histories.boundaries,
+                    log=name.endswith("loss") and positive,
+                ),
+                table=curve_table(curves, series, name),
+            )
+        )
+    return figures
+
+
+_ENTERED = ("test_accuracy",)
+"""What is also recorded at the start of a task, before its first step."""
+
+
+def _curves(histories: Histories, series: Sequence[Series], name: str, points: int) -> dict[str, Curve]:
+    averaged = {each.key: average(histories.of[each.name], name, points=points) for each in series}
+    return {key: curve for key, curve in averaged.items() if curve is not None}
+
+
+def task_ends(comparison: Comparison, histories: Histories, series: Sequence[Series]) -> list[Figure]:
+    """How well each task was learnt in the end, and how far that is from a network without a past."""
+    metric = comparison.headline.removeprefix("final_").removeprefix("mean_")
+    if histories.tasks < 2:
+        return []
+    share = metric.endswith("accuracy")
+    shown_as = metric.replace("accuracy", "error") if share else metric
+    ends = {each.key: at_task_ends(histories.of[each.name], metric) for each in series}
+    ends = {key: 1 - table if share else table for key, table in ends.items()}
+    curves = {key: curve for key, table in ends.items() if (curve := _over_tasks(table)) is not None}
+    if not curves:
+        return []
+    points = histories.tasks <= 40
+    figures = [
+        Figure(
+            name="task_ends",
+            title=f"{name_of(shown_as).capitalize()} at the end of each task",
+            note="A network that keeps its plasticity stays level; one that loses it rises. "
+            "The dashed line is a network trained from scratch on each task.",
+            chart=lines(curves, series, x_title="task", y_title=name_of(shown_as), metric=shown_as, points=points),
+            table=curve_table(curves, series, shown_as, "task"),
+        )
+    ]
+    gaps = _gaps_to_fresh(comparison, series, ends)
+    if gaps:
+        figures.append(
+            Figure(
+                name="fresh_gap",
+                title=f"{name_of(shown_as).capitalize()} beyond that of a fresh network",
+                note="Above the line: worse than a network trained from scratch on the same task, seed by seed.",
+                chart=lines(
+                    gaps, series, x_title="task", y_title="difference", metric=shown_as, zero=0.0, points=points
+                ),
+                table=curve_table(gaps, series, shown_as, "task"),
+            )
+        )
+    return figures
+
+
+def _over_tasks(table: np.ndarray) -> Curve | None:
+    """Average a table of seeds × tasks over seeds."""
+    known = np.flatnonzero(np.isfinite(table).any(axis=0))
+    if len(known) == 0:
+        return None
+    mean, low, high = bands(table[:, known])
+    zeros = np.zeros(len(known), dtype=np.int64)
+    return Curve(
+        x=(known + 1).astype(np.float64),
+        task=known,
+        epoch=zeros,
+        mean=mean,
+        low=low,
+        high=high,
+        seeds=np.isfinite(table[:, known]).sum(axis=0),
+    )
+
+
+def _gaps_to_fresh(comparison: Comparison, series: Sequence[Series], ends: dict[str, np.ndarray]) -> dict[str, Curve]:
+    """End-of-task values minus those of the fresh network with the same seed."""
+    fresh = comparison.baseline("fresh")
+    if fresh is None:
+        return {}
+    key_of = {each.name: each.key for each in series}
+    place = {run.config.seed: row for row, run in enumerate(fresh.runs)}
+    reference = ends[key_of[fresh.name]]
+    gaps = {}
+    for contender in comparison.contenders:
+        table = ends[key_of[contender.name]]
+        shared = [(row, place[run.config.seed]) for row, run in enumerate(contender.runs) if run.config.seed in place]
+        if contender.role == "fresh" or not shared:
+            continue
+        width = min(table.shape[1], reference.shape[1])
+        gap = np.array([table[row, :width] - reference[other, :width] for row, other in shared])
+        if (curve := _over_tasks(gap)) is not None:
+            gaps[key_of[contender.name]] = curve
+    return gaps
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """What came of one value of one setting."""
+
+    value: Any
+    scores: list[float]
+    settings: str
+
+
+def sensitivity(comparison: Comparison, series: Sequence[Series]) -> list[Figure]:
+    """How much each method depends on each of its settings, from the runs that chose them."""
+    key_of = {each.name: each.key for each in series}
+    grouped: defaultdict[str, list[Run]] = defaultdict(list)
+    for run in comparison.trials:
+        if comparison.headline in run.result:
+            grouped[run.config.label].append(run)
+    figures = []
+    for label, runs in grouped.items():
+        contender = next((c for c in comparison.contenders if c.label == label), None)
+        key = key_of[contender.name] if contender else series[0].key
+        for setting in _varied(runs):
+            trials = _best_by_value(runs, setting, comparison.headline)
+            figures.append(_sensitivity_figure(comparison, series, label, key, setting, trials))
+    return figures
+
+
+def _options(run: Run) -> dict[str, Any]:
+    several = len(run.config.methods) > 1
+    return {
+        f"{part.name}.{name}" if several else name: value
+        for part in run.config.methods
+        for name, value in part.options.items()
+    }
+
+
+def _varied(runs: Sequence[Run]) -> list[str]:
+    values: defaultdict[str, set[str]] = defaultdict(set)
+    for run in runs:
+        for name, value in _options(run).items():
+            values[name].add(repr(value))
+    return [name for name, found in values.items() if len(found) > 1]
+
+
+def _best_by_value(runs: Sequence[Run], setting: str, headline: str) -> list[_Trial]:
+    """For each value of a setting, the scores with the best of all other settings."""
+    scores: defaultdict[Any, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        value = _options(run).get(setting)
+        if value is not None:
+            scores[value if isinstance(value, int | float) else str(value)][run.config.variant[1]].append(
+                run.result[headline]
+            )
+    trials = []
+    for value, variants in scores.items():
+        settings, best = max(variants.items(), key=lambda item: direction(headline) * float(np.mean(item[1])))
+        trials.append(_Trial(value, best, settings))
+    return sorted(trials, key=lambda trial: (isinstance(trial.value, str), trial.value))
+
+
+def _sensitivity_figure(
+    comparison: Comparison, series: Sequence[Series], label: str, key: str, setting: str, trials: list[_Trial]
+) -> Figure:
+    metric = comparison.headline
+    numeric = all(isinstance(trial.value, int | float) and not isinstance(trial.value, bool) for trial in trials)
+    chosen = comparison.selection.get("labels", {}).get(label, {}).get("chosen")
+    rows, table = [], []
+    for trial in trials:
+        estimate = interval(trial.scores)
+        rows.append([key, str(trial.value), estimate.mean, estimate.low, estimate.high, str(trial.settings == chosen)])
+        written = [number(estimate.mean, metric), span(estimate, metric)]
+        table.append([f"{trial.value}", *written, "chosen" if trial.settings == chosen else ""])
+    columns = {"key": "string", "value": "string", "mean": "number", "low": "number", "high": "number"}
+    data = inline(columns | {"chosen": "string"}, rows)
+    order = [str(trial.value) for trial in trials]
+    # Values are spaced evenly: sweeps are, in logarithms, and words have no distance.
+    x = alt.X("value:O", sort=order, title=setting, axis=alt.Axis(labelAngle=0, grid=False)).scale(
+        type="point", padding=0.4
+    )
+    y = alt.Y("mean:Q", title=None, axis=alt.Axis(format=axis_format(metric), tickCount=4))
+    y = y.scale(zero=False)
+    colours = by_contender(series)
+    base = alt.Chart(data)
+    tooltip = [
+        alt.Tooltip("value:N", title=setting),
+        alt.Tooltip("mean:Q", title="mean", format=".2%" if is_share(metric) else ".4~g"),
+        alt.Tooltip("chosen:N"),
+    ]
+    filled = alt.condition("datum.chosen == 'True'", alt.value(120), alt.value(50))
+    layers = [
+        base.mark_rule(strokeWidth=1.5, opacity=0.7).encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=colours),
+        base.mark_point(filled=True, opacity=1).encode(x=x, y=y, color=colours, size=filled, tooltip=tooltip),
+    ]
+    if numeric:
+        layers.insert(0, base.mark_line().encode(x=x, y=y, color=colours))
+    on = "held-out training data" if comparison.selection.get("on") == "validation" else "the results themselves"
+    what = name_of(metric).capitalize()
+    return Figure(
+        name=f"sensitivity_{label}_{setting}",
+        title=f"{label}: {setting}",
+        note=f"{what}, judged on {on}; for each value the best of the other settings. The large dot was chosen.",
+        chart=alt.layer(*layers).properties(width=WIDTH // 2, height=HEIGHT // 2),
+        table=Table([setting, name_of(metric), "95 % interval", ""], table),
+        contender=key,
+    )

@@ -1,0 +1,230 @@
+"""A report: comparisons, analysed, worded and drawn, ready for every format."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pliant.experiments.report.analysis import Analysis
+from pliant.experiments.report.answer import Answer, answer
+from pliant.experiments.report.histories import Histories, read_histories
+from pliant.experiments.report.reading import Broken, Comparison
+from pliant.experiments.report.style import Series, assign_series
+from pliant.experiments.report.table import ResultTable, metric_table, result_table
+from pliant.experiments.report.wording import count
+from pliant.experiments.store import Run, read_lines
+
+if TYPE_CHECKING:
+    from pliant.experiments.report.figures import Figure
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that did not end well, or a folder that cannot be read.
+
+    Args:
+        what: The run's name, or the file's path.
+        status: How it ended.
+        reason: Why, in a line.
+        details: The whole message.
+    """
+
+    what: str
+    status: str
+    reason: str
+    details: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Figures that belong together.
+
+    Args:
+        name: For links.
+        title: What they are about.
+        lead: What a reader should know first.
+        figures: The figures.
+        size: How much room each takes: "wide", "half" or "small".
+    """
+
+    name: str
+    title: str
+    lead: str
+    figures: "list[Figure]"
+    size: str
+
+
+class Section:
+    """One comparison in a report.
+
+    Args:
+        comparison: The runs.
+    """
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison = comparison
+        self.analysis = Analysis(comparison)
+
+    @property
+    def title(self) -> str:
+        """What the comparison is called."""
+        return self.comparison.title
+
+    @cached_property
+    def answer(self) -> Answer:
+        """What the comparison says."""
+        return answer(self.analysis)
+
+    @cached_property
+    def table(self) -> ResultTable:
+        """The table of results."""
+        return result_table(self.analysis)
+
+    @cached_property
+    def metrics(self) -> ResultTable | None:
+        """The table of all metrics, if there are more than the first one shows."""
+        return metric_table(self.analysis)
+
+    @cached_property
+    def series(self) -> list[Series]:
+        """How contenders appear in charts, best first."""
+        return assign_series([row.contender for row in self.analysis.rows])
+
+    @cached_property
+    def histories(self) -> Histories:
+        """What the runs recorded."""
+        return read_histories(self.comparison)
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The figures, in the order in which they are read."""
+        # Only here: the answer and the table are told without what draws.
+        from pliant.experiments.report import charts, measures
+
+        comparison, histories, series = self.comparison, self.histories, self.series
+        association = measures.association_figure(measures.associations(comparison, histories))
+        groups = [
+            Group("differences", "", "", _known([charts.differences(self.analysis, series)]), "wide"),
+            Group(
+                "curves",
+                "Learning curves",
+                "From the first epoch to the last, over all tasks.",
+                charts.learning_curves(histories, series),
+                "wide",
+            ),
+            Group(
+                "tasks",
+                "The end of each task, against a fresh network",
+                "Plasticity itself: can the network still learn what a new one learns?",
+                charts.task_ends(comparison, histories, series),
+                "half",
+            ),
+            Group(
+                "sensitivity",
+                "Sensitivity to settings",
+                "How much depends on choosing well.",
+                charts.sensitivity(comparison, series),
+                "small",
+            ),
+            Group(
+                "measures",
+                "Measures over time",
+                "What the network says about itself on the way.",
+                measures.measures_over_time(histories, series),
+                "small",
+            ),
+            Group(
+                "associations",
+                "Which measures go with plasticity",
+                "",
+                _known([association]),
+                "wide",
+            ),
+            Group(
+                "growth",
+                "Growth of weights, layer by layer",
+                "A chart a method, a line a layer, all on one scale.",
+                measures.layer_growth(histories, series),
+                "small",
+            ),
+        ]
+        return [group for group in groups if group.figures]
+
+    @property
+    def figures(self) -> "list[Figure]":
+        """All figures."""
+        return [figure for group in self.groups for figure in group.figures]
+
+    @cached_property
+    def failures(self) -> list[Failure]:
+        """Runs that did not end well, and what cannot be read."""
+        runs = {run.id: run for run in (*self.comparison.runs, *self.comparison.trials)}
+        ended_badly = [_failed(run) for run in runs.values() if run.status in ("failed", "diverged")]
+        return ended_badly + [_unreadable(broken) for broken in (*self.comparison.broken, *self.histories.broken)]
+
+    @property
+    def facts(self) -> list[str]:
+        """What was compared, in a few words each."""
+        runs = self.comparison.runs
+        seeds = {run.config.seed for run in runs}
+        finished = sum(run.status == "finished" for run in runs)
+        facts = [
+            count(sum(contender.role == "method" for contender in self.comparison.contenders), "method"),
+            count(sum(contender.role != "method" for contender in self.comparison.contenders), "baseline"),
+            count(len(seeds), "seed"),
+            f"{finished} of {count(len(runs), 'run')} finished",
+        ]
+        choosing = sum(run.config.purpose == "selection" for run in self.comparison.trials)
+        if choosing:
+            facts.append(f"{count(choosing, 'run')} to choose settings")
+        return facts
+
+    @property
+    def setting(self) -> dict[str, str]:
+        """Data, network, stream and training, as the first run has them."""
+        runs = [*self.comparison.runs, *self.comparison.trials]
+        if not runs:
+            return {}
+        config = runs[0].config
+        training = {key: value for key, value in vars(config.training).items() if value not in (None, ())}
+        return {
+            "data": str(config.data),
+            "network": str(config.model),
+            "stream": str(config.stream),
+            "training": ", ".join(f"{key}={value}" for key, value in training.items()),
+            "device": config.device,
+        }
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """Where the runs took place: what the first run of each contender says, every value that occurs."""
+        found: dict[str, dict[str, None]] = {}
+        for contender in self.comparison.contenders:
+            for key, value in _environment(contender.runs[0]).items():
+                if key != "pid" and value is not None:
+                    found.setdefault(key, {})[_flat(value)] = None
+        return {key: ", ".join(values) for key, values in found.items()}
+
+
+def _environment(run: Run) -> dict[str, Any]:
+    try:
+        events = read_lines(run.path / "events.jsonl")
+        return dict(next(event["environment"] for event in reversed(events) if event.get("event") == "start"))
+    except (StopIteration, KeyError, ValueError, OSError):
+        return {}
+
+
+def _flat(value: Any) -> str:
+    return ", ".join(f"{key} {_flat(item)}" for key, item in value.items()) if isinstance(value, dict) else str(value)
+
+
+def _failed(run: Run) -> Failure:
+    return Failure(run.id, run.status, run.error.strip().rpartition("\n")[2], run.error.strip())
+
+
+def _unreadable(broken: Broken) -> Failure:
+    return Failure(str(broken.path), "unreadable", broken.reason.partition("\n")[0], broken.reason)
+
+
+def _known(figures: "Iterable[Figure | None]") -> "list[Figure]":
+    return [figure for figure in figures if figure is not None]

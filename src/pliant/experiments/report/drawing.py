@@ -1,0 +1,44 @@
+"""The report's figures as files for print: the page's own charts, drawn without a browser."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import vl_convert
+
+from pliant.experiments.files import write_atomically
+from pliant.experiments.report.document import Section
+from pliant.experiments.report.style import print_config
+
+_PIXELS = 3.0
+"""Pixels of a PNG for each of the page's: about 300 a printed inch at the width of a column."""
+
+
+def save_figures(sections: Sequence[Section], folder: Path, format: str) -> list[Path]:
+    """Draw every figure into a file.
+
+    Args:
+        sections: The comparisons.
+        folder: Where to put them; made if it is missing.
+        format: png, svg or pdf.
+
+    Returns:
+        The files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for number, section in enumerate(sections):
+        config = print_config(section.series)
+        for figure in section.figures:
+            prefix = f"{number + 1}_" if len(sections) > 1 else ""
+            path = folder / f"{prefix}{re.sub(r'[^A-Za-z0-9_-]+', '-', figure.name)}.{format}"
+            spec = figure.spec(config)
+            if format == "svg":
+                content = vl_convert.vegalite_to_svg(spec).encode()
+            elif format == "pdf":
+                content = vl_convert.vegalite_to_pdf(spec)
+            else:
+                content = vl_convert.vegalite_to_png(spec, scale=_PIXELS)
+            write_atomically(path, content)
+            files.append(path)
+    return files

@@ -1,0 +1,280 @@
+"""What a figure is, and the pieces that charts are made of: data, axes, bands, labels at the ends of lines."""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+
+from pliant.experiments.report.histories import Curve
+from pliant.experiments.report.style import Series
+from pliant.experiments.report.wording import is_share, number
+
+HEIGHT = 300
+WIDTH = 640
+"""Size of a figure that stands alone; in the page it is as wide as there is room."""
+
+_LABEL_ROOM = 112
+_LABEL_STEP = 14
+_TABLE_ROWS = 30
+_NARROW = 420
+"""Below this width there is no room for labels beside the lines."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The numbers behind a chart.
+
+    Args:
+        columns: What stands above them.
+        rows: The numbers, written out; the first of each row says what it is about.
+    """
+
+    columns: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with all that a reader needs beside it.
+
+    Args:
+        name: What its file is called.
+        title: What it shows.
+        note: How to read it.
+        chart: The chart.
+        table: The same in numbers.
+        contender: Whose it is, if it shows one contender alone: the key.
+    """
+
+    name: str
+    title: str
+    note: str
+    chart: alt.TopLevelMixin
+    table: Table
+    contender: str | None = None
+
+    def spec(self, config: dict[str, Any], *, width: int | str = WIDTH) -> dict[str, Any]:
+        """Return the Vega-Lite specification."""
+        spec: dict[str, Any] = self.chart.to_dict()
+        fit = {"type": "fit-x", "contains": "padding"} if width == "container" else {"type": "pad"}
+        return spec | {"config": config, "width": width, "autosize": fit, "description": f"{self.title}. {self.note}"}
+
+
+def inline(columns: dict[str, str], rows: Iterable[Sequence[Any]]) -> alt.InlineData:
+    """Make data for a chart, as compact as text gets.
+
+    Args:
+        columns: The columns and their types: "number" or "string".
+        rows: The values; NaN and None are missing.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_compact(value) for value in row] for row in rows)
+    return alt.InlineData(values=text.getvalue(), format=alt.CsvDataFormat(type="csv", parse=columns))
+
+
+def _compact(value: Any) -> Any:
+    if isinstance(value, float):
+        return "" if not math.isfinite(value) else f"{value:.5g}"
+    return "" if value is None else value
+
+
+def shown_parameter(series: Sequence[Series]) -> alt.Parameter:
+    """The switch that the page turns: which contenders are shown."""
+    return alt.param(name="shown", value=[each.key for each in series if each.shown])
+
+
+IS_SHOWN = "indexof(shown, datum.key) >= 0"
+
+
+def by_contender(series: Sequence[Series]) -> alt.Color:
+    """Colour by contender; the colours themselves are the configuration's, and names stand beside the marks."""
+    return alt.Color("key:N", scale=alt.Scale(domain=[each.key for each in series]), legend=None)
+
+
+def by_dash(series: Sequence[Series]) -> alt.StrokeDash:
+    """Tell contenders of one colour apart by the pattern of their lines."""
+    scale = alt.Scale(domain=[each.key for each in series], range=[list(each.dash) for each in series])
+    return alt.StrokeDash("key:N", scale=scale, legend=None)
+
+
+def axis_format(metric: str) -> str:
+    """How an axis writes a metric."""
+    return "~%" if is_share(metric) else "~g"
+
+
+def curve_rows(curves: dict[str, Curve]) -> list[list[Any]]:
+    """The rows of a chart of curves: key, order, x, task and epoch from 1, mean, low, high."""
+    return [
+        [key, place, x, task + 1, epoch, mean, low, high]
+        for key, curve in curves.items()
+        for place, (x, task, epoch, mean, low, high) in enumerate(
+            zip(
+                curve.x.tolist(),
+                curve.task.tolist(),
+                curve.epoch.tolist(),
+                curve.mean.tolist(),
+                curve.low.tolist(),
+                curve.high.tolist(),
+                strict=True,
+            )
+        )
+    ]
+
+
+_CURVE = {
+    "key": "string",
+    "place": "number",
+    "x": "number",
+    "task": "number",
+    "epoch": "number",
+    "mean": "number",
+    "low": "number",
+    "high": "number",
+}
+
+
+def lines(
+    curves: dict[str, Curve],
+    series: Sequence[Series],
+    *,
+    x_title: str,
+    y_title: str | None,
+    metric: str,
+    boundaries: Sequence[float] = (),
+    zero: float | None = None,
+    points: bool = False,
+    labels: bool = True,
+    log: bool = False,
+    height: int = HEIGHT,
+) -> alt.TopLevelMixin:
+    """Draw curves with their bands, names at their ends, and a tooltip that compares them.
+
+    Args:
+        curves: A curve for each contender's key.
+        series: How contenders appear.
+        x_title: What runs along the bottom.
+        y_title: What runs up.
+        metric: The metric, which decides how numbers are written.
+        boundaries: Where new tasks begin.
+        zero: Where to draw a line to compare with.
+        points: Whether to mark the values.
+        labels: Whether to name the curves at their ends.
+        log: Whether the scale is logarithmic.
+        height: How high the chart is.
+    """
+    data = inline(_CURVE, curve_rows(curves))
+    edge = f"(width > {_NARROW} ? width - {_LABEL_ROOM} : width)" if labels else "width"
+    x = alt.X("x:Q", title=x_title, scale=alt.Scale(range=[0, alt.ExprRef(edge)], nice=False, zero=False))
+    x = x.axis(tickMinStep=1, tickCount=8, format="d")
+    y = alt.Y("mean:Q", title=y_title, axis=alt.Axis(format=axis_format(metric), tickCount=5))
+    y = y.scale(type="log", nice=False).axis(values=_decades(curves)) if log else y.scale(zero=False)
+    base = alt.Chart(data).transform_filter(IS_SHOWN)
+    colours, dashes = by_contender(series), by_dash(series)
+    layers: list[alt.Chart] = []
+    if boundaries:
+        places = inline({"x": "number"}, [[x] for x in boundaries])
+        layers.append(
+            alt.Chart(places)
+            .mark_rule(style="quiet", strokeWidth=1, strokeDash=[2, 3], opacity=0.55 if len(boundaries) < 40 else 0.2)
+            .encode(x=x)
+        )
+    if zero is not None:
+        layers.append(alt.Chart(inline({"mean": "number"}, [[zero]])).mark_rule(style="quiet").encode(y=y))
+    layers.append(
+        base.transform_filter("isValid(datum.low)")
+        .mark_area(opacity=0.14, line=False)
+        .encode(x=x, y=alt.Y("low:Q", title=y_title), y2="high:Q", color=colours)
+    )
+    layers.append(base.mark_line().encode(x=x, y=y, order="place:O", color=colours, strokeDash=dashes))
+    if points:
+        layers.append(base.mark_point(filled=True, size=36, opacity=1).encode(x=x, y=y, color=colours))
+    layers += _hover(data, series, x, metric)
+    if labels:
+        layers += _end_labels(curves, series, colours, edge)
+    return alt.layer(*layers).add_params(shown_parameter(series)).properties(width=WIDTH, height=height)
+
+
+def _hover(data: alt.InlineData, series: Sequence[Series], x: alt.X, metric: str) -> list[alt.Chart]:
+    """A rule under the pointer, whose tooltip lists every contender that is shown."""
+    nearest = alt.selection_point(
+        name="hover", nearest=True, on="pointerover", clear="pointerout", fields=["x"], empty=False
+    )
+    form = ".2%" if is_share(metric) else ".4~g"
+    tooltip = [alt.Tooltip("task:Q", title="task"), alt.Tooltip("epoch:Q", title="epoch")]
+    tooltip += [alt.Tooltip(f"{each.key}:Q", title=each.name, format=form) for each in series]
+    rule = (
+        alt.Chart(data)
+        .transform_filter(IS_SHOWN)
+        .transform_pivot("key", value="mean", groupby=["x", "task", "epoch"])
+        .mark_rule(style="quiet", strokeWidth=1)
+        .encode(x=x, tooltip=tooltip, opacity=alt.condition(nearest, alt.value(0.9), alt.value(0)))
+        .add_params(nearest)
+    )
+    return [rule]
+
+
+def _end_labels(curves: dict[str, Curve], series: Sequence[Series], colours: alt.Color, edge: str) -> list[alt.Chart]:
+    """Names at the right, in the order of the curves' ends, evenly spaced so that none covers another."""
+    names = {each.key: each.name for each in series}
+    ends = []
+    for key, curve in curves.items():
+        known = [place for place, mean in enumerate(curve.mean.tolist()) if math.isfinite(mean)]
+        if known:
+            ends.append([key, names[key], float(curve.x[known[-1]]), float(curve.mean[known[-1]])])
+    data = inline({"key": "string", "name": "string", "x": "number", "mean": "number"}, ends)
+    top = (
+        f"clamp(scale('y', datum.middle) - (datum.total - 1) * {_LABEL_STEP / 2}, 0,"
+        f" max(0, height - datum.total * {_LABEL_STEP}))"
+    )
+    place = alt.ExprRef(f"{top} + (datum.place - 0.5) * {_LABEL_STEP}")
+    visible = f"width > {_NARROW} && datum.total * {_LABEL_STEP} <= height + {_LABEL_STEP}"
+    base = (
+        alt.Chart(data)
+        .transform_filter(IS_SHOWN)
+        .transform_window(place="row_number()", sort=[alt.SortField("mean", order="descending")])
+        .transform_joinaggregate(total="count()", middle="mean(mean)")
+        .transform_filter(visible)
+    )
+    leader = base.mark_rule(strokeWidth=0.8).encode(
+        x=alt.value(alt.ExprRef("scale('x', datum.x) + 2")),
+        x2=alt.value(alt.ExprRef(f"{edge} + 14")),
+        y=alt.value(alt.ExprRef("scale('y', datum.mean)")),
+        y2=alt.value(place),
+        color=colours,
+    )
+    text = base.mark_text(align="left", baseline="middle", limit=_LABEL_ROOM - 20).encode(
+        x=alt.value(alt.ExprRef(f"{edge} + 18")), y=alt.value(place), text="name:N", color=colours
+    )
+    return [leader, text]
+
+
+def _decades(curves: dict[str, Curve]) -> list[float]:
+    """Round numbers for a logarithmic axis, no more than a handful."""
+    means = [mean for curve in curves.values() for mean in curve.mean.tolist() if math.isfinite(mean)]
+    low, high = math.floor(math.log10(min(means))), math.ceil(math.log10(max(means)))
+    steps = (1, 2, 5) if high - low <= 2 else (1,)
+    return [step * 10.0**power for power in range(low, high + 1) for step in steps]
+
+
+def curve_table(curves: dict[str, Curve], series: Sequence[Series], metric: str, what: str = "end of task") -> Table:
+    """The means at the ends of tasks: a row for each (of many, every so many), a column for each contender."""
+    at_end: dict[str, dict[int, float]] = {
+        key: dict(zip(curve.task.tolist(), curve.mean.tolist(), strict=True)) for key, curve in curves.items()
+    }
+    tasks = sorted({task for ends in at_end.values() for task in ends})
+    every = math.ceil(len(tasks) / _TABLE_ROWS)
+    tasks = tasks[::-1][::every][::-1]
+    present = [each for each in series if each.key in curves]
+    return Table(
+        [what, *(each.name for each in present)],
+        [
+            [str(task + 1), *(number(at_end[each.key].get(task, math.nan), metric) for each in present)]
+            for task in tasks
+        ],
+    )

@@ -1,0 +1,227 @@
+"""What runs recorded on their way, as arrays: over epochs, at the ends of tasks, and averaged over seeds."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pliant.experiments.report.reading import Broken, Comparison
+from pliant.experiments.report.statistics import Floats, bands
+from pliant.experiments.store import Run, read_lines
+
+ENTRY = "entry_"
+"""How a record names what was measured before the first step of a task."""
+MEASURES = "measures"
+"""Where a record keeps its measures: by name, or by name/layer."""
+
+_BOOKKEEPING = frozenset({"task", "epoch", "step", "progress", "lr", "receipts", MEASURES})
+
+
+@dataclass(frozen=True)
+class History:
+    """What one run recorded.
+
+    Args:
+        task: The task of each record, from 0.
+        epoch: The epoch in the task: 0 before the first step on it, 1 … after an epoch.
+        x: Epochs since the run began.
+        values: What was recorded, by name; NaN where it was not.
+        measures: The measures, by name or name/layer.
+    """
+
+    task: NDArray[np.int64]
+    epoch: NDArray[np.int64]
+    x: Floats
+    values: dict[str, Floats]
+    measures: dict[str, Floats]
+
+    def ends(self) -> NDArray[np.int64]:
+        """Where tasks end: the last record of each task that was completed, or that is being done."""
+        return np.flatnonzero(np.append(np.diff(self.task) != 0, True)) if len(self.task) else np.empty(0, np.int64)
+
+    def starts(self) -> NDArray[np.int64]:
+        """Where tasks start: the first record of each."""
+        return np.flatnonzero(np.insert(np.diff(self.task) != 0, 0, True)) if len(self.task) else np.empty(0, np.int64)
+
+
+def read_history(run: Run) -> History:
+    """Read what a run has recorded so far.
+
+    Raises:
+        ValueError: If a line of its metrics is broken.
+    """
+    records = read_lines(run.path / "metrics.jsonl")
+    rows: list[tuple[int, int, Mapping[str, Any], Mapping[str, Any]]] = []
+    for record in records:
+        task, epoch = int(record["task"]), int(record["epoch"])
+        entry = {key.removeprefix(ENTRY): value for key, value in record.items() if key.startswith(ENTRY)}
+        if entry:
+            rows.append((task, 0, entry, {}))
+        rows.append((task, epoch, record, record.get(MEASURES) or {}))
+    tasks = np.array([row[0] for row in rows], dtype=np.int64)
+    epochs = np.array([row[1] for row in rows], dtype=np.int64)
+    lengths = np.zeros(int(tasks.max(initial=-1)) + 2)
+    np.maximum.at(lengths, tasks + 1, epochs)
+    return History(
+        task=tasks,
+        epoch=epochs,
+        x=np.cumsum(lengths)[tasks] + epochs,
+        values=_columns([row[2] for row in rows], skip=_BOOKKEEPING),
+        measures=_columns([row[3] for row in rows]),
+    )
+
+
+def _columns(rows: Sequence[Mapping[str, Any]], skip: Iterable[str] = ()) -> dict[str, Floats]:
+    """Turn rows of numbers into columns; what is no number, or not finite, is NaN."""
+    columns: dict[str, Floats] = {}
+    left_out = set(skip)
+    for place, row in enumerate(rows):
+        for key, value in row.items():
+            if key in left_out or key.startswith(ENTRY):
+                continue
+            if key not in columns:
+                columns[key] = np.full(len(rows), np.nan)
+            if isinstance(value, int | float):
+                columns[key][place] = value
+    for column in columns.values():
+        column[~np.isfinite(column)] = np.nan
+    return {key: column for key, column in columns.items() if np.isfinite(column).any()}
+
+
+@dataclass(frozen=True)
+class Histories:
+    """What all runs of a comparison recorded.
+
+    Args:
+        of: The histories of each contender's runs, by the contender's name; seeds in order.
+        broken: Runs whose metrics cannot be read.
+    """
+
+    of: dict[str, list[History]]
+    broken: list[Broken] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """What was recorded, in the order of first appearance."""
+        return list(dict.fromkeys(name for history in self._all() for name in history.values))
+
+    @property
+    def measures(self) -> list[str]:
+        """What was measured, in the order of first appearance."""
+        return list(dict.fromkeys(name for history in self._all() for name in history.measures))
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks the longest run has met."""
+        return max((int(history.task[-1]) + 1 for history in self._all() if len(history.task)), default=0)
+
+    @property
+    def boundaries(self) -> list[float]:
+        """Epochs at which a new task begins, as the run that came furthest met them."""
+        longest = max(self._all(), key=lambda history: len(history.x), default=None)
+        return [] if longest is None else longest.x[longest.ends()[:-1]].tolist()
+
+    def _all(self) -> Iterable[History]:
+        return (history for histories in self.of.values() for history in histories)
+
+
+def read_histories(comparison: Comparison) -> Histories:
+    """Read what the runs of a comparison have recorded; a run that cannot be read is named, and left out."""
+    found: dict[str, list[History]] = {}
+    broken = []
+    for contender in comparison.contenders:
+        found[contender.name] = []
+        for run in contender.runs:
+            try:
+                found[contender.name].append(read_history(run))
+            except (ValueError, KeyError, TypeError, OSError) as error:
+                broken.append(Broken(run.path / "metrics.jsonl", f"{type(error).__name__}: {error}"))
+    return Histories(found, broken)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A contender's mean over seeds along its way, with 95 % intervals.
+
+    Args:
+        x: Where.
+        task: The task at each place, from 0.
+        epoch: The epoch in it.
+        mean: The mean over the seeds that have a value there.
+        low: The lower end of the interval.
+        high: The upper end of the interval.
+        seeds: How many seeds have a value there.
+    """
+
+    x: Floats
+    task: NDArray[np.int64]
+    epoch: NDArray[np.int64]
+    mean: Floats
+    low: Floats
+    high: Floats
+    seeds: NDArray[np.int64]
+
+
+def average(histories: Sequence[History], name: str, *, points: int, measure: bool = False) -> Curve | None:
+    """Average what runs recorded over epochs.
+
+    Args:
+        histories: The runs of one contender.
+        name: What was recorded.
+        points: About how many points to keep: the first and last of every task, and evenly spaced ones
+            between.
+        measure: Whether it is a measure.
+
+    Returns:
+        The curve; None if no run recorded it.
+    """
+    found: dict[tuple[int, int], float] = {}
+    columns = []
+    for history in histories:
+        column = (history.measures if measure else history.values).get(name)
+        if column is None:
+            continue
+        present = np.flatnonzero(np.isfinite(column))
+        keys = list(zip(history.task[present].tolist(), history.epoch[present].tolist(), strict=True))
+        found |= dict(zip(keys, history.x[present].tolist(), strict=True))
+        columns.append(dict(zip(keys, column[present].tolist(), strict=True)))
+    if not found:
+        return None
+    keys = _thin(sorted(found), points)
+    values = np.array([[column.get(key, np.nan) for key in keys] for column in columns])
+    mean, low, high = bands(values)
+    return Curve(
+        x=np.array([found[key] for key in keys]),
+        task=np.array([task for task, _ in keys], dtype=np.int64),
+        epoch=np.array([epoch for _, epoch in keys], dtype=np.int64),
+        mean=mean,
+        low=low,
+        high=high,
+        seeds=np.isfinite(values).sum(axis=0),
+    )
+
+
+def at_task_ends(histories: Sequence[History], name: str) -> Floats:
+    """Return what runs recorded at the end of each task: [seeds, tasks], NaN where there is nothing."""
+    tasks = max((int(history.task[-1]) + 1 for history in histories if len(history.task)), default=0)
+    table = np.full((len(histories), tasks), np.nan)
+    for row, history in zip(table, histories, strict=True):
+        if name in history.values:
+            ends = history.ends()
+            row[history.task[ends]] = history.values[name][ends]
+    return table
+
+
+def _thin(keys: list[tuple[int, int]], points: int) -> list[tuple[int, int]]:
+    """Keep about `points` of (task, epoch), never losing the two ends of a task where a drop would show."""
+    if len(keys) <= points:
+        return keys
+    kept = {int(place) for place in np.linspace(0, len(keys) - 1, points)}
+    kept |= {
+        place
+        for place, (task, _) in enumerate(keys)
+        if place in (0, len(keys) - 1) or keys[place - 1][0] != task or keys[place + 1][0] != task
+    }
+    return [keys[place] for place in sorted(kept)]

@@ -1,0 +1,94 @@
+"""The report as one HTML file that needs nothing else: no network, no other file."""
+
+import datetime
+import json
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import jinja2
+import vl_convert
+from markupsafe import Markup
+
+from pliant._version import __version__
+from pliant.experiments.report.document import Section
+from pliant.experiments.report.style import DARK, FONT, LIGHT, colour, page_config
+
+_SLOTS = ("vanilla", "fresh", *map(str, range(len(LIGHT["hues"]))))
+
+
+def render_page(sections: Sequence[Section], title: str) -> str:
+    """Write the report as HTML.
+
+    Args:
+        sections: The comparisons.
+        title: What the page is called.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pliant.experiments.report", "page"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    charts = _charts(sections)
+    return environment.get_template("page.html").render(
+        title=title,
+        sections=sections,
+        folders=dict.fromkeys(folder for section in sections for folder in section.comparison.folders),
+        version=__version__,
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        theme_css=Markup(_theme_css()),
+        style=Markup(_asset(environment, "style.css")),
+        script=Markup(_asset(environment, "script.js")),
+        charts=Markup(_json(charts)),
+        library=Markup(_library()) if charts["charts"] else "",
+    )
+
+
+def _charts(sections: Sequence[Section]) -> dict[str, Any]:
+    """The specifications of all charts, by the id of their place; what all of a section share stands once."""
+    charts = {}
+    for number, section in enumerate(sections):
+        for group in section.groups:
+            for place, figure in enumerate(group.figures):
+                spec = figure.spec({}, width="container")
+                del spec["config"]
+                charts[f"s{number}-{group.name}-{place}"] = {"spec": spec, "section": str(number)}
+    configs = {str(number): page_config(section.series) for number, section in enumerate(sections)}
+    return {"charts": charts, "configs": configs if charts else {}}
+
+
+def _json(value: Any) -> str:
+    """Write JSON that can stand inside a script element, whatever it holds."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+@cache
+def _library() -> str:
+    """Vega, Vega-Lite and what embeds them, as one script."""
+    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace("</script", "<\\/script")
+
+
+def _asset(environment: jinja2.Environment, name: str) -> str:
+    assert environment.loader is not None
+    return environment.loader.get_source(environment, name)[0]
+
+
+def _theme_css() -> str:
+    """The colours as variables: light, dark if the system says so, and either if the reader says so; light on paper."""
+
+    def variables(theme: dict[str, Any]) -> str:
+        named = {
+            name: theme[name] for name in ("page", "ink", "muted", "line", "soft", "faint", "accent", "good", "warn")
+        }
+        series = {f"series-{slot}": colour(slot, theme) for slot in _SLOTS}
+        return " ".join(f"--{name}: {value};" for name, value in (named | series).items())
+
+    return (
+        f":root {{ --font: {FONT}; color-scheme: light; {variables(LIGHT)} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ color-scheme: dark; {variables(DARK)} }} }}\n"
+        f"@media screen {{ :root[data-theme=light] {{ color-scheme: light; {variables(LIGHT)} }}\n"
+        f":root[data-theme=dark] {{ color-scheme: dark; {variables(DARK)} }} }}"
+    )

@@ -1,0 +1,243 @@
+"""What seeds say and what they cannot: intervals, tests, corrections, and how many seeds would be enough.
+
+Everything is computed by scipy and statsmodels. What is decided here, and why:
+
+- Intervals are bootstrap intervals over seeds, percentiles widened for few of them (Hesterberg 2015, "What teachers
+  should know about the bootstrap", the expanded percentile interval): plain percentiles are too narrow by
+  √((n−1)/n) and use the normal distribution's quantile for Student's. Two or three seeds still give no more than
+  their own range, which covers the mean of a symmetric distribution in 1 − 2^(1−n) of all cases.
+- Two methods are compared on the seeds that both have, by Student's paired t-test: runs of one seed share data order,
+  initial weights and tasks. Rank and sign tests cannot reach 5 % with fewer than six seeds.
+- Families of tests are corrected by Holm's procedure.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.power import TTestPower
+
+Floats = NDArray[np.float64]
+
+LEVEL = 0.05
+"""Differences whose corrected p-value is below this are called distinguishable."""
+POWER = 0.8
+"""How likely the seeds that are asked for would show the difference."""
+MANY_SEEDS = 1000
+"""From here on, more seeds are not a plan."""
+
+_RESAMPLES = 9999
+_BAND_RESAMPLES = 999
+_BATCH = 20_000_000
+"""How many numbers to resample at a time: bounds memory."""
+_ROUNDING = 1e-9
+"""Differences smaller than this part of the values are rounding."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over seeds and its 95 % interval.
+
+    Args:
+        mean: The mean.
+        low: The lower end; NaN for a single value.
+        high: The upper end; NaN for a single value.
+        count: How many values.
+    """
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How one method differs from another: mean of the first minus mean of the second.
+
+    Args:
+        interval: The difference; NaN ends where there are too few seeds.
+        p: The p-value of "no difference", not corrected; NaN where it cannot be tested.
+        paired: Whether seed was compared with seed.
+        scatter: Standard deviation of the paired differences; NaN if unpaired.
+    """
+
+    interval: Interval
+    p: float
+    paired: bool
+    scatter: float
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Estimate a mean with its 95 % bootstrap interval over seeds.
+
+    Args:
+        values: A finite number for each seed, at least one.
+
+    Example:
+        >>> interval([3.0, 3.0, 3.0])
+        Interval(mean=3.0, low=3.0, high=3.0, count=3)
+    """
+    if len(values) == 0:
+        raise ValueError("values is empty; a mean needs at least one")
+    sample = np.asarray(values, dtype=float)
+    low, high = _bootstrap(sample[:, None], _RESAMPLES)
+    return Interval(float(sample.mean()), float(low[0]), float(high[0]), len(sample))
+
+
+def bands(values: Floats) -> tuple[Floats, Floats, Floats]:
+    """Estimate the mean at every point of a curve with its 95 % bootstrap interval over seeds.
+
+    Args:
+        values: [seeds, points]; NaN where a seed has no value.
+
+    Returns:
+        Mean, lower end and upper end at every point, over the seeds that have a value there: NaN where none
+        has, the ends also where only one has.
+    """
+    points = values.shape[1]
+    mean, low, high = (np.full(points, np.nan) for _ in range(3))
+    present = np.isfinite(values)
+    # Points that the same seeds have reached are resampled together.
+    patterns, group_of = np.unique(present, axis=1, return_inverse=True)
+    for group in range(patterns.shape[1]):
+        seeds, columns = patterns[:, group], np.flatnonzero(group_of.reshape(-1) == group)
+        if seeds.any():
+            sample = values[np.ix_(seeds, columns)]
+            mean[columns] = sample.mean(axis=0)
+            low[columns], high[columns] = _bootstrap(sample, _BAND_RESAMPLES)
+    return mean, low, high
+
+
+def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Difference:
+    """Compare two methods on the seeds that both have, or on all if they share fewer than two.
+
+    Args:
+        first: A value for each seed, at least one.
+        second: A value for each seed, at least one.
+
+    Example:
+        >>> round(difference({0: 3.0, 1: 5.0, 2: 7.0}, {0: 2.0, 1: 3.0, 2: 4.0}).p, 4)
+        0.0742
+    """
+    p = compare(first, second)
+    shared = sorted(first.keys() & second.keys())
+    if len(shared) >= 2:
+        gaps = [first[seed] - second[seed] for seed in shared]
+        return Difference(interval(gaps), p, True, float(np.std(gaps, ddof=1)))
+    x, y = (np.array(list(values.values())) for values in (first, second))
+    mean, count = float(x.mean() - y.mean()), min(len(x), len(y))
+    if count < 2:
+        return Difference(Interval(mean, math.nan, math.nan, count), p, False, math.nan)
+    ends = stats.bootstrap(
+        (x, y),
+        lambda a, b, axis: a.mean(axis=axis) - b.mean(axis=axis),
+        confidence_level=_expanded_level(count),
+        n_resamples=_RESAMPLES,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return Difference(Interval(mean, float(ends.low), float(ends.high), count), p, False, math.nan)
+
+
+def compare(first: Mapping[int, float], second: Mapping[int, float]) -> float:
+    """Test whether two methods differ: Student's paired t-test, or Welch's if they share fewer than two seeds.
+
+    Differences that are all alike leave a t-test no scatter, or that of rounding alone, which would look like
+    certainty. They are tested by their signs.
+
+    Args:
+        first: A value for each seed.
+        second: A value for each seed.
+
+    Returns:
+        The p-value; NaN if there are too few seeds.
+
+    Example:
+        >>> compare({0: 0.9, 1: 0.8, 2: 0.7}, {0: 0.8, 1: 0.7, 2: 0.6})
+        0.25
+    """
+    shared = sorted(first.keys() & second.keys())
+    if len(shared) >= 2:
+        pairs = np.array([(first[seed], second[seed]) for seed in shared])
+        gaps, rounding = pairs[:, 0] - pairs[:, 1], _ROUNDING * np.abs(pairs).max()
+        if np.ptp(gaps) > rounding:
+            return float(stats.ttest_1samp(gaps, 0.0).pvalue)
+        return 1.0 if abs(gaps[0]) <= rounding else float(stats.binomtest(len(gaps), len(gaps)).pvalue)
+    x, y = (np.array(list(values.values())) for values in (first, second))
+    if min(len(x), len(y)) < 2 or max(np.ptp(x), np.ptp(y)) <= _ROUNDING * np.abs([*x, *y]).max():
+        return math.nan
+    return float(stats.ttest_ind(x, y, equal_var=False).pvalue)
+
+
+def adjust(p_values: Sequence[float]) -> list[float]:
+    """Correct the p-values of one family by Holm's procedure; those that are NaN stay and do not count.
+
+    Example:
+        >>> adjust([0.01, 0.04, float("nan")])
+        [0.02, 0.04, nan]
+    """
+    known = [p for p in p_values if not math.isnan(p)]
+    corrected = iter(multipletests(known, method="holm")[1].tolist() if known else [])
+    return [p if math.isnan(p) else next(corrected) for p in p_values]
+
+
+def seeds_needed(gap: Difference, comparisons: int) -> int | None:
+    """Say how many seeds would show a difference as large as it looks now, with a power of 80 %.
+
+    Args:
+        gap: What was seen.
+        comparisons: How many tests share the level; the strictest of Holm's steps is asked for.
+
+    Returns:
+        The number of seeds in all; None if it cannot be told, or is above `MANY_SEEDS`.
+    """
+    if not (gap.scatter > 0 and gap.interval.mean != 0):
+        return None
+    effect, level = abs(gap.interval.mean) / gap.scatter, LEVEL / max(1, comparisons)
+    power = TTestPower().power
+    return next((seeds for seeds in range(2, MANY_SEEDS + 1) if power(effect, seeds, level) >= POWER), None)
+
+
+def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return Spearman's ρ over the pairs that are finite; NaN with fewer than three or without variation.
+
+    Example:
+        >>> rank_correlation([1.0, 2.0, 3.0], [10.0, 100.0, 1000.0])
+        1.0
+    """
+    a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    good = np.isfinite(a) & np.isfinite(b)
+    a, b = a[good], b[good]
+    if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return math.nan
+    return float(stats.spearmanr(a, b).statistic)
+
+
+def _expanded_level(count: int) -> float:
+    """The percentile interval's level at which it is as wide as Student's interval (Hesterberg 2015)."""
+    quantile = stats.t.ppf(LEVEL / 2, count - 1) * math.sqrt(count / (count - 1))
+    return float(1 - 2 * stats.norm.cdf(quantile))
+
+
+def _bootstrap(sample: Floats, resamples: int) -> tuple[Floats, Floats]:
+    """Bootstrap the mean over the first axis, for every column at once."""
+    count, columns = sample.shape
+    if count == 1:
+        return np.full(columns, np.nan), np.full(columns, np.nan)
+    found = stats.bootstrap(
+        (sample,),
+        np.mean,
+        axis=0,
+        vectorized=True,
+        confidence_level=_expanded_level(count),
+        n_resamples=resamples,
+        batch=max(1, _BATCH // sample.size),
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return np.asarray(found.low), np.asarray(found.high)

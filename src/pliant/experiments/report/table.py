@@ -1,0 +1,166 @@
+"""The table of results, once for all formats: what stands in which cell."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from pliant.experiments.report.analysis import Analysis, Contrast, Mark, Row
+from pliant.experiments.report.wording import change, is_share, name_of, number, probability, span
+
+_METRICS = 3
+"""How many metrics the first table shows; it is to be read, not searched."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in a cell.
+
+    Args:
+        text: The number itself.
+        details: What qualifies it: an interval, a test.
+        mark: Whether it is the best of its column, or cannot be told from it.
+    """
+
+    text: str
+    details: tuple[str, ...] = ()
+    mark: Mark = ""
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """A table of results.
+
+    Args:
+        columns: What stands above the columns; the first is the contender's.
+        contenders: The names, row by row.
+        cells: The other columns' cells, row by row.
+        notes: What a reader must know about it.
+    """
+
+    columns: list[str]
+    contenders: list[str]
+    cells: list[list[Cell]]
+    notes: list[str]
+
+
+def result_table(analysis: Analysis) -> ResultTable:
+    """Make the table of results: headline, differences, published numbers, other metrics, costs, seeds."""
+    headline = analysis.headline
+    rows = analysis.rows
+    columns = ["method", _heading(headline)]
+    makers: list[Callable[[Row], Cell]] = [lambda row: _value(row, headline)]
+    if any(row.against_vanilla for row in rows):
+        columns.append("against doing nothing")
+        makers.append(lambda row: _contrast(row.against_vanilla, headline))
+    if any(row.against_fresh for row in rows):
+        columns.append("against training from scratch")
+        makers.append(lambda row: _contrast(row.against_fresh, headline))
+    if any(row.published for row in rows):
+        columns.append("published")
+        makers.append(lambda row: _published(row, headline))
+    for metric in [metric for metric in analysis.metrics if metric != headline][: _METRICS - 1]:
+        columns.append(_heading(metric))
+        makers.append(partial(_value, metric=metric))
+    if any(row.cost for row in rows):
+        columns += ["time a step", "memory kept"]
+        makers += [_time, _memory]
+    columns.append("seeds")
+    makers.append(_seeds)
+    return ResultTable(
+        columns,
+        [row.contender.name for row in rows],
+        [[make(row) for make in makers] for row in rows],
+        _notes(analysis),
+    )
+
+
+def metric_table(analysis: Analysis) -> ResultTable | None:
+    """Make the table of all metrics; None if the first table shows them all."""
+    if len(analysis.metrics) <= _METRICS:
+        return None
+    return ResultTable(
+        ["method", *(_heading(metric) for metric in analysis.metrics)],
+        [row.contender.name for row in analysis.rows],
+        [[_value(row, metric) for metric in analysis.metrics] for row in analysis.rows],
+        [],
+    )
+
+
+def _heading(metric: str) -> str:
+    return f"{name_of(metric)}, %" if is_share(metric) else name_of(metric)
+
+
+def _value(row: Row, metric: str) -> Cell:
+    if metric not in row.numbers:
+        return Cell("–")
+    estimate = row.numbers[metric]
+    ends = span(estimate, metric)
+    return Cell(number(estimate.mean, metric, unit=False), (ends,) if ends else (), row.marks.get(metric, ""))
+
+
+def _contrast(contrast: Contrast | None, metric: str) -> Cell:
+    if contrast is None:
+        return Cell("")
+    estimate = contrast.difference.interval
+    details = filter(None, [span(estimate, metric, signed=True), probability(contrast.p)])
+    return Cell(change(estimate.mean, metric, unit=False), tuple(details))
+
+
+def _published(row: Row, metric: str) -> Cell:
+    if row.published is None:
+        return Cell("")
+    mean, spread = row.published
+    return Cell(f"{number(mean, metric, unit=False)} ± {number(spread, metric, unit=False)}")
+
+
+def _time(row: Row) -> Cell:
+    if row.cost is None:
+        return Cell("–")
+    taken = f"{1000 * row.cost.seconds:.3g} ms"
+    low, high = (f"{1000 * end:.3g}" for end in row.cost.range)
+    details = (f"{low} to {high} ms",) if low != high else ()
+    return Cell(taken, details) if math.isnan(row.cost.time) else Cell(f"×{row.cost.time:.2f}", (taken, *details))
+
+
+def _memory(row: Row) -> Cell:
+    if row.cost is None:
+        return Cell("–")
+    kept = f"{row.cost.bytes / 1e6:.3g} MB"
+    return Cell(kept) if math.isnan(row.cost.memory) else Cell(f"×{row.cost.memory:.2f}", (kept,))
+
+
+def _seeds(row: Row) -> Cell:
+    others = [f"{count} {status}" for status, count in row.counts.items() if status != "finished"]
+    return Cell(str(row.counts.get("finished", 0)), tuple(others))
+
+
+def _marked(analysis: Analysis, metric: str) -> bool:
+    return any(metric in row.marks for row in analysis.rows)
+
+
+def _notes(analysis: Analysis) -> list[str]:
+    notes = ["Means over seeds with 95 % bootstrap intervals."]
+    if any(row.against_vanilla or row.against_fresh for row in analysis.rows):
+        notes.append(
+            "Differences are taken seed by seed; p-values are of paired t-tests, corrected by Holm's procedure for "
+            "the number of methods."
+        )
+    marks = {mark for row in analysis.rows for mark in row.marks.values()}
+    if "best" in marks:
+        notes.append("Best: distinguishable from every other method.")
+    if "tied" in marks:
+        notes.append("Tied: the best mean, and those that cannot be told from it.")
+    if len(analysis.candidates) > 1 and not all(_marked(analysis, metric) for metric in analysis.metrics[:_METRICS]):
+        notes.append("Where nothing is marked, no method can be told from the best.")
+    if any(row.published for row in analysis.rows):
+        notes.append("Published: the source's mean and spread as printed there.")
+    if any(row.cost for row in analysis.rows):
+        notes.append(
+            "Time is the median over seeds relative to doing nothing, evaluation included, and the range over seeds: "
+            "on a busy machine it scatters. Memory is what weights, optimizer and method keep between steps."
+        )
+    chosen_on = {"validation": "held-out training data", "test": "the test data itself: optimistic"}
+    if (on := analysis.comparison.selection.get("on")) in chosen_on:
+        notes.append(f"Settings were chosen on {chosen_on[on]}.")
+    return notes

@@ -1,0 +1,140 @@
+"""How numbers and their names are written, the same in every format."""
+
+import math
+from collections.abc import Sequence
+
+from pliant.experiments.report.statistics import Interval
+
+_NAMES = {
+    "final_test_accuracy": "final test accuracy",
+    "mean_test_accuracy": "mean test accuracy over tasks",
+    "final_train_accuracy": "final training accuracy",
+    "mean_train_accuracy": "mean training accuracy over tasks",
+    "final_task_online_accuracy": "online accuracy in the last task",
+    "mean_task_online_accuracy": "mean online accuracy over tasks",
+    "task_online_accuracy": "online accuracy over the task",
+    "train_accuracy": "training accuracy",
+    "train_error": "training error",
+    "train_loss": "training loss at the end of a task",
+    "loss": "training loss",
+}
+_LOWER_IS_BETTER = ("loss", "error", "perplexity")
+
+
+def name_of(metric: str) -> str:
+    """Say what a number of a result or a record is.
+
+    Example:
+        >>> name_of("mean_test_accuracy"), name_of("final_return")
+        ('mean test accuracy over tasks', 'final return')
+    """
+    return _NAMES.get(metric, metric.replace("_", " "))
+
+
+def is_share(metric: str) -> bool:
+    """Whether a number is a share, to be written in per cent."""
+    return metric.endswith("accuracy") or metric in ("error", "test_error", "train_error")
+
+
+def direction(metric: str) -> int:
+    """Return 1 where higher is better, −1 where lower is."""
+    return -1 if metric.endswith(_LOWER_IS_BETTER) else 1
+
+
+def number(value: float, metric: str, *, unit: bool = True) -> str:
+    """Write a value.
+
+    Example:
+        >>> number(0.9675, "test_accuracy"), number(1234.5678, "return")
+        ('96.75 %', '1235')
+    """
+    if math.isnan(value):
+        return "–"
+    if is_share(metric):
+        return f"{100 * value:.2f}" + (" %" if unit else "")
+    return f"{value:.4g}".replace("-", "−")
+
+
+def brief(value: float, metric: str) -> str:
+    """Write a value as a sentence has it: no more digits than are read.
+
+    Example:
+        >>> brief(0.9675, "test_accuracy"), brief(0.0004, "test_error")
+        ('96.8 %', '0.04 %')
+    """
+    return f"{_percent(value)} %" if is_share(metric) else number(value, metric)
+
+
+def size(value: float, metric: str) -> str:
+    """Write how large a difference is as a sentence has it, without its sign.
+
+    Example:
+        >>> size(-0.0123, "test_accuracy"), size(-2.0, "return")
+        ('1.2 points', '2')
+    """
+    return f"{_percent(abs(value))} points" if is_share(metric) else number(abs(value), metric)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f}" if abs(value) < 0.001 else f"{100 * value:.1f}"
+
+
+def change(value: float, metric: str, *, unit: bool = True) -> str:
+    """Write a difference, with its sign.
+
+    Example:
+        >>> change(-0.012, "test_accuracy"), change(2.0, "return")
+        ('−1.20 points', '+2')
+    """
+    if math.isnan(value):
+        return "–"
+    text = f"{100 * value:+.2f}" + (" points" if unit else "") if is_share(metric) else f"{value:+.4g}"
+    return text.replace("-", "−")
+
+
+def span(interval: Interval, metric: str, *, signed: bool = False) -> str:
+    """Write the two ends of an interval; nothing if there are none.
+
+    Example:
+        >>> span(Interval(0.5, 0.25, 0.75, 3), "test_accuracy")
+        '25.00 to 75.00'
+    """
+    if math.isnan(interval.low):
+        return ""
+    write = change if signed else number
+    return f"{write(interval.low, metric, unit=False)} to {write(interval.high, metric, unit=False)}"
+
+
+def probability(p: float) -> str:
+    """Write a p-value.
+
+    Example:
+        >>> probability(0.0312), probability(1e-6)
+        ('p = 0.031', 'p < 0.001')
+    """
+    if math.isnan(p):
+        return "not tested"
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
+def enumerate_names(names: Sequence[str], limit: int = 4) -> str:
+    """Write a list of names as a sentence has it.
+
+    Example:
+        >>> enumerate_names(["a", "b", "c"]), enumerate_names(list("abcdef"))
+        ('a, b and c', 'a, b, c and 3 others')
+    """
+    if len(names) > limit:
+        rest = len(names) - limit + 1
+        return f"{', '.join(names[: limit - 1])} and {rest} others"
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
+
+
+def count(number: int, what: str) -> str:
+    """Write a count with its noun.
+
+    Example:
+        >>> count(1, "seed"), count(3, "seed")
+        ('1 seed', '3 seeds')
+    """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
