@@ -52,8 +52,8 @@ def main() -> None:
     def by_hand() -> float:
         total, correct = torch.zeros(()), torch.zeros((), dtype=torch.int64)
         for index in torch.randperm(EXAMPLES).split(BATCH):
-            x = images[index].to(torch.float32).mul_(scale).add_(shift)
-            y = labels[index]
+            x = images.index_select(0, index).to(torch.float32).mul_(scale).add_(shift)
+            y = labels.index_select(0, index)
             optimizer.zero_grad()
             logits = model(x)
             loss = cross_entropy(logits, y)

