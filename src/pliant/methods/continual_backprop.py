@@ -142,7 +142,8 @@ class ContinualBackprop(Recycler):
         corrections = 1 - self.decay ** ages.to(self.utilities[name].dtype)
         utilities = (self.utilities[name] / corrections).where(ages > self.maturity, torch.inf)
         chosen = torch.zeros_like(ages, dtype=torch.bool)
-        chosen[utilities.topk(count, largest=False).indices] = True
+        # Units that are dead have equal utilities: a stable order makes the choice the same on every device.
+        chosen[utilities.argsort(stable=True)[:count]] = True
         self._move_means(group, (self.means[name] / corrections).where(chosen, 0))
         weight = self._weight(group)
         fan_in = weight.numel() // group.count

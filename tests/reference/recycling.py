@@ -1,0 +1,144 @@
+"""ReDo and continual backprop as their authors describe them: one unit at a time, on layers that are named by hand."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
+
+
+@dataclass
+class Wire:
+    """Who makes units, who normalises them, who reads them."""
+
+    producer: nn.Module
+    norm: nn.Module | None
+    reader: nn.Module
+
+    @property
+    def count(self) -> int:
+        return self.producer.weight.shape[0]
+
+    @property
+    def columns(self) -> int:
+        """How many inputs of the reader belong to one unit: more than one after a channel was flattened."""
+        return self.reader.weight.shape[1] // self.count
+
+    def read_by(self, unit: int) -> slice:
+        return slice(unit * self.columns, (unit + 1) * self.columns)
+
+
+def watch(model: nn.Module, wires: list[Wire], inputs: Tensor) -> list[list[Tensor]]:
+    """Run the model; return for each wire the activations of each unit, as the reader gets them."""
+    seen: dict[int, Tensor] = {}
+    handles = [
+        w.reader.register_forward_pre_hook(lambda _, args, i=i: seen.update({i: args[0].detach()}))
+        for i, w in enumerate(wires)
+    ]
+    training = {m: m.training for m in model.modules()}
+    buffers = {n: b.clone() for n, b in model.named_buffers()}
+    model.train()
+    with torch.no_grad():
+        model(inputs)
+    for m, mode in training.items():
+        m.training = mode
+    for n, b in model.named_buffers():
+        b.copy_(buffers[n])
+    for handle in handles:
+        handle.remove()
+    result = []
+    for i, wire in enumerate(wires):
+        dim = 1 if isinstance(wire.reader, nn.Conv2d) else -1
+        values = seen[i].movedim(dim, 0)
+        result.append([values[wire.read_by(unit)] for unit in range(wire.count)])
+    return result
+
+
+def clear(optimizer: Optimizer, parameter: Tensor, place: tuple) -> None:
+    for key, moment in optimizer.state.get(parameter, {}).items():
+        if key in MOMENTS:
+            moment[place] = 0.0
+
+
+@torch.no_grad()
+def renew(wire: Wire, unit: int, incoming: Tensor, optimizer: Optimizer) -> None:
+    """Make one unit anew, and forget its past."""
+    columns = wire.read_by(unit)
+    producer, norm, reader = wire.producer, wire.norm, wire.reader
+    producer.weight[unit] = incoming
+    clear(optimizer, producer.weight, (unit,))
+    if producer.bias is not None:
+        producer.bias[unit] = 0.0
+        clear(optimizer, producer.bias, (unit,))
+    if norm is not None:
+        norm.weight[unit], norm.bias[unit] = 1.0, 0.0
+        clear(optimizer, norm.weight, (unit,))
+        clear(optimizer, norm.bias, (unit,))
+        if getattr(norm, "running_mean", None) is not None:
+            norm.running_mean[unit], norm.running_var[unit] = 0.0, 1.0
+    reader.weight[:, columns] = 0.0
+    clear(optimizer, reader.weight, (slice(None), columns))
+
+
+def redo(
+    wires: list[Wire], seen: list[list[Tensor]], tau: float, fresh: Callable[[nn.Module], Tensor], optimizer: Optimizer
+) -> list[list[int]]:
+    """Renew the units whose mean |h| is at most τ times the layer's average; return which."""
+    renewed = []
+    for wire, values in zip(wires, seen, strict=True):
+        sizes = [float(v.abs().mean()) for v in values]
+        average = sum(sizes) / len(sizes)
+        dormant = [unit for unit, size in enumerate(sizes) if size / (average + 1e-9) <= tau]
+        weights = fresh(wire.producer)
+        for unit in dormant:
+            renew(wire, unit, weights[unit], optimizer)
+        renewed.append(dormant)
+    return renewed
+
+
+class ContinualBackprop:
+    """Utilities, ages and debts, in plain numbers."""
+
+    def __init__(self, wires: list[Wire], rate: float, maturity: int, decay: float = 0.99) -> None:
+        self.wires, self.rate, self.maturity, self.decay = wires, rate, maturity, decay
+        self.utility = [[0.0] * w.count for w in wires]
+        self.mean = [[0.0] * w.count for w in wires]
+        self.age = [[0] * w.count for w in wires]
+        self.owed = [0.0] * len(wires)
+
+    @torch.no_grad()
+    def step(
+        self, seen: list[list[Tensor]], fresh: Callable[[nn.Module], Tensor], optimizer: Optimizer
+    ) -> list[list[int]]:
+        chosen: list[list[int]] = []
+        for i, wire in enumerate(self.wires):
+            eta = self.decay
+            for unit, values in enumerate(seen[i]):
+                self.age[i][unit] += 1
+                outgoing = float(wire.reader.weight[:, wire.read_by(unit)].abs().mean())
+                contribution = float(values.abs().mean()) * outgoing
+                self.utility[i][unit] = eta * self.utility[i][unit] + (1 - eta) * contribution
+                self.mean[i][unit] = eta * self.mean[i][unit] + (1 - eta) * float(values.mean())
+            mature = [unit for unit in range(wire.count) if self.age[i][unit] > self.maturity]
+            self.owed[i] += self.rate * len(mature)
+            due = math.floor(self.owed[i])
+            self.owed[i] -= due
+            mature.sort(key=lambda unit, i=i: self.utility[i][unit] / (1 - self.decay ** self.age[i][unit]))
+            chosen.append(mature[:due])
+        for i, wire in enumerate(self.wires):
+            if not chosen[i]:
+                continue
+            weights = fresh(wire.producer)
+            for unit in chosen[i]:
+                mean = self.mean[i][unit] / (1 - self.decay ** self.age[i][unit])
+                if wire.reader.bias is not None:
+                    read = wire.reader.weight[:, wire.read_by(unit)]
+                    wire.reader.bias += mean * read.flatten(1).sum(1)
+                renew(wire, unit, weights[unit], optimizer)
+                self.utility[i][unit] = self.mean[i][unit] = 0.0
+                self.age[i][unit] = 0
+        return chosen
