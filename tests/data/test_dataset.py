@@ -103,3 +103,12 @@ def test_wrong_data_sets_are_named() -> None:
         make().holdout(0.001, 0)
     with pytest.raises(ValueError, match="it must be 1 … 40"):
         make().first(41)
+
+
+def test_unit_range_divides_pixels_by_255_and_leaves_features_alone() -> None:
+    images = torch.tensor([0, 51, 255], dtype=torch.uint8).view(3, 1, 1, 1)
+    labels = torch.zeros(3, dtype=torch.int64)
+    x, _ = from_tensors("x", (images, labels), (images, labels)).in_unit_range().test.batch(torch.arange(3))
+    torch.testing.assert_close(x.flatten(), torch.tensor([0.0, 0.2, 1.0]))
+    features = from_tensors("x", (images.float(), labels), (images.float(), labels))
+    assert torch.equal(features.in_unit_range().train.batch(torch.arange(3))[0], images.float())

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pliant.data.dataset import Dataset, Examples, from_tensors
 from pliant.data.embedded import digits
@@ -27,12 +27,15 @@ def summary(name: str) -> str:
     )
 
 
-def load(name: str, *, first: int | None = None, **options: Any) -> Dataset:
+def load(
+    name: str, *, first: int | None = None, pixels: Literal["standard", "unit"] = "standard", **options: Any
+) -> Dataset:
     """Load a data set.
 
     Args:
         name: One of `names()`; a folder of images; an `.npz` file; `module:function` or `file.py:function`.
         first: How many training examples to keep; all by default.
+        pixels: How images are scaled: "standard" to mean 0 and deviation 1 per channel, "unit" to [0, 1].
         options: For a folder `size` and `skip_corrupt`; for a function whatever it takes.
 
     Returns:
@@ -46,8 +49,12 @@ def load(name: str, *, first: int | None = None, **options: Any) -> Dataset:
     if ":" not in name:
         for key in options:
             if key not in allowed:
-                raise ValueError(f"data {name!r} has no option {key!r}; {suggest(key, ['first', *allowed])}")
+                raise ValueError(f"data {name!r} has no option {key!r}; {suggest(key, ['first', 'pixels', *allowed])}")
+    if pixels not in ("standard", "unit"):
+        raise ValueError(f"pixels is {pixels!r}; allowed: standard, unit")
     dataset = loader(**options)
+    if pixels == "unit":
+        dataset = dataset.in_unit_range()
     return dataset if first is None else dataset.first(first)
 
 

@@ -149,6 +149,17 @@ class Dataset:
             raise ValueError(f"n is {n}; it must be 1 … {len(self.train)}")
         return replace(self, train=self.train.select(torch.arange(n)))
 
+    def in_unit_range(self) -> "Dataset":
+        """Scale images to [0, 1], whatever their mean and deviation; features stay as they are."""
+
+        def scaled(examples: Examples) -> Examples:
+            if examples.scale is None or examples.shift is None:
+                return examples
+            scale, shift = torch.full_like(examples.scale, 1 / 255), torch.zeros_like(examples.shift)
+            return replace(examples, scale=scale, shift=shift)
+
+        return replace(self, train=scaled(self.train), test=scaled(self.test))
+
     def to(self, device: torch.device | str) -> "Dataset":
         """Copy every tensor to a device."""
         return replace(self, train=self.train.to(device), test=self.test.to(device))

@@ -265,7 +265,7 @@ def _check_data(part: Part) -> None:
     if ":" not in part.name:
         parameters = inspect.signature(loader).parameters.values()
         names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-        _check_names("data", part.options, ["first", *names])
+        _check_names("data", part.options, ["first", "pixels", *names])
 
 
 def _check_stream(part: Part) -> None:
