@@ -2,6 +2,8 @@
 
 from pliant import methods
 from pliant._version import __version__
+from pliant.diagnostics import Diagnosis, Monitor, diagnose
+from pliant.experiments.report import report
 from pliant.methods import (
     DASH,
     FIRE,
@@ -36,6 +38,7 @@ __all__ = [
     "SWR",
     "UPGD",
     "ContinualBackprop",
+    "Diagnosis",
     "FeatureRank",
     "FullReset",
     "HareTortoise",
@@ -43,6 +46,7 @@ __all__ = [
     "L2Init",
     "Layerwise",
     "Method",
+    "Monitor",
     "Parseval",
     "ReDo",
     "Receipt",
@@ -55,5 +59,7 @@ __all__ = [
     "WeightClipping",
     "WeightRescaling",
     "__version__",
+    "diagnose",
     "methods",
+    "report",
 ]

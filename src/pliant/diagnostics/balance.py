@@ -15,9 +15,11 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from pliant.diagnostics.batches import Batch
 from pliant.graph.layers import WEIGHT_LAYERS, call_with, called_layers
@@ -132,12 +134,17 @@ def balancedness(model: nn.Module, batch: Batch, p: float = 2.0, q: float = 2.0)
         before = call_with(twin, inputs.kwargs or inputs.args)
         _apply([twin.get_submodule(name) for name in names], found.scales)
         after = call_with(twin, inputs.kwargs or inputs.args)
-    if not torch.allclose(before, after, rtol=1e-6, atol=1e-6 * float(before.abs().max())):
+    pairs = zip(_floats(before), _floats(after), strict=True)
+    if not all(torch.allclose(b, a, rtol=1e-6, atol=1e-6 * float(b.abs().max())) for b, a in pairs):
         raise ValueError(
             "balancedness is defined for chains with homogeneous activations such as relu, but rescaling the units of "
             "this model changes its outputs"
         )
     return found
+
+
+def _floats(output: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def _powers(weight: Tensor, p: float) -> Tensor:

@@ -132,21 +132,18 @@ def gather(data: Any, samples: int) -> Batch:
 
 
 def _merge(parts: list[Batch]) -> Batch:
-    columns: list[list[Any]] = []
-    first, spec = tree_flatten((parts[0].args, parts[0].kwargs, parts[0].target))
-    for part in parts:
-        leaves, other = tree_flatten((part.args, part.kwargs, part.target))
-        if other != spec:
-            raise ValueError(f"batches of one loader must have one structure, got {spec} and {other}")
-        columns.append(leaves)
+    flat = [tree_flatten((part.args, part.kwargs, part.target)) for part in parts]
+    first, spec = flat[0]
+    for leaves, other in flat:
+        if other != spec or list(map(type, leaves)) != list(map(type, first)):
+            raise ValueError("batches of one loader must have one structure, got different ones")
 
-    def join(position: int) -> Any:
-        leaf = first[position]
-        if not isinstance(leaf, Tensor) or not leaf.ndim or len(leaf) != parts[0].size:
-            return leaf
-        return torch.cat([leaves[position] for leaves in columns])
+    def join(pieces: tuple[Any, ...]) -> Any:
+        by_sample = isinstance(pieces[0], Tensor) and pieces[0].ndim and len(pieces[0]) == parts[0].size
+        return torch.cat(pieces) if by_sample else pieces[0]
 
-    args, kwargs, target = tree_unflatten([join(k) for k in range(len(first))], spec)
+    joined = [join(pieces) for pieces in zip(*(leaves for leaves, _ in flat), strict=True)]
+    args, kwargs, target = tree_unflatten(joined, spec)
     return Batch(args, kwargs, target, sum(part.size for part in parts))
 
 

@@ -129,7 +129,7 @@ def hessian_product(model: nn.Module, batch: Batch, loss_fn: LossFn) -> tuple[Ca
 
 
 def sharpness(
-    model: nn.Module, batch: Batch, loss_fn: LossFn, iterations: int = 64, tolerance: float = 1e-4
+    model: nn.Module, batch: Batch, loss_fn: LossFn, iterations: int = 32, tolerance: float = 1e-2
 ) -> Extremes:
     """Return the largest (and smallest) eigenvalue of the Hessian of the mean loss (FIRE §4.4).
 
@@ -138,7 +138,7 @@ def sharpness(
         batch: The samples.
         loss_fn: `loss_fn(output, target)`.
         iterations: The most Hessian-vector products to take, each about two backward passes.
-        tolerance: Of the residual, relative to the eigenvalue.
+        tolerance: Of the residual, relative to the eigenvalue, whose own error is of the order of its square.
     """
     multiply, size = hessian_product(model, batch, loss_fn)
     return lanczos(multiply, size, iterations, tolerance)

@@ -1,0 +1,245 @@
+"""From a probe of a model to numbers: how its parts go into the pure functions, layer by layer and in all.
+
+Each function here is, or makes, the `compute` of a measure's record (`measures.py`).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from pliant.diagnostics import features, spectra, weights
+from pliant.diagnostics.balance import balancedness
+from pliant.diagnostics.capture import Features
+from pliant.diagnostics.layers import layer_names
+from pliant.diagnostics.plasticity import error_rate
+from pliant.diagnostics.probe import Probe
+from pliant.diagnostics.record import TOTAL, Compute
+
+Values = dict[str, float]
+Reduce = Callable[[Iterable[float]], float]
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean over layers; NaN without any."""
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else math.nan
+
+
+def most(values: Iterable[float]) -> float:
+    """Return the largest of all layers; NaN without any."""
+    return max(values, default=math.nan)
+
+
+def _by_layer(values: Values, total: float) -> Values:
+    return {**values, TOTAL: total}
+
+
+def of_tensors(norm: Callable[[Iterable[Tensor]], float]) -> Compute:
+    """A norm of all parameters, those of a layer together."""
+
+    def compute(probe: Probe, _: Probe | None) -> Values:
+        return _by_layer(
+            {layer: norm(tensors) for layer, tensors in probe.tensors.items()}, norm(probe.model.parameters())
+        )
+
+    return compute
+
+
+def against_tensors(distance: Callable[[list[Tensor], list[Tensor]], float]) -> Compute:
+    """A comparison of all parameters with the reference's."""
+
+    def compute(probe: Probe, reference: Probe | None) -> Values:
+        theirs = _same(probe, reference).tensors
+        by_layer = {layer: distance(tensors, theirs[layer]) for layer, tensors in probe.tensors.items()}
+        everything = [[t for tensors in p.values() for t in tensors] for p in (probe.tensors, theirs)]
+        return _by_layer(by_layer, distance(*everything))
+
+    return compute
+
+
+def of_spectra(number: Callable[[Tensor], float], reduce: Reduce = mean) -> Compute:
+    """A number of each weight's singular values."""
+
+    def compute(probe: Probe, _: Probe | None) -> Values:
+        by_layer = {layer: number(probe.singular_values(layer)) for layer in probe.matrices}
+        return _by_layer(by_layer, reduce(by_layer.values()))
+
+    return compute
+
+
+def of_features(number: Callable[[Features], float]) -> Compute:
+    """A number of each layer's hidden features, averaged over units."""
+
+    def compute(probe: Probe, _: Probe | None) -> Values:
+        layers = _hidden(probe)
+        by_layer = {name: number(layer) for name, layer in layers.items()}
+        units = {name: len(layer.mean_abs) for name, layer in layers.items()}
+        return _by_layer(by_layer, sum(by_layer[n] * units[n] for n in units) / sum(units.values()))
+
+    return compute
+
+
+def against_features(number: Callable[[Tensor, Tensor], float]) -> Compute:
+    """A comparison of each layer's hidden features with the reference's on the same batch."""
+
+    def compute(probe: Probe, reference: Probe | None) -> Values:
+        ours, theirs = _hidden(probe), _hidden(_same(probe, reference))
+        by_layer = {}
+        for name, layer in ours.items():
+            other = theirs[name].values if name in theirs else None
+            if layer.values is not None and other is not None:
+                by_layer[name] = number(layer.values, other)
+        return _by_layer(by_layer, mean(by_layer.values()))
+
+    return compute
+
+
+def of_gram(number: Callable[[Tensor], float]) -> Compute:
+    """A number of the Gram matrix of per-sample gradients: of all parameters, and of each layer's."""
+
+    def compute(probe: Probe, _: Probe | None) -> Values:
+        names = layer_names(probe.model)
+        by_layer: dict[str, Tensor] = {}
+        for parameter, gram in probe.gram.parameters.items():
+            layer = names[parameter]
+            by_layer[layer] = by_layer[layer] + gram if layer in by_layer else gram
+        return _by_layer({layer: number(gram) for layer, gram in by_layer.items()}, number(probe.gram.total))
+
+    return compute
+
+
+def of_gradient(norm: Callable[[Iterable[Tensor]], float]) -> Compute:
+    """A norm of the gradient."""
+
+    def compute(probe: Probe, _: Probe | None) -> Values:
+        return _norm_by_layer(probe, probe.gradient, norm)
+
+    return compute
+
+
+def of_update(norm: Callable[[Iterable[Tensor]], float]) -> Compute:
+    """A norm of what an optimizer's step did."""
+
+    def compute(probe: Probe, _: Probe | None) -> Values:
+        if probe.before is None:
+            raise ValueError("it needs an optimizer's step: it is measured by a Monitor")
+        update = {name: p.detach() - probe.before[name] for name, p in probe.model.named_parameters()}
+        return _norm_by_layer(probe, update, norm)
+
+    return compute
+
+
+def _norm_by_layer(probe: Probe, tensors: Mapping[str, Tensor], norm: Callable[[Iterable[Tensor]], float]) -> Values:
+    names = layer_names(probe.model)
+    by_layer: dict[str, list[Tensor]] = {}
+    for name, tensor in tensors.items():
+        by_layer.setdefault(names[name], []).append(tensor)
+    return _by_layer({layer: norm(each) for layer, each in by_layer.items()}, norm(tensors.values()))
+
+
+def total(number: Callable[[Probe], float]) -> Compute:
+    """A number of the whole network."""
+    return lambda probe, _: {TOTAL: number(probe)}
+
+
+def _hidden(probe: Probe) -> dict[str, Features]:
+    if not probe.captured.layers:
+        raise ValueError("it needs hidden units, and none were seen in the forward pass")
+    return probe.captured.layers
+
+
+def _same(probe: Probe, reference: Probe | None) -> Probe:
+    if reference is None:
+        raise ValueError("it needs a reference")
+    ours, theirs = ({name: p.shape for name, p in r.model.named_parameters()} for r in (probe, reference))
+    if ours != theirs:
+        raise ValueError("it needs a reference whose parameters have the same names and shapes")
+    return reference
+
+
+def growth(probe: Probe, reference: Probe | None) -> Values:
+    """Divide the L2 norm of the parameters by the reference's."""
+    theirs = _same(probe, reference)
+    ours_by, theirs_by = (of_tensors(weights.l2_norm)(p, None) for p in (probe, theirs))
+    return {layer: _ratio(ours_by[layer], theirs_by[layer]) for layer in ours_by}
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else math.inf if a else 1.0
+
+
+def isometry(probe: Probe, _: Probe | None) -> Values:
+    """Return DfI of each weight, and their sum."""
+    by_layer = {}
+    for layer, weight in probe.matrices.items():
+        out, into = spectra.as_matrix(weight).shape
+        by_layer[layer] = weights.isometry_deviation(probe.singular_values(layer), (out, into))
+    return _by_layer(by_layer, sum(by_layer.values()))
+
+
+def frobenius_error(normalized: bool) -> Compute:
+    """The squared distance of weights from the reference's, as it is or relative to the reference's squared norm."""
+
+    def compute(probe: Probe, reference: Probe | None) -> Values:
+        theirs = _same(probe, reference).matrices
+        error = {layer: weights.frobenius_error(w, theirs[layer]) for layer, w in probe.matrices.items()}
+        if not normalized:
+            return _by_layer(error, sum(error.values()))
+        size = {layer: weights.l2_norm([w]) ** 2 for layer, w in theirs.items()}
+        return _by_layer(
+            {layer: _ratio(error[layer], size[layer]) if error[layer] else 0.0 for layer in error},
+            _ratio(sum(error.values()), sum(size.values())) if any(error.values()) else 0.0,
+        )
+
+    return compute
+
+
+def layer_balance(probe: Probe, reference: Probe | None) -> Values:
+    """Return for each layer how far it is out of balance with the worst of the others."""
+    theirs = _same(probe, reference).matrices
+    names = list(probe.matrices)
+    table = weights.layer_balance(
+        [weights.l2_norm([probe.matrices[n]]) for n in names], [weights.l2_norm([theirs[n]]) for n in names]
+    )
+    return _by_layer({name: most(row) for name, row in zip(names, table, strict=True)}, most(map(most, table)))
+
+
+def wasserstein(ours: list[Tensor], theirs: list[Tensor]) -> float:
+    """Return the distance of distributions over several parameters."""
+    pairs = zip(ours, theirs, strict=True)
+    return math.sqrt(sum(weights.wasserstein_distance(t, r) ** 2 for t, r in pairs))
+
+
+def representation(probe: Probe) -> Tensor:
+    """Return the last hidden features."""
+    if probe.captured.representation is None:
+        raise ValueError("it needs a linear layer at the end, and none was seen in the forward pass")
+    return probe.captured.representation
+
+
+def feature_rank(probe: Probe) -> float:
+    """Return the share of directions that the last hidden features use."""
+    found = representation(probe)
+    return features.feature_rank(found)[1] if torch.isfinite(found).all() else math.nan
+
+
+def balance_ratio(probe: Probe) -> float:
+    """Return the balancedness of a model that is a homogeneous chain."""
+    return balancedness(probe.model, probe.batch).ratio
+
+
+def error(probe: Probe) -> float:
+    """Return the fraction of samples that are classified wrongly."""
+    output, target = probe.captured.output, probe.batch.target
+    if target is None:
+        raise ValueError("it needs labels, and the batch has none")
+    if not isinstance(output, Tensor) or not isinstance(target, Tensor) or target.is_floating_point():
+        raise ValueError("it needs a tensor of logits and integer labels")
+    return error_rate(output, target)
+
+
+def rank_or_nan(sigma: Tensor) -> float:
+    """Return srank; NaN for singular values that are not finite."""
+    return float(spectra.srank(sigma)) if torch.isfinite(sigma).all() else math.nan

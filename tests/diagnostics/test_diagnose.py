@@ -1,0 +1,319 @@
+import copy
+import math
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.tensorboard import SummaryWriter
+
+import pliant
+from pliant.diagnostics import Diagnosis, Sign, curvature, diagnose, measures
+from pliant.diagnostics.batches import Batch
+from tests import zoo
+from tests.diagnostics.networks import NETWORKS, network
+
+
+def trained(name: str = "mlp", steps: int = 20) -> tuple[nn.Module, nn.Module]:
+    """A network after some training, and as it was."""
+    model = zoo.build(name)
+    initial = copy.deepcopy(model)
+    x, y = zoo.batch(name)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model, initial
+
+
+def test_every_measure_has_a_value_for_a_network_with_everything() -> None:
+    model, initial = trained()
+    found = diagnose(model, zoo.batch("mlp"), cross_entropy, initial)
+    assert found.skipped == {}
+    expected = {name for name in measures.names() if not name.startswith("update_")}
+    assert expected == {row.measure for row in found.rows()}
+    assert expected == {row.measure for row in found.rows() if not row.layer}, "each has a total"
+    assert all(math.isfinite(v) for k, v in found.values.items() if "condition_number" not in k)
+
+
+def test_values_are_those_of_the_formulas() -> None:
+    model, initial = trained()
+    x, y = zoo.batch("mlp")
+    v = diagnose(model, (x, y), cross_entropy, initial).to_dict()
+    w, w0 = ([m.weight.detach() for m in net if isinstance(m, nn.Linear)] for net in (model, initial))
+    theta, theta0 = (torch.cat([p.detach().flatten() for p in net.parameters()]) for net in (model, initial))
+    assert v["loss"] == pytest.approx(float(cross_entropy(model(x), y).detach()))
+    assert v["error"] == pytest.approx(float((model(x).argmax(1) != y).double().mean()))
+    assert v["weight_l1"] == pytest.approx(float(theta.abs().sum()))
+    assert v["weight_l2"] == pytest.approx(float(theta.norm()))
+    assert v["weight_growth"] == pytest.approx(float(theta.norm() / theta0.norm()))
+    assert v["weight_l2/2"] == pytest.approx(
+        float(torch.cat([p.detach().flatten() for p in model[2].parameters()]).norm())
+    )
+    tops = [float(torch.linalg.matrix_norm(m, 2)) for m in w]
+    assert v["spectral_norm"] == pytest.approx(sum(tops) / 3)
+    assert v["spectral_norm_max"] == pytest.approx(max(tops))
+    assert v["spectral_norm/0"] == pytest.approx(tops[0])
+    assert v["lipschitz_bound"] == pytest.approx(math.prod(tops))
+    assert v["frobenius_bound"] == pytest.approx(math.prod(float(m.norm()) for m in w))
+    assert v["stable_rank/4"] == pytest.approx(float(w[2].norm() ** 2) / tops[2] ** 2)
+    dfi = [min(float((m @ m.T - torch.eye(len(m))).norm() ** 2), float((m.T @ m - torch.eye(m.shape[1])).norm() ** 2))
+           for m in w]  # fmt: skip
+    assert v["isometry_deviation"] == pytest.approx(sum(dfi))
+    sfe = [float((a - b).norm() ** 2) for a, b in zip(w, w0, strict=True)]
+    assert v["frobenius_error"] == pytest.approx(sum(sfe))
+    assert v["frobenius_error_normalized"] == pytest.approx(sum(sfe) / sum(float(m.norm() ** 2) for m in w0))
+    assert v["distance_l2"] == pytest.approx(float((theta - theta0).norm()))
+    assert v["distance_wasserstein"] <= v["distance_l2"]
+    hidden = model[:4](x).detach()
+    sigma = torch.linalg.svdvals(hidden)
+    assert v["feature_rank"] == pytest.approx((int((sigma.cumsum(0) < 0.99 * sigma.sum()).sum()) + 1) / 8)
+    shares = sigma[sigma > 0] / sigma.sum()
+    assert v["feature_effective_rank"] == pytest.approx(math.exp(-float((shares * shares.log()).sum())), rel=1e-6)
+    layers = [model[:2](x).detach(), hidden]
+    dead = [float((h == 0).all(0).double().mean()) for h in layers]
+    assert v["dead_fraction/2"] == pytest.approx(dead[1])
+    assert v["dead_fraction"] == pytest.approx(sum(dead) / 2)
+    assert v["representation_change/0"] == pytest.approx(
+        float((layers[0] - initial[:2](x)).norm(dim=1).mean().detach())
+    )
+    gradient = torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters()))
+    assert v["gradient_l2"] == pytest.approx(float(torch.cat([g.flatten() for g in gradient]).norm()))
+    batch = Batch.of((x, y))
+    g = curvature.sample_gradients(model, batch, cross_entropy)
+    assert v["hessian_rank"] == curvature.relative_rank(g @ g.T, 8)
+    top = float(torch.linalg.eigvalsh(curvature.hessian(model, batch, cross_entropy))[-1])
+    assert v["sharpness"] == pytest.approx(top, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_kind_of_network_is_measured(name: str) -> None:
+    model, batch, loss_fn = network(name)
+    found = diagnose(model, batch, loss_fn, copy.deepcopy(model))
+    assert "hessian_rank" in found.values
+    assert "sharpness" in found.values
+    allowed = {"balancedness", "feature_rank", "feature_effective_rank", "dormant_fraction", "dead_fraction",
+               "dormancy", "feature_covariance_distance", "representation_change"}  # fmt: skip
+    assert set(found.skipped) <= allowed
+    for measure in ("frobenius_error", "distance_l2", "distance_wasserstein", "layer_balance"):
+        assert found.values[measure] == 0
+    same = (k for k in found.values if not measures.info(k.partition("/")[0]).needs & {"reference"})
+    assert all(found.values[k] == pytest.approx(found.reference[k], nan_ok=True) for k in same)
+
+
+def test_nothing_of_the_model_is_changed() -> None:
+    model, batch, loss_fn = network("residual")
+    model.train()
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    diagnose(model, batch, loss_fn, copy.deepcopy(model))
+    assert all(v.equal(before[k]) for k, v in model.state_dict().items())
+    assert all(p.grad is not None and p.grad.eq(1).all() for p in model.parameters())
+    assert all(m.training for m in model.modules())
+    assert torch.get_rng_state().equal(random)
+
+
+def test_what_is_missing_is_skipped_and_said() -> None:
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    bare = diagnose(model)
+    assert bare.samples == 0
+    assert bare.skipped["hessian_rank"] == "it needs a batch"
+    assert bare.skipped["dead_fraction"] == "it needs a batch"
+    assert bare.skipped["weight_growth"] == "it needs a reference"
+    assert "weight_l2" in bare.values
+    assert diagnose(model, x).skipped["hessian_rank"] == "it needs a loss_fn"
+    unlabelled = diagnose(model, x, cross_entropy)
+    assert unlabelled.skipped["sharpness"] == "it needs labels, and the batch has none"
+    assert "feature_rank" in unlabelled.values
+    assert "Skipped: sharpness: it needs labels" in str(unlabelled)
+    other = diagnose(model, (x, y), cross_entropy, zoo.build("tied"))
+    assert "the same names and shapes" in other.skipped["distance_l2"]
+    assert other.reference["weight_l2"] > 0
+
+
+def test_a_measure_that_does_not_apply_says_why() -> None:
+    model, _ = trained("cnn_bn")
+    found = diagnose(model, zoo.batch("cnn_bn"), cross_entropy)
+    assert "is a BatchNorm2d" in found.skipped["balancedness"]
+
+
+def test_chosen_measures_alone_are_taken() -> None:
+    model, initial = trained()
+    found = diagnose(model, zoo.batch("mlp"), cross_entropy, initial, measures=["hessian_rank", "weight_l2"])
+    assert {row.measure for row in found.rows()} == {"hessian_rank", "weight_l2"}
+    with pytest.raises(ValueError, match="there is no measure 'hesian_rank'; did you mean 'hessian_rank'"):
+        diagnose(model, measures=["hesian_rank"])
+    with pytest.raises(ValueError, match="statistics must be"):
+        diagnose(model, statistics="none")  # type: ignore[arg-type]
+
+
+def test_loaders_dicts_and_several_losses() -> None:
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp", size=20)
+    loader = DataLoader(TensorDataset(x, y), batch_size=6)
+    from_loader = diagnose(model, loader, cross_entropy, measures=["loss", "hessian_rank"], samples=16)
+    assert from_loader.samples == 16
+    direct = diagnose(model, (x[:16], y[:16]), cross_entropy, measures=["loss", "hessian_rank"])
+    assert from_loader.values == direct.values
+    losses = {"all": cross_entropy, "first": lambda out, target: cross_entropy(out[:, :2], target.clamp(max=1))}
+    several = diagnose(model, {"input": x, "labels": y}, losses, measures=["weight_l2", "loss", "gradient_l2"])
+    keys = {row.measure for row in several.rows()}
+    assert keys == {"weight_l2", "loss@all", "loss@first", "gradient_l2@all", "gradient_l2@first"}
+    assert several.values["loss@all"] == pytest.approx(float(cross_entropy(model(x), y).detach()))
+    assert several.values["loss@first"] != several.values["loss@all"]
+
+
+def test_planted_dead_and_dormant_units_are_counted_where_they_are() -> None:
+    model = zoo.build("mlp")
+    with torch.no_grad():
+        model[0].weight[:4] = 0
+        model[0].bias[:4] = -1
+        model[2].weight[:2] *= 1e-4
+        model[2].bias[:2] = 1e-4
+    found = diagnose(model, zoo.batch("mlp", size=64), measures=["dormant_fraction", "dead_fraction"])
+    assert found.values["dead_fraction/0"] >= 4 / 16
+    assert found.values["dormant_fraction/2"] >= 2 / 16
+    assert found.values["dormant_fraction/2"] > found.values["dead_fraction/2"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_named_and_does_not_stop_the_rest(bad: float) -> None:
+    model, initial = trained()
+    with torch.no_grad():
+        model[2].weight[0, 0] = bad
+    found = diagnose(model, zoo.batch("mlp"), cross_entropy, initial)
+    assert any("1 NaN or infinite entries in 2.weight" in note for note in found.notes)
+    assert any(note.startswith("not finite:") and "spectral_norm/2 is nan" in note for note in found.notes)
+    assert math.isfinite(found.values["spectral_norm/0"])
+    assert math.isfinite(found.values["weight_l2/4"])
+    assert any("the model's output" in note for note in found.notes)
+
+
+def test_half_precision() -> None:
+    model, initial = trained(steps=3)
+    exact = diagnose(model, zoo.batch("mlp"), cross_entropy, initial)
+    half = diagnose(copy.deepcopy(model).bfloat16(), zoo.batch("mlp"), cross_entropy, copy.deepcopy(initial).bfloat16())
+    for key in ("weight_l2", "spectral_norm", "gradient_l2", "distance_l2", "isometry_deviation"):
+        assert half.values[key] == pytest.approx(exact.values[key], rel=0.05)
+
+
+def test_fresh_batch_norm_is_compared_as_training_sees_it() -> None:
+    """A fresh network has running statistics that fit nothing: its eval-mode features are not those it trains with."""
+    model = zoo.build("cnn_bn", dtype=torch.float32)
+    x, y = zoo.batch("cnn_bn", size=32, dtype=torch.float32)
+    batch = diagnose(model, (100 * x, y), cross_entropy, measures=["loss"])
+    in_training = float(cross_entropy(copy.deepcopy(model).train()(100 * x), y).detach())
+    assert batch.values["loss"] == pytest.approx(in_training, rel=1e-4)
+    running = diagnose(model, (100 * x, y), cross_entropy, measures=["loss"], statistics="running")
+    assert running.values["loss"] == pytest.approx(float(cross_entropy(model.eval()(100 * x), y).detach()), rel=1e-4)
+    assert running.values["loss"] != pytest.approx(in_training, rel=0.01)
+
+
+def test_compiled_models_are_unwrapped() -> None:
+    model = zoo.build("mlp")
+    assert diagnose(torch.compile(model)).values == diagnose(model).values
+
+
+def test_verdict_names_signs_layers_and_what_they_explain() -> None:
+    model, initial = copy.deepcopy(zoo.build("mlp")), zoo.build("mlp")
+    with torch.no_grad():
+        model[2].weight *= 10
+        model[0].weight[:8] = 0
+        model[0].bias[:8] = -1
+    found = diagnose(model, zoo.batch("mlp"), cross_entropy, initial)
+    present = {finding.measure: finding for finding in found.findings() if finding.present}
+    assert present["weight_l2"].layers == ("2",)
+    assert present["dormant_fraction"].layers[0] == "0"
+    text = found.verdict
+    assert f"{len(present)} of {len(found.findings())} signs" in text
+    assert "weight_l2: the weights have grown" in text
+    assert "most in 2" in text
+    assert "leaky relu loses plasticity without it" in text
+    assert "No single sign explains" in text
+    healthy = diagnose(initial, zoo.batch("mlp"), cross_entropy, initial)
+    assert f"0 of {len(healthy.findings())} signs" in healthy.verdict
+
+
+def test_without_reference_the_verdict_says_what_it_lacks() -> None:
+    assert diagnose(zoo.build("mlp")).verdict.startswith("Without a reference")
+
+
+def test_signs_by_factor_by_amount_and_by_level() -> None:
+    higher = Sign("higher", "", "", factor=2)
+    assert higher.present(2.1, 1.0)
+    assert not higher.present(1.9, 1.0)
+    assert not higher.present(100.0, None)
+    lower = Sign("lower", "", "", factor=2)
+    assert lower.present(0.4, 1.0)
+    assert not lower.present(0.6, 1.0)
+    amount = Sign("higher", "", "", amount=0.1, level=0.3)
+    assert amount.present(0.25, 0.1)
+    assert not amount.present(0.25, None)
+    assert amount.present(0.35, None)
+    assert not higher.present(math.nan, 1.0)
+
+
+def test_table_has_a_line_for_every_measure_and_layer() -> None:
+    model, initial = trained()
+    found = diagnose(model, zoo.batch("mlp"), cross_entropy, initial)
+    table = found.table()
+    lines = table.splitlines()
+    assert lines[0].split() == ["network", "reference"]
+    assert any(line.startswith("weight_l2 ") and f"{found.values['weight_l2']:.4g}" in line for line in lines)
+    assert sum(line.startswith("4 ") for line in lines) >= 2
+    assert "weight_l2/0" not in table
+    assert str(found).startswith(table)
+    assert found.verdict in str(found)
+
+
+def test_parquet_and_tensorboard_hold_the_same_values(tmp_path: Path) -> None:
+    model, initial = trained()
+    found = diagnose(model, zoo.batch("mlp"), cross_entropy, initial)
+    found.to_parquet(tmp_path / "found.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "found.parquet").to_pylist()
+    assert {f"{r['measure']}/{r['layer']}".rstrip("/"): r["value"] for r in table} == found.values
+    assert {r["measure"]: r["reference"] for r in table if not r["layer"]}["weight_l2"] == found.reference["weight_l2"]
+    with SummaryWriter(tmp_path / "events") as writer:
+        found.write_scalars(writer, step=3)
+    events = EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    scalar = events.Scalars("diagnosis/weight_l2/0")[0]
+    assert (scalar.step, scalar.value) == (3, pytest.approx(found.values["weight_l2/0"]))
+
+
+def test_records_are_complete() -> None:
+    for name in measures.names():
+        record = measures.info(name)
+        assert record.name == name
+        assert record.definition
+        assert record.source
+        assert record.needs
+        if record.sign is not None:
+            assert record.sign.explains
+            assert record.sign.factor or record.sign.amount
+
+
+def test_the_package_has_it_at_its_top() -> None:
+    assert pliant.diagnose is diagnose
+    assert isinstance(pliant.diagnose(nn.Linear(2, 2)), Diagnosis)
+
+
+def test_outputs_that_are_no_tensor(tmp_path: Path) -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = zoo.build("mlp")
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"logits": self.net(x)}
+
+    found = diagnose(Wrapped(), zoo.batch("mlp"), lambda out, y: cross_entropy(out["logits"], y))
+    assert found.skipped["error"] == "it needs a tensor of logits and integer labels"
+    assert found.values["hessian_rank"] > 0

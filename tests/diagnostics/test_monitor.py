@@ -1,0 +1,315 @@
+import copy
+import io
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Adam, Optimizer
+
+import pliant
+from pliant.diagnostics import Monitor, Record, diagnose, measures
+from tests import zoo
+
+EVERYTHING = measures.names()
+
+
+def data(name: str, size: int = 16) -> tuple[Tensor, Tensor]:
+    return zoo.batch(name, size=size, dtype=torch.float32)
+
+
+class Dropping(nn.Module):
+    """A network with dropout and BatchNorm: random numbers and buffers that a measurement could disturb."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = zoo.build("cnn_bn", dtype=torch.float32)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(self.drop(x))
+
+
+def train(
+    model: nn.Module, optimizer: Optimizer, batch: tuple[Tensor, Tensor], steps: int, seed: int | None = 0
+) -> list[float]:
+    if seed is not None:
+        torch.manual_seed(seed)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("budget", [None, 100.0])
+def test_training_is_bit_equal_with_and_without_every_measure(budget: float | None) -> None:
+    batch = data("cnn_bn")
+    plain, watched = Dropping(), Dropping()
+    plain_optimizer, optimizer = Adam(plain.parameters()), Adam(watched.parameters())
+    monitor = Monitor(
+        watched, optimizer, every=2, measures=EVERYTHING, probe=batch, loss_fn=cross_entropy,
+        reference=Dropping(), budget=budget,
+    )  # fmt: skip
+    assert train(plain, plain_optimizer, batch, 7) == train(watched, optimizer, batch, 7)
+    assert len(monitor.records) == 4
+    assert all(v.equal(watched.state_dict()[k]) for k, v in plain.state_dict().items())
+    for ours, theirs in zip(plain.parameters(), watched.parameters(), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert ours.grad.equal(theirs.grad)
+    assert set(monitor.skipped) == {"balancedness"}, "BatchNorm is no chain"
+
+
+def test_values_before_the_step_are_those_of_a_diagnosis_then() -> None:
+    model = zoo.build("mlp")
+    batch, reference = zoo.batch("mlp"), zoo.build("mlp", seed=5)
+    then = diagnose(model, batch, cross_entropy, reference)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    chosen = [name for name in measures.names() if measures.info(name).cost != "backward"]
+    monitor = Monitor(
+        model, optimizer, measures=chosen, probe=batch, loss_fn=cross_entropy, reference=reference, budget=None
+    )
+    train(model, optimizer, batch, 1)
+    (record,) = monitor.records
+    updates = {key for key in record.values if key.startswith("update_")}
+    assert updates
+    expected = {k: v for k, v in then.values.items() if not k.startswith("gradient_l")}
+    assert {k: v for k, v in record.values.items() if k not in updates} == pytest.approx(expected, nan_ok=True)
+
+
+def test_gradients_and_updates_are_those_of_the_step() -> None:
+    model, (x, y) = zoo.build("mlp"), zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.5)
+    names = ["gradient_l1", "gradient_l2", "update_l1", "update_l2"]
+    monitor = Monitor(model, optimizer, every=1, measures=names, budget=None)
+    gradient = torch.cat(
+        [g.flatten() for g in torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters()))]
+    )
+    train(model, optimizer, (x, y), 1)
+    values = monitor.records[0].values
+    assert values["gradient_l2"] == pytest.approx(float(gradient.norm()))
+    assert values["gradient_l1"] == pytest.approx(float(gradient.abs().sum()))
+    assert values["update_l2"] == pytest.approx(0.5 * float(gradient.norm()))
+    assert values["update_l1"] == pytest.approx(0.5 * float(gradient.abs().sum()))
+    assert values["update_l2/0"] < values["update_l2"]
+
+
+def test_a_closure_has_the_gradient_that_it_computed() -> None:
+    model, (x, y) = zoo.build("mlp"), zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.5)
+    monitor = Monitor(model, optimizer, measures=["gradient_l2"], budget=None)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    expected = diagnose(model, (x, y), cross_entropy, measures=["gradient_l2"]).values["gradient_l2"]
+    optimizer.step(closure)
+    assert monitor.records[0].values["gradient_l2"] == pytest.approx(expected)
+
+
+def test_a_grad_scaler_does_not_change_what_is_measured() -> None:
+    for fused in (False, True):
+        model, (x, y) = zoo.build("mlp", dtype=torch.float32), data("mlp")
+        optimizer = Adam(model.parameters(), fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        monitor = Monitor(model, optimizer, measures=["gradient_l2"], budget=None)
+        expected = diagnose(model, (x, y), cross_entropy, measures=["gradient_l2"]).values["gradient_l2"]
+        scaler.scale(cross_entropy(model(x), y)).backward()
+        scaler.step(optimizer)
+        assert monitor.records[0].values["gradient_l2"] == pytest.approx(expected, rel=1e-4), f"fused={fused}"
+
+
+def test_update_includes_what_methods_attached_before_did() -> None:
+    model, batch = zoo.build("mlp"), zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.0)
+    swr = pliant.SWR(model, batch[0], lam=1.0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(2)
+    swr.attach(optimizer)
+    monitor = Monitor(model, optimizer, measures=["update_l2", "weight_l2"], budget=None)
+    train(model, optimizer, batch, 1)
+    values = monitor.records[0].values
+    assert values["update_l2"] > 0.4 * values["weight_l2"], "the rescaling alone halves the weights"
+
+
+class Clock:
+    """Time that passes only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def clocked(monkeypatch: pytest.MonkeyPatch, measurement: float, step: float, steps: int, **settings: Any) -> Monitor:
+    """Train with steps and measurements that take a known time."""
+    clock = Clock()
+    monkeypatch.setattr("time.perf_counter", clock)
+    model = nn.Linear(2, 1)
+    optimizer = SGD(model.parameters(), lr=0.0)
+    take: Callable[..., Any] = Monitor._take
+
+    def slow(self: Monitor, *args: Any, **kwargs: Any) -> Any:
+        clock.now += measurement / 2
+        return take(self, *args, **kwargs)
+
+    monkeypatch.setattr(Monitor, "_take", slow)
+    monitor = Monitor(model, optimizer, measures=["weight_l2", "update_l2"], **settings)
+    for _ in range(steps):
+        clock.now += step
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    return monitor
+
+
+def test_budget_stretches_the_interval_and_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = clocked(monkeypatch, measurement=6.0, step=1.0, steps=2000, every=10, budget=0.03)
+    gaps = {b.step - a.step for a, b in pairwise(monitor.records)}
+    assert monitor.interval in (200, 201), "6 s are 3 % of 200 steps of 1 s; when the first step began is not known"
+    assert max(gaps) <= 402, "the second measurement pays for the first one too"
+    assert monitor.share <= 0.03
+    assert len(monitor.records) >= 9
+    assert f"every {monitor.interval} steps" in str(monitor)
+    assert "3 % of the training time" in str(monitor)
+
+
+def test_cheap_measurements_are_taken_as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = clocked(monkeypatch, measurement=0.01, step=1.0, steps=100, every=10, budget=0.03)
+    assert [record.step for record in monitor.records] == list(range(0, 100, 10))
+
+
+def test_without_a_budget_the_clock_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = clocked(monkeypatch, measurement=1000.0, step=1.0, steps=21, every=5, budget=None)
+    assert [record.step for record in monitor.records] == [0, 5, 10, 15, 20]
+    assert monitor.records[0].seconds == 1000.0
+
+
+@pytest.mark.parametrize("stop", [3, 4, 5])
+def test_resumed_monitor_measures_the_same_steps_and_values(stop: int) -> None:
+    batch = data("mlp")
+
+    def fresh() -> tuple[nn.Module, Optimizer, Monitor]:
+        model = zoo.build("mlp", dtype=torch.float32)
+        optimizer = Adam(model.parameters())
+        names = ["weight_l2", "hessian_rank", "update_l1"]
+        monitor = Monitor(model, optimizer, every=2, measures=names, probe=batch, loss_fn=cross_entropy, budget=None)
+        return model, optimizer, monitor
+
+    model, optimizer, whole = fresh()
+    train(model, optimizer, batch, 9)
+    model, optimizer, first = fresh()
+    train(model, optimizer, batch, stop)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), first.state_dict()))
+    torch.save(saved[2], buffer := io.BytesIO())
+    buffer.seek(0)
+    state = torch.load(buffer, weights_only=True)
+    model, optimizer, second = fresh()
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    second.load_state_dict(state)
+    train(model, optimizer, batch, 9 - stop)
+    assert [(r.step, r.values) for r in second.records] == [(r.step, r.values) for r in whole.records]
+
+
+def test_a_new_optimizer_and_a_new_probe() -> None:
+    model, batch = zoo.build("mlp"), zoo.batch("mlp")
+    first, second = SGD(model.parameters(), lr=0.1), SGD(model.parameters(), lr=0.1)
+    monitor = Monitor(model, first, every=1, measures=["loss"], probe=batch, loss_fn=cross_entropy, budget=None)
+    train(model, first, batch, 2)
+    other = zoo.batch("mlp", seed=9)
+    monitor.attach(second)
+    monitor.set_probe(other)
+    train(model, first, batch, 1)
+    assert len(monitor.records) == 2, "the first optimizer is not watched any more"
+    monitor_step = monitor.step
+    expected = diagnose(model, other, cross_entropy, measures=["loss"]).values["loss"]
+    train(model, second, batch, 1)
+    assert monitor.records[-1].step == monitor_step == 2
+    assert monitor.records[-1].values["loss"] == pytest.approx(expected)
+    monitor.detach()
+    assert not second._optimizer_step_pre_hooks
+    assert not second._optimizer_step_post_hooks
+
+
+def test_history_means_parquet_scalars_and_callback(tmp_path: Path) -> None:
+    model, batch = zoo.build("mlp"), zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    seen: list[Record] = []
+    monitor = Monitor(model, optimizer, every=2, measures=["update_l1"], budget=None, on_record=seen.append)
+    train(model, optimizer, batch, 6)
+    assert seen == monitor.records
+    history = monitor.to_dict()["update_l1"]
+    assert [step for step, _ in history] == [0, 2, 4]
+    assert monitor.mean("update_l1") == pytest.approx(sum(v for _, v in history) / 3)
+    assert monitor.mean("update_l1", since=2) == pytest.approx(sum(v for _, v in history[1:]) / 2)
+    assert math.isnan(monitor.mean("update_l1", since=100))
+    monitor.to_parquet(tmp_path / "history.parquet")
+    rows = pyarrow.parquet.read_table(tmp_path / "history.parquet").to_pylist()
+    assert [(r["step"], r["value"]) for r in rows if not r["layer"]] == history
+    assert {r["layer"] for r in rows} == {"", "0", "2", "4"}
+
+    class Writer:
+        def __init__(self) -> None:
+            self.got: list[tuple[str, float, int | None]] = []
+
+        def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
+            self.got.append((tag, scalar_value, global_step))
+
+    writer = Writer()
+    monitor.write_scalars(writer)
+    assert ("monitor/update_l1", history[1][1], 2) in writer.got
+
+
+def test_defaults_are_cheap_and_fit_what_is_given() -> None:
+    model, batch = zoo.build("mlp"), zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    bare = Monitor(model, optimizer)
+    assert {m.name for m in bare.measures} >= {"weight_l2", "gradient_l2", "update_l1"}
+    assert not any(m.cost in ("decomposition", "curvature", "forward") for m in bare.measures)
+    bare.detach()
+    probed = Monitor(model, optimizer, probe=batch, loss_fn=cross_entropy)
+    assert {m.name for m in probed.measures} >= {"loss", "feature_rank", "dormant_fraction"}
+    assert not any("reference" in m.needs for m in probed.measures)
+
+
+def test_what_is_missing_is_named() -> None:
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="feature_rank needs a probe batch"):
+        Monitor(model, optimizer, measures=["feature_rank"])
+    with pytest.raises(ValueError, match="hessian_rank needs a probe batch with labels and a loss_fn"):
+        Monitor(model, optimizer, measures=["hessian_rank"], probe=torch.ones(3, 12))
+    with pytest.raises(ValueError, match="distance_l2 needs a reference"):
+        Monitor(model, optimizer, measures=["distance_l2"])
+    with pytest.raises(ValueError, match="every must be at least 1, got 0"):
+        Monitor(model, optimizer, every=0)
+    with pytest.raises(ValueError, match="budget must be above 0 or None, got 0"):
+        Monitor(model, optimizer, budget=0)
+    assert not optimizer._optimizer_step_pre_hooks, "nothing is attached by a monitor that could not be made"
+
+
+def test_a_measure_that_fails_on_the_way_does_not_stop_the_training() -> None:
+    model, batch = zoo.build("mlp"), zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    monitor = Monitor(model, optimizer, every=1, measures=["balancedness", "weight_l2"], probe=batch, budget=None)
+    with torch.no_grad():
+        model[0].weight[0, 0] = math.nan
+    train(model, optimizer, batch, 2)
+    assert len(monitor.records) == 2
+    assert "finite" in monitor.skipped["balancedness"]
+    assert math.isnan(monitor.records[0].values["weight_l2"])
