@@ -13,7 +13,6 @@ from pliant.experiments.engines import ProcessEngine
 from pliant.experiments.run import Outcome
 from pliant.experiments.schedule import run_all
 from pliant.experiments.store import load_runs
-from pliant.experiments.table import tabulate
 from pliant.training import Settings
 
 
@@ -102,12 +101,8 @@ def ten_thousand(root: Path) -> None:
         (folder / "result.json").write_text(json.dumps(end))
     start = time.perf_counter()
     runs = load_runs(root)
-    loaded = time.perf_counter()
-    rows = tabulate(runs)
-    done = time.perf_counter()
-    assert (len(runs), len(rows)) == (10_000, 20)
-    row("seconds to list and load the results of 10 000 finished runs", loaded - start, "≤ 10")
-    row("seconds to tabulate them", done - loaded, "")
+    row("seconds to list and load the results of 10 000 finished runs", time.perf_counter() - start, "≤ 10")
+    assert len(runs) == 10_000
     engine = ProcessEngine(1)
     start = time.perf_counter()
     run_all([run.config for run in runs], root, engine, Silent())
