@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-_SMALLEST_BLOCK = 64
-"""Rows below which splitting costs more than it saves."""
+_SPLIT_FROM = 128
+"""Rows from which computing in panels pays."""
 
 
 def gram(matrix: Tensor) -> Tensor:
-    """Return M Mᵀ, computing only one of the two halves that mirror each other.
+    """Return M Mᵀ, computing little more than one of the two halves that mirror each other.
 
-    The matrix is split into an upper and a lower part twice over, so that 5/8 of the products remain.
+    Four panels of rows, each multiplied with the rows from its own first one on: 5/8 of the products.
 
     Args:
         matrix: M.
@@ -20,18 +20,13 @@ def gram(matrix: Tensor) -> Tensor:
         tensor([[5., 2.],
                 [2., 1.]])
     """
-    result = matrix.new_empty(len(matrix), len(matrix))
-    _fill(matrix, result, splits=2)
+    rows = len(matrix)
+    if rows < _SPLIT_FROM:
+        return matrix @ matrix.mT
+    result = matrix.new_empty(rows, rows)
+    height = -(-rows // 4)
+    for top in range(0, rows, height):
+        end = min(top + height, rows)
+        torch.mm(matrix[top:end], matrix[top:].mT, out=result[top:end, top:])
+        result[end:, top:end] = result[top:end, end:].mT
     return result
-
-
-def _fill(matrix: Tensor, result: Tensor, splits: int) -> None:
-    half = len(matrix) // 2
-    if splits == 0 or half < _SMALLEST_BLOCK:
-        torch.mm(matrix, matrix.mT, out=result)
-        return
-    upper, lower = matrix[:half], matrix[half:]
-    _fill(upper, result[:half, :half], splits - 1)
-    _fill(lower, result[half:, half:], splits - 1)
-    torch.mm(lower, upper.mT, out=result[half:, :half])
-    result[:half, half:] = result[half:, :half].mT
