@@ -1,0 +1,77 @@
+"""How long the analysis of a large model takes, and what SWR adds to a step of a residual network."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from benchmarks.swr import swr_overhead
+from pliant.graph import analyse
+from pliant.models import create
+
+
+class Bottleneck(nn.Module):
+    """The block of ResNet-50."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.norm2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv3, self.norm3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != 4 * width:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the block."""
+        y = relu(self.norm2(self.conv2(relu(self.norm1(self.conv1(x))))))
+        return relu(self.norm3(self.conv3(y)) + self.shortcut(x))
+
+
+def resnet50() -> tuple[nn.Module, Any]:
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    layers.append(nn.MaxPool2d(3, 2, 1))
+    channels = 64
+    for stage, depth in enumerate((3, 4, 6, 3)):
+        for position in range(depth):
+            layers.append(Bottleneck(channels, 64 * 2**stage, 2 if stage and not position else 1))
+            channels = 256 * 2**stage
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000)]
+    return nn.Sequential(*layers), torch.randn(2, 3, 224, 224)
+
+
+def gpt2_small() -> tuple[nn.Module, Any]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config()), {"input_ids": torch.randint(0, 50257, (1, 64))}
+
+
+def analysis_time(what: str, build: Callable[[], tuple[nn.Module, Any]]) -> None:
+    model, example = build()
+    start, wall = time.process_time(), time.perf_counter()
+    graph = analyse(model, example)
+    analysed = time.process_time()
+    plan = graph.plan()
+    done, passed = time.process_time(), time.perf_counter() - wall
+    count = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    print(
+        f"{what}, {count:.0f} M parameters, {len(graph.blocks)} blocks: analysis {analysed - start:.1f} s + plan "
+        f"{done - analysed:.1f} s of one core ({passed:.1f} s on the clock of a shared machine); {len(plan.wishes)} "
+        f"wishes, {len(plan.targets)} targets"
+    )
+
+
+def main() -> None:
+    """Print the times and the ratio that the design promises."""
+    torch.manual_seed(0)
+    print("seconds of one core, limit 10:")
+    analysis_time("GPT-2 small", gpt2_small)
+    analysis_time("ResNet-50", resnet50)
+    print()
+    images = torch.randn(32, 3, 32, 32)
+    swr_overhead("ResNet-18, batch 32", lambda: create("resnet18", (3, 32, 32), 10), images, 15, "≤ 1.01")
