@@ -9,7 +9,7 @@ from pliant.experiments.experiment import run_experiment
 from pliant.experiments.recipe import Recipe, RecipeError, Scale, find_recipe, load_recipe, make_recipe, recipe_folder
 from pliant.experiments.store import Status, load_runs
 
-RECIPES = sorted(recipe_folder().glob("p*.toml"))
+RECIPES = sorted(path for path in recipe_folder().glob("*.toml") if path.stem != "demo")
 SMALL = {"data": "digits", "model": "mlp", "stream": {"name": "single", "epochs": 1}}
 
 
