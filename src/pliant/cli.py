@@ -11,6 +11,7 @@ try:
     import typer
     from rich.console import Console
 
+    from pliant.diagnostics.command import diagnose_command
     from pliant.experiments import archive, listings
     from pliant.experiments.display import LiveProgress
     from pliant.experiments.recipe import Recipe, Scale, find_recipe, load_recipe, make_recipe, override
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Fetch data sets and look after the cache.")
 app.add_typer(data_app, name="data")
+app.command("diagnose")(diagnose_command)
 console = Console()
 
 
