@@ -34,8 +34,9 @@ NAMES = methods.names()
 AT_EACH_STEP = [n for n in NAMES if methods.info(n).kind in ("penalty", "rescaler", "recycler")]
 PENALTIES = [n for n in NAMES if methods.info(n).kind == "penalty"]
 REINITIALIZERS = [n for n in NAMES if methods.info(n).kind == "reinitializer"]
-# The units of a model whose weights are tied cannot be renewed one by one: a recycler says so (test_recyclers.py).
-PAIRS = [(m, n) for m in NAMES for n in zoo.MODELS if not (methods.info(m).kind == "recycler" and n == "tied")]
+# The units of a model whose weights are tied hang together: what acts on units says so (test_recyclers.py).
+ON_UNITS = [n for n in NAMES if methods.info(n).kind in ("recycler", "architecture")]
+PAIRS = [(method, name) for method in NAMES for name in zoo.MODELS if not (method in ON_UNITS and name == "tied")]
 WITH_STRENGTH = [n for n in NAMES if any(t.name == "lam" and t.low == 0.0 for t in methods.info(n).tunables)]
 
 
@@ -184,8 +185,9 @@ def test_a_thousand_attachments_leave_no_trace(method: str) -> None:
 @pytest.mark.parametrize("method", NAMES)
 def test_attach_twice_is_an_error(method: str) -> None:
     model = zoo.build("mlp")
+    made = make(method, model, "mlp")
     optimizer = SGD(model.parameters(), lr=1e-2)
-    made = make(method, model, "mlp").attach(optimizer)
+    made.attach(optimizer)
     with pytest.raises(ValueError, match=f"{method} is attached to this SGD already"):
         made.attach(optimizer)
 

@@ -2,12 +2,14 @@
 
 from pliant.methods.base import Method, Penalty, Receipt, Reinitializer, Rescaler
 from pliant.methods.continual_backprop import ContinualBackprop
+from pliant.methods.crelu import CReLU, CReLUConversion
 from pliant.methods.dash import DASH
 from pliant.methods.feature_rank import FeatureRank
 from pliant.methods.fire import FIRE
 from pliant.methods.hare_tortoise import HareTortoise
 from pliant.methods.l2 import L2
 from pliant.methods.l2_init import L2Init
+from pliant.methods.layer_norm import LayerNormInsertion
 from pliant.methods.layerwise import Layerwise
 from pliant.methods.parseval import Parseval
 from pliant.methods.recycler import Recycler
@@ -30,12 +32,15 @@ __all__ = [
     "L2",
     "SWR",
     "UPGD",
+    "CReLU",
+    "CReLUConversion",
     "ContinualBackprop",
     "FeatureRank",
     "FullReset",
     "HareTortoise",
     "HeadReset",
     "L2Init",
+    "LayerNormInsertion",
     "Layerwise",
     "Method",
     "MethodInfo",

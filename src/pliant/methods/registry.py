@@ -8,12 +8,14 @@ from torch import nn
 
 from pliant.methods.base import Kind, Method
 from pliant.methods.continual_backprop import ContinualBackprop
+from pliant.methods.crelu import CReLUConversion
 from pliant.methods.dash import DASH
 from pliant.methods.feature_rank import FeatureRank
 from pliant.methods.fire import FIRE
 from pliant.methods.hare_tortoise import HareTortoise
 from pliant.methods.l2 import L2
 from pliant.methods.l2_init import L2Init
+from pliant.methods.layer_norm import LayerNormInsertion
 from pliant.methods.layerwise import Layerwise
 from pliant.methods.parseval import Parseval
 from pliant.methods.redo import ReDo
@@ -147,6 +149,18 @@ _RECORDS = (
             Tunable("rate", "the fraction renewed at each step", 1e-4, 0.0, 1.0, (1e-4, 1e-5, 1e-6)),
             Tunable("maturity", "the age in steps up to which a unit is left in peace", 100, 1, None, (100, 1000)),
         ),
+    ),
+    MethodInfo(
+        "crelu",
+        CReLUConversion,
+        "Shang et al. 2016; Abbas et al. 2023",
+        "replace ReLU by [relu(x), relu(−x)] and widen the layers that read it, once",
+    ),
+    MethodInfo(
+        "layer_norm",
+        LayerNormInsertion,
+        "Ba et al. 2016",
+        "insert a LayerNorm between each layer and its activation, once",
     ),
     MethodInfo(
         "dash",

@@ -1,0 +1,109 @@
+"""What changes of architecture share: they are made once, when the method is constructed, before the optimizer is.
+
+Such a method replaces modules, and where widths change, parameters. An optimizer that was made before would go on with
+the old ones, and so would another method; `attach()` refuses an optimizer that holds a parameter which was replaced.
+"""
+
+import weakref
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from torch import nn
+from torch.optim import Optimizer
+
+from pliant.graph.units import Passage, UnitGroup, find_units
+from pliant.methods.base import Attachment, Filter, Kind, Method, Receipt, learnable_parameters
+
+
+class Architecture(Method):
+    """A change of the model's layers, in place.
+
+    Args:
+        model: The model; it is changed at once.
+        example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), from which the units
+            are found.
+        where: Behind which layers, as a predicate on name and value of their weight; all if None.
+
+    Attributes:
+        changed: The layers behind which the model was changed.
+        skipped: The others, with the reason.
+    """
+
+    kind: ClassVar[Kind] = "architecture"
+
+    def __init__(self, model: nn.Module, example: Any = None, *, where: Filter | None = None) -> None:
+        parameters = learnable_parameters(model)
+        if example is None:
+            raise ValueError(f"example: None, but {self.name} finds the layers by tracing one; pass an example input")
+        units = find_units(model, example)
+        self.skipped = dict(units.skipped)
+        self.changed: list[str] = []
+        self._replaced: list[weakref.ref[nn.Parameter]] = []
+        self._tensors = self._entries = 0
+        for group in units.groups:
+            if where is not None and not where(group.weight.tensor, parameters[group.weight.tensor]):
+                continue
+            reason = self._reason_against(model, group)
+            if reason is not None:
+                self.skipped[group.name] = reason
+                continue
+            self._change(model, group)
+            self.changed.append(group.name)
+        if not self.changed:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.skipped.items())
+            raise ValueError(f"model: {self.name} fits behind none of its layers ({reasons or '`where` passes none'})")
+        super().__init__(model)
+
+    @abstractmethod
+    def _reason_against(self, model: nn.Module, group: UnitGroup) -> str | None:
+        """Return why the model cannot be changed behind a layer, or None if it can."""
+
+    @abstractmethod
+    def _change(self, model: nn.Module, group: UnitGroup) -> None:
+        """Change the model behind a layer."""
+
+    def step(self) -> None:
+        """Raise a TypeError: there is nothing to do at a step."""
+        raise TypeError(f"{self.name} changed the model when it was made; there is nothing to do at a step")
+
+    @property
+    def receipt(self) -> Receipt:
+        """Behind which layers the model was changed, how many tensors and entries that made, and what was skipped."""
+        details = {"changed": self.changed, "skipped": self.skipped}
+        return Receipt(self.name, "change layers", self._tensors, self._entries, details)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_replaced": []}
+
+    def _replace_parameter(self, module: nn.Module, leaf: str, parameter: nn.Parameter) -> None:
+        """Give a module a parameter of another shape."""
+        self._replaced.append(weakref.ref(getattr(module, leaf)))
+        setattr(module, leaf, parameter)
+        self._count(parameter)
+
+    def _count(self, parameter: nn.Parameter) -> None:
+        self._tensors += 1
+        self._entries += parameter.numel()
+
+    def _match(self, optimizer: Optimizer) -> Attachment:
+        replaced = [parameter for reference in self._replaced if (parameter := reference()) is not None]
+        for group in optimizer.param_groups:
+            if any(held is old for held in group["params"] for old in replaced):
+                raise ValueError(
+                    f"optimizers: this {type(optimizer).__name__} holds a parameter that {self.name} replaced; "
+                    f"make the optimizer, and other methods, after {self.name}"
+                )
+        return super()._match(optimizer)
+
+
+def replaceable(model: nn.Module, passage: Passage) -> bool:
+    """Say whether a call is all that a module of its own does, so that to replace the module replaces the call."""
+    module = model.get_submodule(passage.module)
+    return passage.alone and passage.module != "" and next(module.children(), None) is None
+
+
+def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Put a module in the place of another, in the mode that the other was in."""
+    parent, _, leaf = path.rpartition(".")
+    module.train(model.get_submodule(path).training)
+    setattr(model.get_submodule(parent), leaf, module)
