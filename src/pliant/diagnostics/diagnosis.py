@@ -9,6 +9,12 @@ from typing import Any, Protocol
 from pliant.diagnostics import measures
 from pliant.diagnostics.record import Sign
 
+CAUTION = (
+    "No single sign explains loss of plasticity in every setting (Curvature §3), and the limits are conventions. "
+    "Whether it is lost shows in learning: train this network and a fresh one on new data and compare."
+)
+"""What a reader of any verdict must know."""
+
 _LAYERS_ON_A_PAGE = 12
 _COLUMNS_ON_A_PAGE = 6
 
@@ -134,22 +140,20 @@ class Diagnosis:
     def verdict(self) -> str:
         """Which signs of lost plasticity there are, where, against which values, and what each is known to explain."""
         findings = self.findings()
-        present = [finding for finding in findings if finding.present]
-        lines = []
-        if not self.reference:
-            lines.append("Without a reference (the network as it was, or a fresh one) few signs can be judged.")
-        if findings:
-            lines.append(f"{len(present)} of {len(findings)} signs of lost plasticity are present.")
-        lines += [f"- {finding}" for finding in present]
+        lines = [self.summary, *(f"- {finding}" for finding in findings if finding.present)]
         absent = ", ".join(finding.measure for finding in findings if not finding.present)
         if absent:
             lines.append(f"Not present: {absent}.")
-        lines.append(
-            "No single sign explains loss of plasticity in every setting (Curvature §3), and the limits are "
-            "conventions. Whether it is lost shows in learning: train this network and a fresh one on new data and "
-            "compare."
-        )
-        return "\n".join(lines)
+        return "\n".join([*lines, CAUTION])
+
+    @property
+    def summary(self) -> str:
+        """How many signs of lost plasticity there are, in a sentence."""
+        findings = self.findings()
+        present = sum(finding.present for finding in findings)
+        found = f"{present} of {len(findings)} signs of lost plasticity are present." if findings else ""
+        lack = "Without a reference (the network as it was, or a fresh one) few signs can be judged."
+        return found if self.reference else f"{lack} {found}".rstrip()
 
     def table(self, layers: bool = True) -> str:
         """Return the values as text: one line a measure, then one block of lines for the layers."""

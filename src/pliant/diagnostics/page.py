@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 from pliant.diagnostics import measures
-from pliant.diagnostics.diagnosis import Diagnosis, Finding
+from pliant.diagnostics.diagnosis import CAUTION, Diagnosis, Finding
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --bad: #d4573b; --good: #3b8f5a; }
@@ -36,8 +36,9 @@ def page(diagnosis: Diagnosis, title: str) -> str:
         f"<h1>{_escape(title)}</h1>",
         f'<p class="quiet">{diagnosis.samples} samples, {against}.</p>',
         "<h2>Verdict</h2>",
-        *(f"<p>{_escape(line)}</p>" for line in diagnosis.verdict.splitlines() if not line.startswith("- ")),
+        f"<p>{_escape(diagnosis.summary)}</p>",
         *(_sign(finding) for finding in sorted(findings, key=lambda finding: not finding.present)),
+        f"<p>{_escape(CAUTION)}</p>",
         "<h2>The network</h2>",
         '<div class="wide">' + _totals(diagnosis, named, set(marked)) + "</div>",
         "<h2>By layer</h2>",
