@@ -1,0 +1,222 @@
+"""CReLU and LayerNorm put into existing models."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Adam
+
+from pliant import CReLU, CReLUConversion, LayerNormInsertion, ReDo
+from pliant.models import create
+from tests import zoo
+from tests.reference import architecture as reference
+
+
+def test_crelu_matches_the_reference() -> None:
+    x = torch.randn(3, 5, dtype=torch.float64)
+    expected = torch.tensor([reference.crelu(row) for row in x.tolist()], dtype=torch.float64)
+    assert torch.equal(CReLU()(x), expected)
+    images = torch.randn(2, 3, 4, 4)
+    assert torch.equal(CReLU(dim=1)(images), torch.cat([images.relu(), (-images).relu()], 1))
+    assert torch.equal(CReLU(dim=-3)(images), CReLU()(images))
+
+
+def test_one_half_always_has_a_gradient() -> None:
+    x = torch.tensor([[-3.0, 2.0]], requires_grad=True)
+    CReLU()(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [[-1.0, 1.0]]
+
+
+def channels_last_flatten() -> nn.Module:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.act, self.head = nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Linear(12, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.act(self.conv(x)).permute(0, 2, 3, 1).flatten(1))
+
+    return Model()
+
+
+def tokens() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.0), nn.Linear(6, 3))
+
+
+def one_relu_in_two_places() -> nn.Module:
+    relu = nn.ReLU()
+    return nn.Sequential(nn.Linear(12, 6), relu, nn.Linear(6, 6), relu, nn.Linear(6, 5))
+
+
+MODELS: dict[str, tuple[Any, tuple[int, ...], list[str]]] = {
+    "mlp": (zoo.mlp, (4, 12), ["0", "2"]),
+    "cnn": (zoo.cnn, (4, 1, 12, 12), ["0", "7"]),
+    "cnn_bn": (zoo.cnn_bn, (4, 1, 12, 12), ["0", "4", "9"]),
+    "vgg": (zoo.vgg, (4, 1, 12, 12), ["0", "2", "5", "7", "10", "15", "18"]),
+    "channels last": (channels_last_flatten, (2, 1, 4, 4), ["conv"]),
+    "tokens": (tokens, (2, 7, 4), ["0"]),
+    "one relu": (one_relu_in_two_places, (4, 12), ["0", "2"]),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("training", [True, False])
+def test_conversion_keeps_the_function(name: str, training: bool) -> None:
+    build, shape, changed = MODELS[name]
+    torch.manual_seed(0)
+    model = build().double().train(training)
+    x = torch.randn(shape, dtype=torch.float64)
+    expected = copy.deepcopy(model)(x)
+    names = list(dict(model.named_parameters()))
+    made = CReLUConversion(model, x)
+    assert made.changed == changed
+    assert list(dict(model.named_parameters())) == names
+    torch.testing.assert_close(model(x), expected, rtol=1e-12, atol=1e-12)
+    assert all(m.training == training for m in model.modules())
+    # The other half is wired up: its weights get a gradient where it is awake.
+    cross_entropy(
+        model(x).flatten(0, -2), torch.zeros(x.shape[:-1].numel() if name == "tokens" else len(x)).long()
+    ).backward()
+    assert made.receipt.tensors == len(changed)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            assert module.weight.shape == (module.out_features, module.in_features)
+        if isinstance(module, nn.Conv2d):
+            assert module.weight.shape[1] == module.in_channels
+
+
+def test_fresh_weights_make_a_network_that_was_built_with_crelu() -> None:
+    model = zoo.build("mlp")
+    CReLUConversion(model, zoo.batch("mlp")[0], weights="fresh", seed=3)
+    assert [tuple(model[i].weight.shape) for i in (0, 2, 4)] == [(16, 12), (16, 32), (5, 32)]
+    bound = 32**-0.5  # what nn.Linear draws its weights and biases within, at its new width
+    for layer in (model[2], model[4]):
+        for parameter in layer.parameters():
+            assert 0.7 * bound < float(parameter.abs().max()) <= bound
+        assert float(layer.weight.detach()[:, 16:].std()) == pytest.approx(bound / 3**0.5, rel=0.2)
+    other = zoo.build("mlp")
+    CReLUConversion(other, zoo.batch("mlp")[0], weights="fresh", seed=3)
+    assert torch.equal(other[4].weight, model[4].weight)
+    x = zoo.batch("mlp")[0]
+    layers = [(model[i].weight, model[i].bias) for i in (0, 2, 4)]
+    expected = [reference.crelu_mlp(layers, row) for row in x.tolist()]
+    torch.testing.assert_close(model(x), torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-12)
+
+
+def test_the_new_half_learns() -> None:
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    made = CReLUConversion(model, x)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    made.attach(optimizer)
+    assert not model[2].weight[:, 16:].any()
+    cross_entropy(model(x), y).backward()
+    optimizer.step()
+    assert model[2].weight[:, 16:].any()
+
+
+def test_units_of_a_converted_model_are_found() -> None:
+    """Both halves of a unit are its own: to renew it clears both of its columns."""
+    model = zoo.build("mlp")
+    x = zoo.batch("mlp")[0]
+    CReLUConversion(model, x)
+    redo = ReDo(model, x)
+    assert redo.groups["0"].readers[0].weight.units.tolist() == [*range(16), *range(16)]
+
+
+def test_an_optimizer_from_before_is_refused() -> None:
+    model = zoo.build("mlp")
+    early = Adam(model.parameters())
+    made = CReLUConversion(model, zoo.batch("mlp")[0])
+    with pytest.raises(
+        ValueError,
+        match="this Adam holds a parameter that crelu replaced; make the optimizer, and other methods, after",
+    ):
+        made.attach(early)
+    made.attach(Adam(model.parameters()))
+    with pytest.raises(TypeError, match="crelu changed the model when it was made"):
+        made.step()
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three, self.four = (nn.Linear(4, 4) for _ in range(4))
+        self.act, self.norm, self.tanh = nn.ReLU(), nn.LayerNorm(4), nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.one(x))
+        x = self.norm(self.act(self.two(x)))
+        return self.four(self.tanh(self.three(x)))
+
+
+def test_what_cannot_be_converted_says_why() -> None:
+    x = torch.zeros(2, 4)
+    with pytest.raises(ValueError, match="crelu fits behind none of its layers") as caught:
+        CReLUConversion(Functional(), x)
+    for reason in (
+        "one: its ReLU is no module of its own",
+        "two: a norm layer follows its ReLU",
+        "three: no ReLU follows it",
+        "four: it is an output of the model",
+    ):
+        assert reason in str(caught.value)
+    shared = Functional()
+    shared.forward = lambda x: shared.three(shared.act(shared.two(shared.act(shared.one(x)))))  # type: ignore[method-assign]
+    with pytest.raises(
+        ValueError, match="one: its ReLU is no module of its own; two: its ReLU is no module of its own"
+    ):
+        CReLUConversion(shared, x)
+    with pytest.raises(ValueError, match="weights: 'old' is not allowed; it must be one of 'keep', 'fresh'"):
+        CReLUConversion(zoo.build("mlp"), zoo.batch("mlp")[0], weights="old")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="example: None, but crelu finds the layers by tracing one"):
+        CReLUConversion(zoo.build("mlp"))
+
+
+def test_where_chooses_layers() -> None:
+    model = zoo.build("mlp")
+    made = CReLUConversion(model, zoo.batch("mlp")[0], where=lambda name, _: name == "2.weight")
+    assert made.changed == ["2"]
+    assert model[2].in_features == 16
+    assert model[4].in_features == 32
+
+
+def test_layer_norm_matches_the_reference() -> None:
+    model = zoo.build("mlp")
+    x = zoo.batch("mlp")[0]
+    hidden = model[0](x)
+    made = LayerNormInsertion(model, x)
+    assert made.changed == ["0", "2"]
+    expected = torch.stack([reference.normalise(row) for row in hidden]).relu()
+    torch.testing.assert_close(model[1](hidden), expected, rtol=1e-10, atol=1e-12)
+    assert {"0.weight", "2.weight", "4.weight", "1.0.weight", "1.0.bias"} <= set(dict(model.named_parameters()))
+    assert made.receipt.tensors == 4
+    assert made.receipt.entries == 64
+
+
+def test_layer_norm_behind_convolutions_is_over_channels_and_places() -> None:
+    model = zoo.build("cnn")
+    x = zoo.batch("cnn")[0]
+    hidden = model[0](x)
+    LayerNormInsertion(model, x)
+    expected = torch.stack([reference.normalise(image) for image in hidden]).relu()
+    torch.testing.assert_close(model[1](hidden), expected, rtol=1e-10, atol=1e-12)
+    assert isinstance(model[4][0], nn.GroupNorm)
+    assert isinstance(model[8][0], nn.LayerNorm)
+
+
+def test_layer_norm_leaves_alone_what_has_a_norm_layer() -> None:
+    model = zoo.build("cnn_bn")
+    made = LayerNormInsertion(model, zoo.batch("cnn_bn")[0])
+    assert made.changed == ["9"]
+    assert made.skipped["0"] == "it has a norm layer already"
+    with pytest.raises(
+        ValueError, match=r"layer_norm fits behind none of its layers \(.*its activation is no module of its own"
+    ):
+        LayerNormInsertion(Functional(), torch.zeros(2, 4), where=lambda n, _: n == "one.weight")
+    vit = create("vit_tiny", (3, 8, 8), 5, width=6, depth=1, heads=2)
+    assert LayerNormInsertion(vit, torch.zeros(2, 3, 8, 8)).changed == ["1.mlp.0"]
