@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from pliant.diagnostics import curvature, gradients
 from pliant.diagnostics.batches import Batch
+from pliant.diagnostics.gradients import spectrum
 from pliant.diagnostics.gram import gradient_gram
 from pliant.diagnostics.lanczos import hessian_product, lanczos, sharpness
 from tests.diagnostics.networks import network
@@ -149,13 +150,13 @@ def test_gram_measures_are_those_of_the_gradients_themselves() -> None:
     gram = gradient_gram(model, batch, loss_fn).total
     g = per_sample_gradients(model, batch, loss_fn)  # [M, d]
     sigma = torch.linalg.svdvals(g)
-    assert gradients.gradient_condition_number(gram) == pytest.approx(float(sigma[0] / sigma[-1]), rel=1e-6)
+    assert gradients.condition_number(spectrum(gram)) == pytest.approx(float(sigma[0] / sigma[-1]), rel=1e-6)
     shares = sigma / sigma.sum()
     entropy = -float((shares * shares.log()).sum())
-    assert gradients.gradient_effective_rank(gram) == pytest.approx(math.exp(entropy), rel=1e-9)
+    assert gradients.effective_rank(spectrum(gram)) == pytest.approx(math.exp(entropy), rel=1e-9)
     fisher = curvature.empirical_fisher(model, batch, loss_fn)
     torch.testing.assert_close(fisher, g.T @ g / len(g), rtol=1e-10, atol=1e-14)
-    assert gradients.hessian_rank(gram) == curvature.relative_rank(fisher, batch.size)
+    assert gradients.hessian_rank(spectrum(gram)) == curvature.relative_rank(fisher, batch.size)
 
 
 @pytest.mark.parametrize("delta", [0.01, 0.3])
@@ -169,31 +170,31 @@ def test_overlap_is_that_of_the_matrices_themselves(delta: float) -> None:
     h = left[:, :top] @ torch.diag(values[:top]) @ left[:, :top].T
     mean = g.mean(0)
     expected = float(mean @ h @ mean / (mean.norm() * (h @ mean).norm()))
-    assert gradients.gradient_overlap(gram, delta) == pytest.approx(expected, rel=1e-9)
+    assert gradients.overlap(spectrum(gram), delta) == pytest.approx(expected, rel=1e-9)
     assert 0 < expected < 1
 
 
 def test_overlap_of_equal_gradients_is_one_and_of_none_is_not_a_number() -> None:
-    assert gradients.gradient_overlap(torch.ones(5, 5)) == pytest.approx(1)
-    assert math.isnan(gradients.gradient_overlap(torch.zeros(5, 5)))
+    assert gradients.overlap(spectrum(torch.ones(5, 5))) == pytest.approx(1)
+    assert math.isnan(gradients.overlap(spectrum(torch.zeros(5, 5))))
 
 
 def test_duplicate_samples_are_no_new_direction() -> None:
     model, batch, loss_fn = network("mlp")
     doubled = batch.select(torch.arange(batch.size).repeat(2))
     gram = gradient_gram(model, doubled, loss_fn).total
-    assert gradients.gradient_condition_number(gram) == math.inf
-    single = gradients.hessian_rank(gradient_gram(model, batch, loss_fn).total)
-    assert gradients.hessian_rank(gram) == pytest.approx(single / 2)
+    assert gradients.condition_number(spectrum(gram)) == math.inf
+    single = gradients.hessian_rank(spectrum(gradient_gram(model, batch, loss_fn).total))
+    assert gradients.hessian_rank(spectrum(gram)) == pytest.approx(single / 2)
 
 
 def test_what_is_not_finite_gives_no_rank() -> None:
     gram = torch.full((3, 3), math.nan)
     values = [
-        gradients.hessian_rank(gram),
-        gradients.gradient_condition_number(gram),
-        gradients.gradient_effective_rank(gram),
-        gradients.gradient_overlap(gram),
+        gradients.hessian_rank(spectrum(gram)),
+        gradients.condition_number(spectrum(gram)),
+        gradients.effective_rank(spectrum(gram)),
+        gradients.overlap(spectrum(gram)),
     ]
     assert all(math.isnan(value) for value in values)
 

@@ -12,10 +12,11 @@ from torch import Tensor
 from pliant.diagnostics import features, spectra, weights
 from pliant.diagnostics.balance import balancedness
 from pliant.diagnostics.capture import Features
+from pliant.diagnostics.gradients import Spectrum
 from pliant.diagnostics.layers import layer_names
 from pliant.diagnostics.plasticity import error_rate
-from pliant.diagnostics.probe import Probe
-from pliant.diagnostics.record import TOTAL, Compute
+from pliant.diagnostics.probe import TOTAL, Probe
+from pliant.diagnostics.record import Compute
 
 Values = dict[str, float]
 Reduce = Callable[[Iterable[float]], float]
@@ -96,16 +97,11 @@ def against_features(number: Callable[[Tensor, Tensor], float]) -> Compute:
     return compute
 
 
-def of_gram(number: Callable[[Tensor], float]) -> Compute:
+def of_gram(number: Callable[[Spectrum], float]) -> Compute:
     """A number of the Gram matrix of per-sample gradients: of all parameters, and of each layer's."""
 
     def compute(probe: Probe, _: Probe | None) -> Values:
-        names = layer_names(probe.model)
-        by_layer: dict[str, Tensor] = {}
-        for parameter, gram in probe.gram.parameters.items():
-            layer = names[parameter]
-            by_layer[layer] = by_layer[layer] + gram if layer in by_layer else gram
-        return _by_layer({layer: number(gram) for layer, gram in by_layer.items()}, number(probe.gram.total))
+        return {layer: number(spectrum) for layer, spectrum in probe.gradient_spectra.items()}
 
     return compute
 

@@ -1,96 +1,114 @@
 """What the Gram matrix of per-sample gradients says: directions of curvature, and how diverse the gradients are.
 
-All functions take K = GᵀG, [samples, samples], of `gram.gradient_gram`: the singular values of G are the square roots
-of K's eigenvalues, and the eigenvalues of the outer-product approximation of the Hessian, GGᵀ, are K's own.
+With K = GᵀG = VΛVᵀ, [samples, samples], of `gram.gradient_gram`, the singular values of G are √Λ, and the eigenvalues
+of the outer-product approximation of the Hessian, GGᵀ, are Λ with eigenvectors u_k = G v_k/√λ_k. The mean gradient is
+g = G1/M, so that u_kᵀg = √λ_k v_kᵀ1/M: all measures here follow from Λ and Vᵀ1, and nothing of the model's size is
+needed.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pliant.diagnostics.spectra import condition_number, effective_rank, srank
+from pliant.diagnostics import spectra
 
 
-def eigenvalues(gram: Tensor) -> Tensor:
-    """Return the eigenvalues of a Gram matrix, largest first, zero where they cannot be told from zero.
+@dataclass(frozen=True)
+class Spectrum:
+    """The spectrum of a Gram matrix.
 
-    NaNs if the matrix is not finite.
+    Attributes:
+        values: Λ, largest first, zero where it cannot be told from zero; NaN if the matrix was not finite.
+        ones: Vᵀ1 in the same order.
+    """
+
+    values: Tensor
+    ones: Tensor
+
+    @property
+    def finite(self) -> bool:
+        """Whether there is anything to measure."""
+        return bool(torch.isfinite(self.values).all())
+
+
+def spectrum(gram: Tensor) -> Spectrum:
+    """Decompose a Gram matrix.
 
     Example:
-        >>> eigenvalues(torch.tensor([[2.0, 0.0], [0.0, 3.0]])).tolist()
+        >>> spectrum(torch.tensor([[2.0, 0.0], [0.0, 3.0]])).values.tolist()
         [3.0, 2.0]
     """
     gram = gram.double()
     if not torch.isfinite(gram).all():
-        return torch.full((len(gram),), math.nan, dtype=torch.float64, device=gram.device)
-    values: Tensor = torch.linalg.eigvalsh(gram).flip(0)
-    return torch.where(values > len(gram) * torch.finfo(torch.float64).eps * values[0], values, 0)
+        nothing = torch.full((len(gram),), math.nan, dtype=torch.float64, device=gram.device)
+        return Spectrum(nothing, nothing)
+    values, vectors = torch.linalg.eigh(gram)
+    values, ones = values.flip(0), vectors.sum(0).flip(0)
+    floor = len(gram) * torch.finfo(torch.float64).eps * values[0]
+    return Spectrum(torch.where(values > floor, values, 0), ones)
 
 
-def hessian_rank(gram: Tensor, delta: float = 0.01) -> float:
+def hessian_rank(found: Spectrum, delta: float = 0.01) -> float:
     """Return srank_δ(GGᵀ) / M: the share of directions of curvature that M samples still have (Curvature §4).
 
-    Measured with the new task's data at its first step. NaN if the matrix is not finite.
+    Measured with the new task's data at its first step. NaN if the gradients are not finite.
 
     Args:
-        gram: GᵀG.
+        found: The spectrum of GᵀG.
         delta: The share of the sum of eigenvalues that may be left out.
 
     Example:
-        >>> hessian_rank(torch.diag(torch.tensor([1.0, 1.0, 0.0, 0.0])))
+        >>> hessian_rank(spectrum(torch.diag(torch.tensor([1.0, 1.0, 0.0, 0.0]))))
         0.5
     """
-    values = eigenvalues(gram)
-    return srank(values, delta) / len(gram) if torch.isfinite(values).all() else math.nan
+    return spectra.srank(found.values, delta) / len(found.values) if found.finite else math.nan
 
 
-def gradient_condition_number(gram: Tensor) -> float:
+def condition_number(found: Spectrum) -> float:
     """Return σ₁(G) / σ_M(G): how unevenly gradients spread over directions (Spectral regularization §3.3).
 
     Infinite where the gradients of M samples are linearly dependent.
 
     Example:
-        >>> gradient_condition_number(torch.diag(torch.tensor([4.0, 1.0])))
+        >>> condition_number(spectrum(torch.diag(torch.tensor([4.0, 1.0]))))
         2.0
     """
-    return condition_number(eigenvalues(gram).sqrt())
+    return spectra.condition_number(found.values.sqrt())
 
 
-def gradient_effective_rank(gram: Tensor) -> float:
+def effective_rank(found: Spectrum) -> float:
     """Return exp of the entropy of G's normalised singular values (Spectral regularization §3.3).
 
     Example:
-        >>> round(gradient_effective_rank(torch.eye(3)), 6)
+        >>> round(effective_rank(spectrum(torch.eye(3))), 6)
         3.0
     """
-    return effective_rank(eigenvalues(gram).sqrt())
+    return spectra.effective_rank(found.values.sqrt())
 
 
-def gradient_overlap(gram: Tensor, delta: float = 0.01) -> float:
-    """Return gᵀHg / (‖g‖‖Hg‖), H the outer-product Hessian cut to its top srank_δ directions (Curvature §6.2).
+def overlap(found: Spectrum, delta: float = 0.01) -> float:
+    """Return gᵀHg / (‖g‖‖Hg‖), H = GGᵀ cut to its top srank_δ directions (Curvature §6.2).
 
-    With K = VΛVᵀ the directions are u_k = G v_k/√λ_k, and the mean gradient is g = G1/M, so that u_kᵀg = √λ_k v_kᵀ1/M:
-    nothing of the model's size is needed. It is the cosine of the angle between g and Hg: 1 if g lies in one
-    eigenspace, less if it spreads over unequal ones or leaves the top directions.
+    It is the cosine of the angle between g and Hg: 1 if g lies in one eigenspace, less if it spreads over unequal
+    ones or leaves the top directions.
 
     Args:
-        gram: GᵀG.
+        found: The spectrum of GᵀG.
         delta: The share of the sum of eigenvalues that is cut off.
 
     Returns:
-        A number in [0, 1]; NaN if there is no gradient or the matrix is not finite.
+        A number in [0, 1]; NaN if there is no gradient, or one that is not finite.
 
     Example:
-        >>> round(gradient_overlap(torch.ones(2, 2)), 6)
+        >>> round(overlap(spectrum(torch.ones(2, 2))), 6)
         1.0
     """
-    if not torch.isfinite(gram).all():
+    if not found.finite:
         return math.nan
-    values, vectors = torch.linalg.eigh(gram.double())
-    values = values.flip(0).clamp(min=0)
-    top = srank(values, delta)
-    along = (values.sqrt() * vectors.flip(1).sum(0) / len(gram))[:top]  # u_kᵀg
-    norm = (gram.double().sum().clamp(min=0)).sqrt() / len(gram)
-    image = (values[:top] * along).norm()
-    return float((values[:top] * along.square()).sum() / (norm * image)) if norm * image != 0 else math.nan
+    along = found.values.sqrt() * found.ones  # M u_kᵀg
+    top = slice(spectra.srank(found.values, delta))
+    image = found.values[top] * along[top]
+    norms = along.norm() * image.norm()
+    return float(along[top] @ image / norms) if norms != 0 else math.nan

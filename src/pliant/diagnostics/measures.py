@@ -205,12 +205,12 @@ _RECORDS = (
     ),
     _record(
         "gradient_condition_number", "batch labels gradients curvature", "curvature",
-        "σ₁(G)/σ_M(G) of the samples' gradients", f"{_SPECTRAL} §3.3", c.of_gram(gradients.gradient_condition_number),
+        "σ₁(G)/σ_M(G) of the samples' gradients", f"{_SPECTRAL} §3.3", c.of_gram(gradients.condition_number),
     ),
     _record(
         "gradient_effective_rank", "batch labels gradients curvature", "curvature",
         "exp of the entropy of the normalised singular values of the samples' gradients", f"{_SPECTRAL} §3.3",
-        c.of_gram(gradients.gradient_effective_rank),
+        c.of_gram(gradients.effective_rank),
         Sign(
             "lower", "the samples' gradients have become alike",
             "what is learnt from one sample then interferes with the others; falls as trainability is lost (Spectral "
@@ -232,7 +232,7 @@ _RECORDS = (
     _record(
         "gradient_overlap", "batch labels gradients curvature", "curvature",
         "gᵀHg/(‖g‖‖Hg‖), H = Σggᵀ cut to the directions that hessian_rank counts", f"{_CURVATURE} §6.2",
-        c.of_gram(gradients.gradient_overlap),
+        c.of_gram(gradients.overlap),
     ),
     _record(
         "sharpness", "batch labels gradients curvature", "curvature", "largest eigenvalue of the loss's Hessian",

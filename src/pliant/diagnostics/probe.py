@@ -13,11 +13,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from pliant.diagnostics import layers
 from pliant.diagnostics.batches import Batch, LossFn, sample_losses
 from pliant.diagnostics.capture import Captured, capture
+from pliant.diagnostics.gradients import Spectrum, spectrum
 from pliant.diagnostics.gram import GradientGram, gradient_gram
 from pliant.diagnostics.lanczos import Extremes, sharpness
 from pliant.diagnostics.spectra import singular_values
 
 Statistics = Literal["batch", "running"]
+
+TOTAL = ""
+"""The key of what belongs to the whole network, beside those of its layers."""
 
 
 @contextmanager
@@ -138,6 +142,16 @@ class Probe:
     def gram(self) -> GradientGram:
         """The inner products of the samples' gradients."""
         return gradient_gram(self.model, self.batch, self.loss_fn)
+
+    @cached_property
+    def gradient_spectra(self) -> dict[str, Spectrum]:
+        """The spectrum of the gradients' inner products, of each layer's and under `TOTAL` of all parameters."""
+        names = layers.layer_names(self.model)
+        by_layer: dict[str, Tensor] = {TOTAL: self.gram.total}
+        for parameter, gram in self.gram.parameters.items():
+            layer = names[parameter]
+            by_layer[layer] = by_layer[layer] + gram if layer in by_layer else gram
+        return {layer: spectrum(gram) for layer, gram in by_layer.items()}
 
     @cached_property
     def sharpness(self) -> Extremes:

@@ -13,9 +13,6 @@ gradients or second derivatives; another model to compare with; the parameters b
 Cost = Literal["reading", "decomposition", "forward", "backward", "curvature"]
 """What a measure costs: reading the weights; decomposing them; a forward pass; a backward pass; many of them."""
 
-TOTAL = ""
-"""The key of a measure's value for the whole network, beside those of its layers."""
-
 Compute = Callable[[Probe, Probe | None], Mapping[str, float]]
 
 
