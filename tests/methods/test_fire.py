@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Adamax, RMSprop
 
-from pliant import FIRE
+from pliant import FIRE, Parseval
 from pliant.methods.orthogonal import Iteration, orthogonalise
 from pliant.models import create
 from tests import zoo
@@ -369,6 +369,21 @@ def test_the_limit_is_the_polar_factor_and_nothing_orthogonal_is_nearer(rows: in
         close = reference.polar_factor(polar + 0.1 * other)
         for orthogonal in (other, close):
             assert float((matrix - orthogonal).square().sum()) >= nearest - 1e-9
+
+
+def test_composes_with_parseval() -> None:
+    """FIRE goes at once where Parseval pulls: right after it, on a square weight, Parseval has nothing left to do."""
+    model = zoo.build("mlp")
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    fire = FIRE(model, polynomial="exact", where=lambda name, _: name == "2.weight")
+    parseval = Parseval(model, lam=1e-2, where=lambda name, _: name == "2.weight").attach(optimizer)
+    train(model, optimizer, "mlp", range(3))
+    before = float(parseval.value())
+    fire.apply(optimizer)
+    assert float(parseval.value()) < 1e-20 < before
+    train(model, optimizer, "mlp", range(3, 6))
+    assert parseval.receipt is not None
+    assert parseval.receipt.details["steps"] == 6
 
 
 def test_settings_that_make_no_sense_are_errors() -> None:
