@@ -315,6 +315,46 @@ def test_a_new_head_changes_the_output_layer_alone(dataset: Dataset) -> None:
         list(train(make_learner(Settings(batch_size=32)), stream, 0))
 
 
+MEASURES = ("weight_l2", "distance_l2", "update_l2", "gradient_l2", "feature_rank", "error")
+
+
+def test_measures_are_those_of_the_first_step_and_leave_the_training_alone(dataset: Dataset) -> None:
+    stream = streams.create("label_flip", dataset, tasks=2, epochs=4)
+    settings = Settings(batch_size=32, evaluate_every=2)
+    plain = list(train(make_learner(settings, ("l2",)), stream, 1))
+    learner = make_learner(settings, ("l2",))
+    learner.measure(MEASURES, stream[0])
+    start = float(torch.cat([p.detach().flatten() for p in learner.model.parameters()]).norm())
+    records = list(train(learner, stream, 1))
+    assert [record["epoch"] for record in records if "measures" in record] == [1, 3] * 2
+    measured = [record.pop("measures") for record in records if "measures" in record]
+    assert records == plain
+    assert measured[0]["weight_l2"] == pytest.approx(start, rel=1e-6)
+    assert measured[0]["distance_l2"] == 0
+    assert all(values["distance_l2"] > 0 for values in measured[1:])
+    assert {name for values in measured for name in values} >= set(MEASURES)
+
+
+def test_measures_of_a_resumed_run_are_the_same(dataset: Dataset) -> None:
+    stream = streams.create("continual_limited", dataset, chunks=2, epochs=3)
+    settings = Settings(batch_size=16, new_optimizer=True)
+
+    def fresh_learner() -> Learner:
+        learner = make_learner(settings, ("shrink_perturb",))
+        learner.measure(MEASURES, stream[0])
+        return learner
+
+    learner = fresh_learner()
+    records, states = [], []
+    for record in train(learner, stream, 1):
+        records.append(record)
+        states.append(reload(learner.state_dict()))
+    for done, state in enumerate(states, start=1):
+        resumed = fresh_learner()
+        resumed.load_state_dict(state)
+        assert list(train(resumed, stream, 1)) == records[done:]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -5,6 +5,7 @@ bit-equal to one never interrupted. The order of the data depends on seed, task 
 is replayed.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pliant.data.dataset import Examples
+from pliant.diagnostics.monitor import Monitor
 from pliant.methods.base import Method
 from pliant.seeding import permutation, random_state, set_random_state
 from pliant.streams.base import Stream, Task
@@ -96,6 +98,7 @@ class Learner:
         self.settings = settings
         self.methods = list(methods)
         self.head = head
+        self.monitor: Monitor | None = None
         self.task = 0
         self.epoch = 0
         self.step = 0
@@ -104,6 +107,28 @@ class Learner:
         self.optimizer = make_optimizer(model, settings)
         for method in self.methods:
             method.attach(self.optimizer)
+
+    def measure(self, names: Sequence[str], task: Task) -> None:
+        """Take measures on the way, which are in the records then, against the network as it is now.
+
+        They are taken at the first step of a task and of every `evaluate_every`th epoch of it.
+
+        Args:
+            names: Some of `pliant.diagnostics.measures.names()`.
+            task: The first task, on whose examples measures are taken until the next.
+        """
+        probe, reference = probe_batch(task), copy.deepcopy(self.model)
+        self.monitor = Monitor(
+            self.model,
+            self.optimizer,
+            every=1,
+            measures=names,
+            probe=probe,
+            loss_fn=cross_entropy,
+            reference=reference,
+            budget=None,
+        )
+        self.monitor.detach()
 
     def renew_optimizer(self) -> None:
         """Replace the optimizer; the methods and what they remember stay."""
@@ -168,6 +193,8 @@ def train(
     for index in range(learner.task, len(stream)):
         task = stream[index]
         learner.task = index
+        if learner.monitor is not None:
+            learner.monitor.set_probe(probe_batch(task))
         entry: Record = {"receipts": []}
         if learner.epoch == 0 and index > 0:
             entry["receipts"] = enter_task(learner, task, fresh)
@@ -216,7 +243,7 @@ def train_epoch(learner: Learner, task: Task, seed: int) -> Record:
     """Go once through the training examples of a task.
 
     Returns:
-        The mean loss and the online accuracy: both of each batch before the step on it.
+        The mean loss and the online accuracy, both of each batch before the step on it; measures if due.
     """
     model, optimizer, settings = learner.model, learner.optimizer, learner.settings
     device = _device(model)
@@ -224,6 +251,10 @@ def train_epoch(learner: Learner, task: Task, seed: int) -> Record:
     indices = torch.split(order, settings.batch_size)
     if len(indices) > 1 and len(indices[-1]) == 1:
         indices = indices[:-1]  # BatchNorm has no variance of a single example.
+    # Attached for a single step: the others cost nothing, and need no memory of when it was their turn.
+    monitor = learner.monitor if learner.epoch % settings.evaluate_every == 0 else None
+    if monitor is not None:
+        monitor.attach(optimizer)
     loss_sum, correct = torch.zeros((), device=device), torch.zeros((), dtype=torch.int64, device=device)
     model.train()
     for position, index in enumerate(indices):
@@ -238,6 +269,8 @@ def train_epoch(learner: Learner, task: Task, seed: int) -> Record:
         if settings.clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         optimizer.step()
+        if monitor is not None:
+            monitor.detach()
         loss_sum += loss.detach() * len(y)
         correct += (logits.argmax(1) == y).sum()
     seen = sum(len(index) for index in indices)
@@ -247,7 +280,11 @@ def train_epoch(learner: Learner, task: Task, seed: int) -> Record:
     learner.step += len(indices)
     learner.examples += seen
     learner.online_correct += int(correct)
-    return {"loss": mean_loss, "online_accuracy": int(correct) / seen, "lr": lr}
+    record: Record = {"loss": mean_loss, "online_accuracy": int(correct) / seen, "lr": lr}
+    if monitor is not None:
+        values = monitor.records.pop().values
+        record["measures"] = {name: value if math.isfinite(value) else None for name, value in values.items()}
+    return record
 
 
 def evaluate_epoch(learner: Learner, task: Task) -> Record:
@@ -281,6 +318,12 @@ def batches(examples: Examples, size: int, device: torch.device) -> Iterator[tup
     """Go once through examples in their own order."""
     for index in torch.split(torch.arange(len(examples), device=device), size):
         yield examples.batch(index)
+
+
+def probe_batch(task: Task, size: int = 256) -> tuple[Tensor, Tensor]:
+    """Take some training examples of a task to measure on, the same ones for every network."""
+    order = permutation(len(task.train), "probe", task.index)[:size]
+    return task.train.batch(order.to(task.train.y.device))
 
 
 def learning_rate(settings: Settings, epochs: int, epoch: int, position: int, per_epoch: int) -> float:

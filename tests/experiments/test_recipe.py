@@ -93,6 +93,7 @@ def test_methods_as_tables() -> None:
         ({"methods": ["swr", "swr"]}, "methods: 'swr' stands there 2 times; give each a label"),
         ({"methods": []}, "methods: is empty"),
         ({"methods": [{"name": "swr", "grid": {"lam": []}}]}, "grid of swr.lam is empty"),
+        ({"measures": ["wait_l2"]}, "measures: there is no 'wait_l2'; did you mean 'weight_l2'?"),
         ({"seeds": 0}, "seeds: is empty; there must be at least one"),
         ({"seeds": [1, 1]}, "seeds: [1, 1] has one twice"),
         ({"seeds": "many"}, "seeds is 'many'"),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from rich.table import Table
 
 from pliant import data, methods, models, streams
+from pliant.diagnostics import measures
 from pliant.experiments.recipe import BASELINES, recipe_folder
 
 
@@ -52,6 +53,14 @@ def data_listing() -> Table:
     return table
 
 
+def measure_listing() -> Table:
+    """List the measures."""
+    table = Table("name", "what it is", "what it takes", "from")
+    for info in map(measures.info, measures.names()):
+        table.add_row(info.name, info.definition, info.cost, info.source)
+    return table
+
+
 def recipe_listing() -> Table:
     """List the recipes that come with Pliant."""
     table = Table("name", "what it is", "from")
@@ -70,6 +79,7 @@ LISTINGS: dict[str, Callable[[], Table]] = {
     "streams": stream_listing,
     "models": model_listing,
     "data": data_listing,
+    "measures": measure_listing,
     "recipes": recipe_listing,
 }
 """The tables by what they list."""

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from pliant import data, methods, models, streams
+from pliant.diagnostics import measures
 from pliant.experiments.config import Part, Purpose, RunConfig
 from pliant.spelling import suggest
 from pliant.training import Settings
@@ -211,6 +212,7 @@ class Recipe(_Strict):
             if labels.count(label) > 1:
                 raise ValueError(f"methods: {label!r} stands there {labels.count(label)} times; give each a label")
         _check_names("published", self.published, labels)
+        _check_names("measures", self.measures, list(measures.names()))
         for entry in self.methods:
             _check_names("training", entry.training, [field.name for field in fields(Settings)])
             config = self.config(entry, (), 0, "result")

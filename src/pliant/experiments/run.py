@@ -100,6 +100,8 @@ def _train(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> d
         if time.monotonic() - saved >= checkpoint_seconds:
             folder.save_checkpoint(learner.state_dict(), learner.step)
             saved = time.monotonic()
+    if learner.monitor is not None and learner.monitor.skipped:
+        folder.note("measures skipped", **learner.monitor.skipped)
     state = learner.state_dict()
     sizes = {name: _count_bytes(state[name]) for name in ("model", "optimizer", "methods")}
     return {"seconds": time.monotonic() - begun, "steps": learner.step - first_step, "bytes": sizes}
@@ -141,4 +143,7 @@ def make_learner(config: RunConfig, stream: Stream) -> Learner:
     if stream.renews_head:
         output = called_layers(model, example)[-1].name
         head = methods.HeadReset(model, head=[output], seed=derive_seed("head", config.seed))
-    return Learner(model, config.training, attached, head)
+    learner = Learner(model, config.training, attached, head)
+    if config.measures:
+        learner.measure(config.measures, stream[0])
+    return learner
