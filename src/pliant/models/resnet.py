@@ -1,7 +1,8 @@
 """ResNet-18 with BatchNorm and a stem for small images, of the spectral, curvature and FIRE papers."""
 
+from typing import cast
+
 from torch import Tensor, nn
-from torch.nn.functional import relu
 
 from pliant.models.layers import require_image
 
@@ -19,16 +20,20 @@ class BasicBlock(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(outputs)
+        # Modules, not functions: what replaces activations (CReLU) must find them.
+        self.relu1 = nn.ReLU()
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(outputs)
+        self.relu2 = nn.ReLU()
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block."""
-        y = relu(self.norm1(self.conv1(x)))
-        return relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+        y = self.relu1(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y)) + self.shortcut(x)
+        return cast(Tensor, self.relu2(y))
 
 
 def resnet18(shape: tuple[int, ...], classes: int, *, width: int = 64) -> nn.Sequential:
