@@ -1,10 +1,12 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from pliant.diagnostics.batches import Batch, gather, sample_losses
+from pliant.diagnostics.batches import Batch, gather, sample_losses, summed_loss
 
 X, Y = torch.randn(5, 3), torch.arange(5)
 
@@ -90,3 +92,20 @@ def test_tokens_are_averaged_within_their_sample() -> None:
 def test_a_loss_of_another_shape_is_named() -> None:
     with pytest.raises(ValueError, match=r"a scalar or 5 numbers, got shape \(5, 7\)"):
         sample_losses(lambda out, y: out, torch.randn(5, 7), Batch.of((X, Y)))
+
+
+def weighted(output: Tensor, target: Tensor) -> Tensor:
+    """A mean whose weights depend on the labels: of one sample alone, they cancel."""
+    return cross_entropy(output, target, torch.arange(1.0, 8.0))
+
+
+@pytest.mark.parametrize("loss_fn", [cross_entropy, nn.CrossEntropyLoss(reduction="sum"),
+                                     nn.CrossEntropyLoss(reduction="none"), weighted])  # fmt: skip
+def test_the_sum_of_the_samples_losses_has_their_gradient(loss_fn: Callable[[Tensor, Tensor], Tensor]) -> None:
+    output, batch = torch.randn(5, 7, requires_grad=True), Batch.of((X, Y))
+    total, losses = summed_loss(loss_fn, output, batch)
+    expected = cross_entropy(output, Y, reduction="none")
+    torch.testing.assert_close(losses, expected.detach())
+    (ours,), (theirs,) = torch.autograd.grad(total, output), torch.autograd.grad(expected.sum(), output)
+    torch.testing.assert_close(ours, theirs)
+    assert not losses.requires_grad

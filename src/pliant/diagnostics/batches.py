@@ -170,3 +170,26 @@ def sample_losses(loss_fn: LossFn, output: Any, batch: Batch) -> Tensor:
         return value.reshape(1)
     pairs = (select((output, batch.target), batch.size, slice(i, i + 1)) for i in range(batch.size))
     return torch.stack([loss_fn(out, target).reshape(()) for out, target in pairs])
+
+
+def summed_loss(loss_fn: LossFn, output: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return Σℓ_i with its graph, and the ℓ_i without.
+
+    If the loss of the whole batch is the mean or the sum of the ℓ_i, as most are, that is what carries the graph: one
+    small graph instead of one for each sample.
+
+    Args:
+        loss_fn: `loss_fn(output, target)`.
+        output: The model's output on the batch.
+        batch: Its samples.
+    """
+    with torch.no_grad():
+        losses = sample_losses(loss_fn, output, batch)
+    whole = loss_fn(output, batch.target)
+    total = losses.double().sum()
+    if whole.numel() == 1:
+        tolerance = torch.finfo(whole.dtype).eps ** 0.7
+        for scaled in (whole * batch.size, whole):
+            if torch.isclose(scaled.detach().double().reshape(()), total, rtol=tolerance, atol=0):
+                return scaled.reshape(()), losses
+    return sample_losses(loss_fn, output, batch).sum(), losses

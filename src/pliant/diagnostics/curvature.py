@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from pliant.diagnostics.batches import Batch, LossFn, sample_losses
+from pliant.diagnostics.batches import Batch, LossFn, sample_losses, summed_loss
 from pliant.diagnostics.lanczos import twice_differentiable
 from pliant.diagnostics.spectra import srank
 
@@ -32,8 +32,8 @@ def hessian(model: nn.Module, batch: Batch, loss_fn: LossFn) -> Tensor:
     """
     parameters = _parameters(model)
     with torch.enable_grad(), twice_differentiable():
-        loss = sample_losses(loss_fn, batch.forward(model), batch).mean()
-        first = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+        total, _ = summed_loss(loss_fn, batch.forward(model), batch)
+        first = torch.autograd.grad(total / batch.size, parameters, create_graph=True, allow_unused=True)
         filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, first, strict=True)]
         return _jacobian(torch.cat([g.flatten() for g in filled]), parameters)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pliant.diagnostics.batches import Batch, LossFn, sample_losses
+from pliant.diagnostics.batches import Batch, LossFn, sample_losses, summed_loss
 from pliant.diagnostics.factors import Dense, Use, gram
 from pliant.diagnostics.rules import matrix_shape
 from pliant.diagnostics.uses import Shapes, Uses
@@ -85,10 +85,10 @@ def gradient_gram(model: nn.Module, batch: Batch, loss_fn: LossFn) -> GradientGr
     with torch.enable_grad(), watch:
         output = batch.forward(model)
     with torch.enable_grad():
-        losses = sample_losses(loss_fn, output, batch)
+        total_loss, losses = summed_loss(loss_fn, output, batch)
         del output
         check.losses_agree(losses)
-        found = _gradients(losses.sum(), parameters)
+        found = _gradients(total_loss, parameters)
     gradient = {name: total / batch.size for name, total in found.items()}
     for name in list(arrived):
         finish(name)
@@ -99,7 +99,7 @@ def gradient_gram(model: nn.Module, batch: Batch, loss_fn: LossFn) -> GradientGr
         grams |= _one_by_one(model, batch, loss_fn, {name: parameters[name] for name in reasons}, reasons)
     ordered = {name: grams[name] for name in parameters}
     total = torch.stack([matrix.to(losses.device) for matrix in ordered.values()]).sum(0)
-    return GradientGram(total, ordered, losses.detach(), gradient, reasons, tuple(sorted(watch.cut_off)))
+    return GradientGram(total, ordered, losses, gradient, reasons, tuple(sorted(watch.cut_off)))
 
 
 class _Check:
@@ -129,7 +129,7 @@ class _Check:
 
     def losses_agree(self, losses: Tensor) -> None:
         """Raise if the samples' losses are others in another company."""
-        here = losses.detach()[[0, -1]]
+        here = losses[[0, -1]]
         if not torch.allclose(here, self._losses, rtol=self._tolerance, atol=self._tolerance, equal_nan=True):
             raise ValueError(
                 "the loss of a sample must not depend on the other samples of its batch, or it has no gradient of its "

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pliant.diagnostics.batches import Batch, LossFn, sample_losses
+from pliant.diagnostics.batches import Batch, LossFn, summed_loss
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Extremes:
 
     Attributes:
         largest: The largest eigenvalue.
-        smallest: The smallest.
+        smallest: The smallest that was met on the way to the largest.
         residual: ‖Av − λv‖ of the largest one's vector: an eigenvalue lies at most so far away.
         iterations: How many products it took.
         converged: Whether the residual came below the tolerance.
@@ -37,7 +37,10 @@ class Extremes:
 def lanczos(
     multiply: Callable[[Tensor], Tensor], size: int, iterations: int = 64, tolerance: float = 1e-4, seed: int = 0
 ) -> Extremes:
-    """Find the ends of a symmetric matrix's spectrum by Lanczos' method with full orthogonalisation.
+    """Find the ends of a symmetric matrix's spectrum by Lanczos' method.
+
+    Only three vectors are held: without orthogonalisation against all that came before, rounding brings found
+    directions back as copies, which does not move the ends.
 
     Args:
         multiply: From a float64 vector v to Av.
@@ -58,47 +61,39 @@ def lanczos(
     if iterations < 1:
         raise ValueError(f"iterations must be at least 1, got {iterations}")
     start = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    basis = [start / start.norm()]
-    diagonal: list[Tensor] = []
-    beside: list[Tensor] = []
+    current, before = start / start.norm(), torch.zeros_like(start)
+    diagonal: list[float] = []
+    beside: list[float] = []
     asymmetry = 0.0
     while True:
-        product = multiply(basis[-1])
+        product = multiply(current)
         if not torch.isfinite(product).all():
             raise ValueError("a product of the Hessian with a vector must be finite, got NaN or inf")
-        basis = [vector.to(product.device) for vector in basis]
-        diagonal.append(product @ basis[-1])
-        stacked = torch.stack(basis)
-        # Of a symmetric matrix, only the last two coefficients and the remainder are not zero.
-        expected = torch.zeros(len(basis), dtype=torch.float64, device=product.device)
-        expected[-1] = diagonal[-1]
-        if beside:
-            expected[-2] = beside[-1]
-        asymmetry = max(asymmetry, float((stacked @ product - expected).abs().max()))
-        # Twice is enough: rounding lets vectors of converged directions creep back in.
-        for _ in range(2):
-            product = product - stacked.T @ (stacked @ product)
-        beta = product.norm()
-        found = _ritz(diagonal, beside, beta, tolerance, len(basis) == size, asymmetry)
-        if found.converged or len(basis) == min(iterations, size):
+        current, before = current.to(product.device), before.to(product.device)
+        beta = beside[-1] if beside else 0.0
+        # The same entry of a symmetric matrix from both sides.
+        asymmetry = max(asymmetry, abs(float(before @ product) - beta))
+        diagonal.append(float(current @ product))
+        rest = product - diagonal[-1] * current - beta * before
+        beta = float(rest.norm())
+        found = _ritz(diagonal, beside, beta, tolerance, asymmetry)
+        if found.converged or len(diagonal) == iterations:
             return found
         beside.append(beta)
-        basis.append(product / beta)
+        current, before = rest / beta, current
 
 
-def _ritz(
-    diagonal: list[Tensor], beside: list[Tensor], beta: Tensor, tolerance: float, complete: bool, asymmetry: float
-) -> Extremes:
-    matrix = torch.diag(torch.stack(diagonal))
+def _ritz(diagonal: list[float], beside: list[float], beta: float, tolerance: float, asymmetry: float) -> Extremes:
+    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
     if beside:
-        matrix = matrix + torch.diag(torch.stack(beside), 1) + torch.diag(torch.stack(beside), -1)
+        off = torch.tensor(beside, dtype=torch.float64)
+        matrix = matrix + torch.diag(off, 1) + torch.diag(off, -1)
     values, vectors = torch.linalg.eigh(matrix)
-    residual = 0.0 if complete else abs(float(beta * vectors[-1, -1]))
     scale = float(values.abs().max())
-    converged = residual <= tolerance * scale
-    return Extremes(
-        float(values[-1]), float(values[0]), residual, len(diagonal), converged, asymmetry / scale if scale else 0.0
-    )
+    residual = beta * abs(float(vectors[-1, -1]))
+    converged = residual <= max(tolerance, 1e-14) * scale
+    relative = asymmetry / scale if scale else 0.0
+    return Extremes(float(values[-1]), float(values[0]), residual, len(diagonal), converged, relative)
 
 
 def twice_differentiable() -> AbstractContextManager[None]:
@@ -114,8 +109,8 @@ def hessian_product(model: nn.Module, batch: Batch, loss_fn: LossFn) -> tuple[Ca
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     with torch.enable_grad(), twice_differentiable():
-        loss = sample_losses(loss_fn, batch.forward(model), batch).mean()
-        first = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+        total, _ = summed_loss(loss_fn, batch.forward(model), batch)
+        first = torch.autograd.grad(total / batch.size, parameters, create_graph=True, allow_unused=True)
     used = [(p, g) for p, g in zip(parameters, first, strict=True) if g is not None and g.requires_grad]
 
     def multiply(vector: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pliant.diagnostics import layers
-from pliant.diagnostics.batches import Batch, LossFn, sample_losses
+from pliant.diagnostics.batches import Batch, LossFn, sample_losses, summed_loss
 from pliant.diagnostics.capture import Captured, capture
 from pliant.diagnostics.gradients import Spectrum, spectrum
 from pliant.diagnostics.gram import GradientGram, gradient_gram
@@ -175,6 +175,6 @@ class Probe:
             return self.gram.gradient
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         with torch.enable_grad():
-            loss = sample_losses(self.loss_fn, self.batch.forward(self.model), self.batch).mean()
-            found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+            total, _ = summed_loss(self.loss_fn, self.batch.forward(self.model), self.batch)
+            found = torch.autograd.grad(total / self.batch.size, list(named.values()), allow_unused=True)
         return {name: g for name, g in zip(named, found, strict=True) if g is not None}
