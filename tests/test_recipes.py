@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pliant.experiments.engines import Job, perform
 from pliant.experiments.experiment import run_experiment
 from pliant.experiments.recipe import Recipe, RecipeError, Scale, find_recipe, load_recipe, make_recipe, recipe_folder
+from pliant.experiments.run import execute
 from pliant.experiments.store import Status, load_runs
 
 RECIPES = sorted(path for path in recipe_folder().glob("*.toml") if path.stem != "demo")
@@ -15,7 +15,7 @@ SMALL = {"data": "digits", "model": "mlp", "stream": {"name": "single", "epochs"
 
 def run_here(recipe: Recipe, root: Path) -> dict[str, Status]:
     def run_all(configs):
-        return {config.id: perform(Job(config, root), 1, []).status for config in configs}
+        return {config.id: execute(config, root).status for config in configs}
 
     return run_experiment(recipe, root, run_all)
 
