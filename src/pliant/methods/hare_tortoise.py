@@ -72,7 +72,7 @@ class HareTortoise(Rescaler):
         self.beta = check_beta(beta)
         self.every = None if every is None else check_positive_int("every", every)
         self._companions = _companions(model, self.parameters)
-        self._tensors: dict[tuple[str, ...], BlockTensors] = {}
+        self._places: dict[tuple[str, ...], tuple[list[str], BlockTensors]] = {}
         self.tortoise = {
             name: widen(tensor.detach()).clone()
             for name, tensor in zip(*self._hare(tuple(self.parameters)), strict=True)
@@ -138,10 +138,11 @@ class HareTortoise(Rescaler):
 
     def _hare(self, parameters: tuple[str, ...]) -> tuple[list[str], list[Tensor]]:
         """Return the names and tensors of these parameters and of the buffers that go with them."""
-        names = [*parameters, *(buffer for buffer, owner in self._companions.items() if owner in parameters)]
-        if parameters not in self._tensors:
-            self._tensors[parameters] = BlockTensors(self.model, [Block(name) for name in names])
-        return names, self._tensors[parameters].get()
+        if parameters not in self._places:
+            names = [*parameters, *(buffer for buffer, owner in self._companions.items() if owner in parameters)]
+            self._places[parameters] = (names, BlockTensors(self.model, [Block(name) for name in names]))
+        names, tensors = self._places[parameters]
+        return names, tensors.get()
 
 
 def _copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

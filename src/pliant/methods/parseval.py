@@ -91,15 +91,16 @@ class Parseval(Penalty):
         super().__init__(model, where=having_role(model, where, *roles))
         self.s = check_number("s", s)
         self.strengths = resolve_strengths(lam, self.parameters)
-        self._scales = {name for name, p in self.parameters.items() if role_of(model, name, p) == "scale"}
+        self._scales = {name for name in self.strengths if role_of(model, name, self.parameters[name]) == "scale"}
 
     def value(self, names: Sequence[str] | None = None) -> Tensor:
         """Return λ Σ‖WWᵀ − sI‖², and λ Σ‖γ² − 1‖² with the scales of norm layers."""
         excesses = {}
         for name in names or self.parameters:
-            parameter = self.parameters[name].detach()
-            scale = name in self._scales
-            excesses[name] = parameter**2 - 1 if scale else deviation(as_matrix(parameter), self.s)
+            if name in self.strengths:
+                parameter = self.parameters[name].detach()
+                scale = name in self._scales
+                excesses[name] = parameter**2 - 1 if scale else deviation(as_matrix(parameter), self.s)
         return 2 * half_squared_norm(excesses, self.strengths)
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
