@@ -108,7 +108,10 @@ def load_kept(name: str) -> Kept | None:
 
 
 def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
-    """Yield numbers that a run's records tell beyond its result."""
+    """Yield numbers that a run's records tell beyond its result.
+
+    `…_change` is the relative change of a measure from the first step of the first task to that of the last.
+    """
     last = run.records[-1]["task"]
     tested = [record["test_accuracy"] for record in run.records if "test_accuracy" in record and record["task"] == last]
     if tested:
@@ -126,6 +129,11 @@ def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
         yield "first_train_error", errors[0]
         yield "last_train_error", errors[-1]
         yield "train_error_growth", errors[-1] - errors[0]
+    entered = [record["measures"] for record in run.records if record["epoch"] == 1 and "measures" in record]
+    if len(entered) > 1:
+        for name in entered[0]:
+            if "/" not in name and None not in (entered[0][name], entered[-1].get(name)):
+                yield f"{name}_change", entered[-1][name] / entered[0][name] - 1
 
 
 def difference(kept: Kept, better: str, worse: str, name: str) -> Estimate | None:
@@ -169,6 +177,8 @@ def table_block(name: str) -> str:
     if kept is None:
         return "No run has ended yet."
     columns = [kept.headline, "best_test_accuracy", "mean_drop", "train_error_growth"]
+    measured = {name for numbers in kept.numbers.values() for run in numbers.values() for name in run}
+    columns += sorted(name for name in measured if name.endswith("_change"))
     columns = [column for column in columns if any(kept.values(label, column) for label in kept.labels)]
     heads = ["", *(["published"] if kept.published else []), *(column.replace("_", " ") for column in columns), "seeds"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
