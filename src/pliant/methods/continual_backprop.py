@@ -19,28 +19,9 @@ from torch import Tensor, nn
 
 from pliant.graph.units import Reader, UnitGroup
 from pliant.methods.base import Filter
-from pliant.methods.recycler import Activity, Recycler
+from pliant.methods.recycler import Activity, Recycler, SumByUnit, sum_sizes
 from pliant.methods.redraw import seeded
 from pliant.methods.strengths import check_number, check_positive_int
-
-
-def mean_outgoing_size(weights: Sequence[Tensor], readers: Sequence[Reader], count: int) -> Tensor:
-    """Return the mean absolute value of the weights that read each unit of a layer, over all its readers.
-
-    Args:
-        weights: The readers' weights.
-        readers: Which of their slices read which unit.
-        count: How many units there are.
-    """
-    totals = torch.zeros(count, dtype=torch.promote_types(weights[0].dtype, torch.float32), device=weights[0].device)
-    entries = torch.zeros_like(totals)
-    for weight, reader in zip(weights, readers, strict=True):
-        dim, units = reader.weight.dim, reader.weight.units.to(weight.device)
-        others = [d for d in range(weight.ndim) if d != dim]
-        sizes = torch.linalg.vector_norm(weight, 1, others, dtype=totals.dtype).where(units >= 0, 0)
-        totals.index_add_(0, units.clamp(min=0), sizes)
-        entries.index_add_(0, units.clamp(min=0), (units >= 0).to(totals.dtype) * (weight.numel() // len(units)))
-    return totals / entries
 
 
 def mean_inputs(weight: Tensor, reader: Reader, means: Tensor) -> Tensor:
@@ -88,6 +69,10 @@ class ContinualBackprop(Recycler):
             raise ValueError("decay: 1 is not allowed; the average would never move")
         self.gain = check_number("gain", gain)
         super().__init__(model, example, where=where)
+        self._outgoing = {
+            name: [SumByUnit(reader.weight.units, group.count) for reader in group.readers]
+            for name, group in self.groups.items()
+        }
         self.seed = seed
         self.draws = 0
         dtypes = {name: torch.promote_types(self._weight(g).dtype, torch.float32) for name, g in self.groups.items()}
@@ -121,10 +106,18 @@ class ContinualBackprop(Recycler):
         self.young[name] = [[steps, count] for steps, count in young if steps > 0]
 
     def _update_utility(self, group: UnitGroup, activity: Activity) -> None:
-        weights = [self._tensor(reader.weight.tensor).detach() for reader in group.readers]
-        outgoing = mean_outgoing_size(weights, group.readers, group.count)
-        self.utilities[group.name].lerp_(activity.mean_size * outgoing, 1 - self.decay)
+        contribution = activity.mean_size * self._mean_outgoing_size(group)
+        self.utilities[group.name].lerp_(contribution, 1 - self.decay)
         self.means[group.name].lerp_(activity.mean, 1 - self.decay)
+
+    def _mean_outgoing_size(self, group: UnitGroup) -> Tensor:
+        """Return the mean absolute value of all weights that read each unit."""
+        total, entries = torch.zeros_like(self.utilities[group.name]), torch.zeros_like(self.utilities[group.name])
+        for reader, by_unit in zip(group.readers, self._outgoing[group.name], strict=True):
+            weight = self._tensor(reader.weight.tensor).detach()
+            total += by_unit(sum_sizes(weight, reader.weight.dim))
+            entries += by_unit.slices.to(total.device) * (weight.numel() // weight.shape[reader.weight.dim])
+        return total / entries
 
     def _pay(self, name: str) -> int:
         """Return how many units are to be renewed now, and carry the fraction over."""

@@ -27,6 +27,37 @@ from pliant.methods.module_hooks import ModuleHook
 from pliant.surgery import slice_mask, write_, zero_moments_
 
 
+class SumByUnit:
+    """Adds up values of the slices of a tensor that belong to each unit.
+
+    Args:
+        units: For each slice the unit that it belongs to, or −1.
+        count: How many units there are.
+
+    Attributes:
+        slices: How many slices each unit has.
+
+    Example:
+        >>> SumByUnit(torch.tensor([0, 0, 1, -1]), 2)(torch.tensor([1.0, 2.0, 4.0, 8.0]))
+        tensor([3., 4.])
+    """
+
+    def __init__(self, units: Tensor, count: int) -> None:
+        self._is_identity = torch.equal(units, torch.arange(count))
+        # Slices that belong to no unit go to one more, which is dropped.
+        self._index = units.where(units >= 0, count)
+        self._count = count
+        self.slices = torch.bincount(self._index, minlength=count + 1)[:count]
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Return the sums, one for each unit."""
+        if self._is_identity:
+            return values
+        if self._index.device != values.device:
+            self._index = self._index.to(values.device)
+        return values.new_zeros(self._count + 1).index_add_(0, self._index, values)[: self._count]
+
+
 @dataclass
 class Activity:
     """What the units of a layer did since the last step.
@@ -34,22 +65,24 @@ class Activity:
     Attributes:
         total: Σ h over examples and places, for each unit.
         total_size: Σ |h|.
-        places: How many entries these sums are over.
+        places: How many entries of each slice that is read these sums are over.
+        slices: How many slices each unit has.
     """
 
     total: Tensor
     total_size: Tensor
-    places: Tensor
+    places: int
+    slices: Tensor
 
     @property
     def mean(self) -> Tensor:
         """The mean activation of each unit."""
-        return self.total / self.places
+        return self.total / (self.slices * self.places)
 
     @property
     def mean_size(self) -> Tensor:
         """The mean absolute activation of each unit."""
-        return self.total_size / self.places
+        return self.total_size / (self.slices * self.places)
 
 
 class Recycler(Method):
@@ -77,6 +110,7 @@ class Recycler(Method):
         self.groups: dict[str, UnitGroup] = {}
         self.skipped = dict(found.skipped)
         self._watched_at: dict[str, Reader] = {}
+        self._sums: dict[str, SumByUnit] = {}
         self._watched_by: dict[nn.Module, list[str]] = {}
         for group in found.groups:
             if where is not None and not where(group.weight.tensor, self.parameters[group.weight.tensor]):
@@ -87,6 +121,7 @@ class Recycler(Method):
                 continue
             self.groups[group.name] = group
             self._watched_at[group.name] = reader
+            self._sums[group.name] = SumByUnit(reader.weight.units, group.count)
             self._watched_by.setdefault(model.get_submodule(reader.module), []).append(group.name)
         if not self.groups:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.skipped.items())
@@ -228,30 +263,28 @@ class Recycler(Method):
                 self._add_activity(name, inputs[0].detach())
 
     def _add_activity(self, name: str, values: Tensor) -> None:
-        reader = self._watched_at[name]
         if values.dtype.itemsize < 4:
             values = values.float()
-        others = [dim for dim in range(values.ndim) if dim != reader.input_dim % values.ndim]
-        total, total_size = values.sum(others), torch.linalg.vector_norm(values, 1, others)
-        places = values.numel() // len(total)
-        activity = _by_unit(total, total_size, places, reader.weight.units.to(total.device), self.groups[name].count)
+        dim = self._watched_at[name].input_dim % values.ndim
+        by_unit = self._sums[name]
+        total, total_size, places = by_unit(sum_except(values, dim)), by_unit(sum_sizes(values, dim)), values.numel()
+        places //= values.shape[dim]
         if name in self._seen:
             before = self._seen[name]
-            activity.total += before.total
-            activity.total_size += before.total_size
-            activity.places += before.places
-        self._seen[name] = activity
+            total, total_size, places = total + before.total, total_size + before.total_size, places + before.places
+        self._seen[name] = Activity(total, total_size, places, by_unit.slices.to(total.device))
 
 
-def _by_unit(total: Tensor, total_size: Tensor, places: int, units: Tensor, count: int) -> Activity:
-    """Add up what the slices that belong to each unit saw."""
-    mine = units >= 0
-    index = units.clamp(min=0)
+def sum_except(values: Tensor, dim: int) -> Tensor:
+    """Return Σ over all dimensions but one."""
+    return values.sum([d for d in range(values.ndim) if d != dim])
 
-    def gather(values: Tensor) -> Tensor:
-        return values.new_zeros(count).index_add_(0, index, values.where(mine, 0))
 
-    return Activity(gather(total), gather(total_size), gather(torch.full_like(total, places)))
+def sum_sizes(values: Tensor, dim: int) -> Tensor:
+    """Return Σ |·| over all dimensions but one, in float32 at least."""
+    others = [d for d in range(values.ndim) if d != dim]
+    sizes: Tensor = torch.linalg.vector_norm(values, 1, others, dtype=torch.promote_types(values.dtype, torch.float32))
+    return sizes
 
 
 def _parts(group: UnitGroup) -> list[Slices]:
