@@ -133,7 +133,7 @@ def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
     if len(entered) > 1:
         for name in entered[0]:
             if "/" not in name and None not in (entered[0][name], entered[-1].get(name)):
-                yield f"{name}_change", entered[-1][name] / entered[0][name] - 1
+                yield f"{name}_change", (entered[-1][name] - entered[0][name]) / abs(entered[0][name])
 
 
 def difference(kept: Kept, better: str, worse: str, name: str) -> Estimate | None:
