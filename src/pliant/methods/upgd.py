@@ -1,7 +1,7 @@
 """UPGD, utility-based perturbed gradient descent: protect useful weights, perturb the others (Elsayed & Mahmood 2024).
 
 Paper: "Addressing Loss of Plasticity and Catastrophic Forgetting in Continual Learning". The utility u of a weight is a
-bias-corrected moving average of −g·θ, the first-order estimate of what the loss would gain without it; the step is
+bias-corrected moving average of −g·θ, a first-order estimate of how much the loss would rise without it; the step is
 
     θ ← (1 − ηw)θ − η(g + σε) ⊙ (1 − sigmoid(u / max u)),    ε ~ N(0, 1),
 
