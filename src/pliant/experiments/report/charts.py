@@ -22,9 +22,9 @@ from pliant.experiments.report.figures import (
     lines,
     shown_parameter,
 )
-from pliant.experiments.report.histories import Curve, Histories, at_task_ends, average
+from pliant.experiments.report.histories import MANY_TASKS, Curve, Histories, Samples, at_task_ends, average, gather
 from pliant.experiments.report.reading import Comparison
-from pliant.experiments.report.statistics import bands, interval
+from pliant.experiments.report.statistics import Floats, interval
 from pliant.experiments.report.style import Series
 from pliant.experiments.report.wording import change, direction, is_share, name_of, number, probability, span
 from pliant.experiments.store import Run
@@ -131,15 +131,14 @@ def learning_curves(histories: Histories, series: Sequence[Series]) -> list[Figu
             Figure(
                 name=f"curve_{name}",
                 title=name_of(name).capitalize(),
-                note="Lines are means over seeds, bands their 95 % intervals; dotted lines mark new tasks. "
-                + ("A vertical drop at one is what acting on new data costs at first." if name in _ENTERED else ""),
+                note=_curve_note(name, histories.tasks),
                 chart=lines(
                     curves,
                     series,
                     x_title="epochs",
                     y_title=name_of(name),
                     metric=name,
-                    boundaries=histories.boundaries,
+                    boundaries=histories.boundaries if histories.tasks <= MANY_TASKS else (),
                     log=name.endswith("loss") and positive,
                 ),
                 table=curve_table(curves, series, name),
@@ -148,13 +147,20 @@ def learning_curves(histories: Histories, series: Sequence[Series]) -> list[Figu
     return figures
 
 
-_ENTERED = ("test_accuracy",)
-"""What is also recorded at the start of a task, before its first step."""
+def _curve_note(name: str, tasks: int) -> str:
+    note = "Lines are means over seeds, bands their 95 % intervals"
+    if tasks > MANY_TASKS:
+        return f"{note}, after the last epoch of each task."
+    if tasks > 1:
+        note += "; dotted lines mark new tasks"
+    # Test accuracy is also measured when the methods have acted on a new task, before its first step.
+    drop = " A vertical drop at one is what acting on new data costs at first."
+    return note + "." + (drop if tasks > 1 and name == "test_accuracy" else "")
 
 
 def _curves(histories: Histories, series: Sequence[Series], name: str, points: int) -> dict[str, Curve]:
-    averaged = {each.key: average(histories.of[each.name], name, points=points) for each in series}
-    return {key: curve for key, curve in averaged.items() if curve is not None}
+    gathered = {each.key: gather(histories.of[each.name], name, points=points) for each in series}
+    return {key: average(samples) for key, samples in gathered.items() if samples is not None}
 
 
 def task_ends(comparison: Comparison, histories: Histories, series: Sequence[Series]) -> list[Figure]:
@@ -180,7 +186,7 @@ def task_ends(comparison: Comparison, histories: Histories, series: Sequence[Ser
             table=curve_table(curves, series, shown_as, "task"),
         )
     ]
-    gaps = _gaps_to_fresh(comparison, series, ends)
+    gaps = _gaps_to_fresh(comparison, histories, series, ends)
     if gaps:
         figures.append(
             Figure(
@@ -196,36 +202,29 @@ def task_ends(comparison: Comparison, histories: Histories, series: Sequence[Ser
     return figures
 
 
-def _over_tasks(table: np.ndarray) -> Curve | None:
+def _over_tasks(table: Floats) -> Curve | None:
     """Average a table of seeds × tasks over seeds."""
     known = np.flatnonzero(np.isfinite(table).any(axis=0))
     if len(known) == 0:
         return None
-    mean, low, high = bands(table[:, known])
-    zeros = np.zeros(len(known), dtype=np.int64)
-    return Curve(
-        x=(known + 1).astype(np.float64),
-        task=known,
-        epoch=zeros,
-        mean=mean,
-        low=low,
-        high=high,
-        seeds=np.isfinite(table[:, known]).sum(axis=0),
-    )
+    return average(Samples((known + 1).astype(np.float64), known, np.zeros_like(known), table[:, known]))
 
 
-def _gaps_to_fresh(comparison: Comparison, series: Sequence[Series], ends: dict[str, np.ndarray]) -> dict[str, Curve]:
+def _gaps_to_fresh(
+    comparison: Comparison, histories: Histories, series: Sequence[Series], ends: dict[str, Floats]
+) -> dict[str, Curve]:
     """End-of-task values minus those of the fresh network with the same seed."""
     fresh = comparison.baseline("fresh")
     if fresh is None:
         return {}
     key_of = {each.name: each.key for each in series}
-    place = {run.config.seed: row for row, run in enumerate(fresh.runs)}
     reference = ends[key_of[fresh.name]]
+    place = {history.seed: row for row, history in enumerate(histories.of[fresh.name])}
     gaps = {}
     for contender in comparison.contenders:
         table = ends[key_of[contender.name]]
-        shared = [(row, place[run.config.seed]) for row, run in enumerate(contender.runs) if run.config.seed in place]
+        seeds = [history.seed for history in histories.of[contender.name]]
+        shared = [(row, place[seed]) for row, seed in enumerate(seeds) if seed in place]
         if contender.role == "fresh" or not shared:
             continue
         width = min(table.shape[1], reference.shape[1])
@@ -329,12 +328,10 @@ def _sensitivity_figure(
     ]
     if numeric:
         layers.insert(0, base.mark_line().encode(x=x, y=y, color=colours))
-    on = "held-out training data" if comparison.selection.get("on") == "validation" else "the results themselves"
-    what = name_of(metric).capitalize()
     return Figure(
         name=f"sensitivity_{label}_{setting}",
         title=f"{label}: {setting}",
-        note=f"{what}, judged on {on}; for each value the best of the other settings. The large dot was chosen.",
+        note="",
         chart=alt.layer(*layers).properties(width=WIDTH // 2, height=HEIGHT // 2),
         table=Table([setting, name_of(metric), "95 % interval", ""], table),
         contender=key,

@@ -11,7 +11,7 @@ from pliant.experiments.report.histories import Histories, read_histories
 from pliant.experiments.report.reading import Broken, Comparison
 from pliant.experiments.report.style import Series, assign_series
 from pliant.experiments.report.table import ResultTable, metric_table, result_table
-from pliant.experiments.report.wording import count
+from pliant.experiments.report.wording import count, name_of
 from pliant.experiments.store import Run, read_lines
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ class Section:
         from pliant.experiments.report import charts, measures
 
         comparison, histories, series = self.comparison, self.histories, self.series
+        on_validation = comparison.selection.get("on") == "validation"
+        judged_on = "held-out training data" if on_validation else "the results themselves"
         association = measures.association_figure(measures.associations(comparison, histories))
         groups = [
             Group("differences", "", "", _known([charts.differences(self.analysis, series)]), "wide"),
@@ -122,14 +124,15 @@ class Section:
             Group(
                 "sensitivity",
                 "Sensitivity to settings",
-                "How much depends on choosing well.",
+                f"{name_of(comparison.headline).capitalize()} for each value of a setting, with the best of the "
+                f"others, judged on {judged_on}. A large dot is what was chosen.",
                 charts.sensitivity(comparison, series),
                 "small",
             ),
             Group(
                 "measures",
                 "Measures over time",
-                "What the network says about itself on the way.",
+                "What the network says about itself on the way: means over seeds with 95 % intervals.",
                 measures.measures_over_time(histories, series),
                 "small",
             ),
@@ -143,7 +146,8 @@ class Section:
             Group(
                 "growth",
                 "Growth of weights, layer by layer",
-                "A chart a method, a line a layer, all on one scale.",
+                "The norm of each layer's weights relative to its start: a chart a method, a line a layer from the "
+                "first (blue) to the last (green), all on one scale.",
                 measures.layer_growth(histories, series),
                 "small",
             ),

@@ -44,7 +44,7 @@ class Figure:
     Args:
         name: What its file is called.
         title: What it shows.
-        note: How to read it.
+        note: How to read it; empty if its neighbours' common text says it.
         chart: The chart.
         table: The same in numbers.
         contender: Whose it is, if it shows one contender alone: the key.
@@ -57,11 +57,17 @@ class Figure:
     table: Table
     contender: str | None = None
 
+    @property
+    def description(self) -> str:
+        """Title and note, for those who do not see the chart."""
+        return f"{self.title}. {self.note}".strip()
+
     def spec(self, config: dict[str, Any], *, width: int | str = WIDTH) -> dict[str, Any]:
         """Return the Vega-Lite specification."""
-        spec: dict[str, Any] = self.chart.to_dict()
+        # The charts are valid or a test says so; checking every one again takes longer than making it.
+        spec: dict[str, Any] = self.chart.to_dict(validate=False)
         fit = {"type": "fit-x", "contains": "padding"} if width == "container" else {"type": "pad"}
-        return spec | {"config": config, "width": width, "autosize": fit, "description": f"{self.title}. {self.note}"}
+        return spec | {"config": config, "width": width, "autosize": fit, "description": self.description}
 
 
 def inline(columns: dict[str, str], rows: Iterable[Sequence[Any]]) -> alt.InlineData:
@@ -79,9 +85,11 @@ def inline(columns: dict[str, str], rows: Iterable[Sequence[Any]]) -> alt.Inline
 
 
 def _compact(value: Any) -> Any:
-    if isinstance(value, float):
-        return "" if not math.isfinite(value) else f"{value:.5g}"
-    return "" if value is None else value
+    if not isinstance(value, float):
+        return "" if value is None else value
+    if not math.isfinite(value):
+        return ""
+    return int(value) if value.is_integer() else f"{value:.5g}"
 
 
 def shown_parameter(series: Sequence[Series]) -> alt.Parameter:

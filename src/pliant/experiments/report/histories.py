@@ -16,6 +16,9 @@ ENTRY = "entry_"
 MEASURES = "measures"
 """Where a record keeps its measures: by name, or by name/layer."""
 
+MANY_TASKS = 60
+"""From so many tasks on, curves show the end of each task alone."""
+
 _BOOKKEEPING = frozenset({"task", "epoch", "step", "progress", "lr", "receipts", MEASURES})
 
 
@@ -24,6 +27,7 @@ class History:
     """What one run recorded.
 
     Args:
+        seed: The run's seed.
         task: The task of each record, from 0.
         epoch: The epoch in the task: 0 before the first step on it, 1 … after an epoch.
         x: Epochs since the run began.
@@ -31,6 +35,7 @@ class History:
         measures: The measures, by name or name/layer.
     """
 
+    seed: int
     task: NDArray[np.int64]
     epoch: NDArray[np.int64]
     x: Floats
@@ -65,6 +70,7 @@ def read_history(run: Run) -> History:
     lengths = np.zeros(int(tasks.max(initial=-1)) + 2)
     np.maximum.at(lengths, tasks + 1, epochs)
     return History(
+        seed=run.config.seed,
         task=tasks,
         epoch=epochs,
         x=np.cumsum(lengths)[tasks] + epochs,
@@ -152,7 +158,6 @@ class Curve:
         mean: The mean over the seeds that have a value there.
         low: The lower end of the interval.
         high: The upper end of the interval.
-        seeds: How many seeds have a value there.
     """
 
     x: Floats
@@ -161,11 +166,27 @@ class Curve:
     mean: Floats
     low: Floats
     high: Floats
-    seeds: NDArray[np.int64]
 
 
-def average(histories: Sequence[History], name: str, *, points: int, measure: bool = False) -> Curve | None:
-    """Average what runs recorded over epochs.
+@dataclass(frozen=True)
+class Samples:
+    """What a contender's runs recorded along their way.
+
+    Args:
+        x: Where: epochs since the run began.
+        task: The task at each place, from 0.
+        epoch: The epoch in it.
+        values: [seeds, places]; NaN where a seed has no value.
+    """
+
+    x: Floats
+    task: NDArray[np.int64]
+    epoch: NDArray[np.int64]
+    values: Floats
+
+
+def gather(histories: Sequence[History], name: str, *, points: int, measure: bool = False) -> Samples | None:
+    """Bring together what runs recorded over epochs.
 
     Args:
         histories: The runs of one contender.
@@ -175,7 +196,7 @@ def average(histories: Sequence[History], name: str, *, points: int, measure: bo
         measure: Whether it is a measure.
 
     Returns:
-        The curve; None if no run recorded it.
+        The samples; None if no run recorded it.
     """
     found: dict[tuple[int, int], float] = {}
     columns = []
@@ -190,17 +211,17 @@ def average(histories: Sequence[History], name: str, *, points: int, measure: bo
     if not found:
         return None
     keys = _thin(sorted(found), points)
-    values = np.array([[column.get(key, np.nan) for key in keys] for column in columns])
-    mean, low, high = bands(values)
-    return Curve(
+    return Samples(
         x=np.array([found[key] for key in keys]),
         task=np.array([task for task, _ in keys], dtype=np.int64),
         epoch=np.array([epoch for _, epoch in keys], dtype=np.int64),
-        mean=mean,
-        low=low,
-        high=high,
-        seeds=np.isfinite(values).sum(axis=0),
+        values=np.array([[column.get(key, np.nan) for key in keys] for column in columns]),
     )
+
+
+def average(samples: Samples) -> Curve:
+    """Average over seeds, with 95 % intervals."""
+    return Curve(samples.x, samples.task, samples.epoch, *bands(samples.values))
 
 
 def at_task_ends(histories: Sequence[History], name: str) -> Floats:
@@ -215,7 +236,12 @@ def at_task_ends(histories: Sequence[History], name: str) -> Floats:
 
 
 def _thin(keys: list[tuple[int, int]], points: int) -> list[tuple[int, int]]:
-    """Keep about `points` of (task, epoch), never losing the two ends of a task where a drop would show."""
+    """Keep about `points` of (task, epoch), never losing the two ends of a task where a drop would show.
+
+    Of very many tasks only the ends are kept: a line up and down in every pixel shows nothing.
+    """
+    if keys[-1][0] >= MANY_TASKS:
+        return [key for key, after in zip(keys, [*keys[1:], (-1, 0)], strict=True) if after[0] != key[0]]
     if len(keys) <= points:
         return keys
     kept = {int(place) for place in np.linspace(0, len(keys) - 1, points)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import altair as alt
 import numpy as np
 
+from pliant.diagnostics.measures import info, names
 from pliant.experiments.report.figures import (
     HEIGHT,
     WIDTH,
@@ -16,7 +17,7 @@ from pliant.experiments.report.figures import (
     inline,
     lines,
 )
-from pliant.experiments.report.histories import Curve, Histories, History, at_task_ends, average
+from pliant.experiments.report.histories import Curve, Histories, History, at_task_ends, average, gather
 from pliant.experiments.report.reading import Comparison
 from pliant.experiments.report.statistics import Interval, interval, rank_correlation
 from pliant.experiments.report.style import Series
@@ -25,6 +26,8 @@ from pliant.experiments.report.wording import name_of
 _POINTS = 120
 _TASKS_FOR_TREND = 5
 """From so many tasks on, a measure is compared with plasticity inside each run."""
+_DEPTH = alt.SchemeParams(name="viridis", extent=[0.3, 0.75])
+"""Blue for the first layer to green for the last: seen on light and on dark."""
 _NORMS = ("weight_growth", "weight_l2")
 """Measures of the size of weights, the first that was taken is used."""
 
@@ -49,14 +52,14 @@ def measures_over_time(histories: Histories, series: Sequence[Series]) -> list[F
             log=_spans_decades(curves),
             height=HEIGHT // 2,
         )
-        note = "Means over seeds with 95 % intervals."
+        note = info(name).definition if name in names() else ""
         figures.append(Figure(f"measure_{name}", title, note, chart, curve_table(curves, series, name)))
     return figures
 
 
 def _curves(histories: Histories, series: Sequence[Series], name: str) -> dict[str, Curve]:
-    averaged = {each.key: average(histories.of[each.name], name, points=_POINTS, measure=True) for each in series}
-    return {key: curve for key, curve in averaged.items() if curve is not None}
+    gathered = {each.key: gather(histories.of[each.name], name, points=_POINTS, measure=True) for each in series}
+    return {key: average(samples) for key, samples in gathered.items() if samples is not None}
 
 
 def _spans_decades(curves: dict[str, Curve]) -> bool:
@@ -184,15 +187,16 @@ def layer_growth(histories: Histories, series: Sequence[Series]) -> list[Figure]
     for each in series:
         rows, table = [], []
         for depth, layer in enumerate(layers):
-            curve = average(histories.of[each.name], layer, points=_POINTS, measure=True)
-            if curve is None:
+            samples = gather(histories.of[each.name], layer, points=_POINTS, measure=True)
+            if samples is None:
                 continue
+            mean = np.nanmean(samples.values, axis=0)
             # A norm becomes growth by what it was at first.
-            growth = curve.mean if name == _NORMS[0] else curve.mean / curve.mean[0]
+            growth = mean if name == _NORMS[0] else mean / mean[0]
             known = growth[np.isfinite(growth)]
             everything += [float(known.min()), float(known.max())]
             short = layer.partition("/")[2]
-            rows += [[short, depth, x, value] for x, value in zip(curve.x.tolist(), growth.tolist(), strict=True)]
+            rows += [[short, depth, x, value] for x, value in zip(samples.x.tolist(), growth.tolist(), strict=True)]
             table.append([short, f"{growth[0]:.3g}", f"{known.max():.3g}", f"{growth[-1]:.3g}"])
         if rows:
             panels.append((each, rows, table))
@@ -202,7 +206,7 @@ def layer_growth(histories: Histories, series: Sequence[Series]) -> list[Figure]
             Figure(
                 name=f"growth_{each.key}",
                 title=each.name,
-                note="Norm of each layer's weights, relative to its start; darker is deeper.",
+                note="",
                 chart=chart,
                 table=Table(["layer", "first", "largest", "last"], table),
                 contender=each.key,
@@ -222,7 +226,7 @@ def _growth_chart(rows: list[list[object]], domain: tuple[float, float]) -> alt.
             y=alt.Y("growth:Q", title=None, axis=alt.Axis(format="~g", tickCount=4)).scale(
                 domain=list(domain), type="log" if log else "linear"
             ),
-            color=alt.Color("depth:Q", legend=None).scale(scheme="viridis", reverse=True),
+            color=alt.Color("depth:Q", legend=None).scale(scheme=_DEPTH),
             detail="layer:N",
             tooltip=[
                 alt.Tooltip("layer:N"),

@@ -11,6 +11,7 @@ Everything is computed by scipy and statsmodels. What is decided here, and why:
 - Families of tests are corrected by Holm's procedure.
 """
 
+import gc
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -182,7 +183,14 @@ def adjust(p_values: Sequence[float]) -> list[float]:
         [0.02, 0.04, nan]
     """
     known = [p for p in p_values if not math.isnan(p)]
-    corrected = iter(multipletests(known, method="holm")[1].tolist() if known else [])
+    if not known:
+        return list(p_values)
+    # statsmodels collects garbage at every call: half a second among torch's objects unless they are set aside.
+    gc.freeze()
+    try:
+        corrected = iter(multipletests(known, method="holm")[1].tolist())
+    finally:
+        gc.unfreeze()
     return [p if math.isnan(p) else next(corrected) for p in p_values]
 
 

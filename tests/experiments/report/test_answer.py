@@ -1,0 +1,195 @@
+"""The answer in words: right about which, by how much, and whether the evidence is enough."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pliant.experiments.files import write_atomically
+from pliant.experiments.report.analysis import Analysis
+from pliant.experiments.report.answer import Answer, answer
+from pliant.experiments.report.reading import read_folders
+from tests.experiments.report.stores import config, write_recipe, write_results, write_run
+
+
+def analyse(root: Path) -> Analysis:
+    (comparison,) = read_folders([root])
+    return Analysis(comparison)
+
+
+def ask(root: Path) -> Answer:
+    return answer(analyse(root))
+
+
+def scattered(mean: float, seeds: int, scatter: float, draw: int) -> list[float]:
+    """Values with exactly this mean."""
+    noise = np.random.default_rng(draw).standard_normal(seeds)
+    return (mean + scatter * (noise - noise.mean())).tolist()
+
+
+def test_a_clear_winner(tmp_path: Path) -> None:
+    write_results(
+        tmp_path,
+        {
+            "vanilla": scattered(0.5, 6, 0.01, 0),
+            "fresh": scattered(0.6, 6, 0.01, 1),
+            "swr": scattered(0.9, 6, 0.01, 2),
+            "l2": scattered(0.7, 6, 0.01, 3),
+        },
+    )
+    found = ask(tmp_path)
+    assert found.verdict == (
+        "Use swr: 90.0 % mean test accuracy over tasks, 40.0 points above doing nothing "
+        "and 30.0 points above training from scratch."
+    )
+    assert found.certainty == "clear"
+    assert found.reasons[0] == "The evidence is enough: 6 seeds tell swr from every other method."
+    assert "+40.00 points against doing nothing (95 % interval " in found.reasons[1]
+    assert "p < 0.001" in found.reasons[1]
+    assert "corrected for 3 comparisons" in found.reasons[1]
+
+
+def test_two_that_cannot_be_told_apart_and_how_many_seeds_would(tmp_path: Path) -> None:
+    swr = scattered(0.9, 3, 0.01, 0)
+    l2 = [value - gap for value, gap in zip(swr, [0.010, 0.002, 0.006], strict=True)]
+    write_results(tmp_path, {"vanilla": scattered(0.5, 3, 0.01, 1), "swr": swr, "l2": l2})
+    found = ask(tmp_path)
+    # The gaps have mean 0.006 and deviation 0.004; two comparisons share the level.
+    assert found.reasons[0] == (
+        "3 seeds cannot tell swr from l2; about 4 more would (80% power, if the difference is as large as it looks)."
+    )
+    assert found.verdict.startswith("Use swr: ")
+    assert found.certainty == "unclear"
+    assert any("75% of cases, not 95 %" in reason for reason in found.reasons)
+
+
+def test_nothing_to_be_told_from_doing_nothing(tmp_path: Path) -> None:
+    vanilla = [0.50, 0.55, 0.45, 0.52]
+    write_results(tmp_path, {"vanilla": vanilla, "swr": [0.55, 0.50, 0.52, 0.49]})
+    found = ask(tmp_path)
+    assert found.verdict.startswith("No method can be told from doing nothing yet. swr looks best: ")
+    assert "not distinguishable" in found.reasons[1]
+    assert found.certainty == "unclear"
+
+
+def test_doing_nothing_is_best(tmp_path: Path) -> None:
+    write_results(tmp_path, {"vanilla": scattered(0.9, 5, 0.01, 0), "swr": scattered(0.5, 5, 0.01, 1)})
+    found = ask(tmp_path)
+    assert (
+        found.verdict
+        == "Do nothing: plain training reaches 90.0 % mean test accuracy over tasks, and every method is worse."
+    )
+    assert found.certainty == "clear"
+    assert "5 seeds tell vanilla from swr" in found.reasons[0]
+
+
+def test_doing_nothing_leads_but_not_for_sure(tmp_path: Path) -> None:
+    write_results(tmp_path, {"vanilla": [0.51, 0.50, 0.55], "swr": [0.50, 0.52, 0.51]})
+    assert ask(tmp_path).verdict.startswith("No method does better than doing nothing, which reaches ")
+
+
+def test_one_seed_is_not_enough(tmp_path: Path) -> None:
+    write_results(tmp_path, {"vanilla": [0.5], "fresh": [0.6], "swr": [0.9]})
+    found = ask(tmp_path)
+    assert "one seed cannot tell an effect from chance" in found.reasons[0]
+    assert found.certainty == "unclear"
+
+
+def test_a_single_method_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
+    write_results(tmp_path, {"swr": [0.5, 0.6]})
+    assert (
+        ask(tmp_path).verdict
+        == "swr reaches 55.0 % mean test accuracy over tasks; there is nothing to compare it with."
+    )
+
+
+def test_without_doing_nothing_methods_are_compared_with_each_other(tmp_path: Path) -> None:
+    write_results(tmp_path, {"a": scattered(0.9, 5, 0.01, 0), "b": scattered(0.5, 5, 0.01, 1)})
+    assert ask(tmp_path).verdict == "Use a: 90.0 % mean test accuracy over tasks, better than every other."
+
+
+def test_the_very_same_results(tmp_path: Path) -> None:
+    write_results(tmp_path, {"a": [0.5, 0.6, 0.7], "b": [0.5, 0.6, 0.7]})
+    assert "b has the very same mean" in str(ask(tmp_path))
+
+
+def test_a_difference_too_small_for_any_number_of_seeds(tmp_path: Path) -> None:
+    write_results(tmp_path, {"a": [0.9001, 0.70, 0.80], "b": [0.70, 0.80, 0.90]})
+    assert "not even 1000 would tell it from b" in str(ask(tmp_path))
+
+
+def test_nothing_has_finished(tmp_path: Path) -> None:
+    write_run(tmp_path, config("vanilla", 0), [0.5, 0.6], status="unfinished")
+    write_run(tmp_path, config("swr", 0), [0.5], status="failed", error="boom")
+    found = ask(tmp_path)
+    assert str(found) == "No run has finished yet. 1 run begun; the furthest is at 100%."
+    assert found.certainty == "none"
+
+
+def test_what_diverged_is_not_recommended(tmp_path: Path) -> None:
+    write_results(tmp_path, {"vanilla": scattered(0.5, 4, 0.01, 0), "swr": scattered(0.7, 4, 0.01, 1)})
+    for seed, status in enumerate(("finished", "finished", "diverged")):
+        write_run(tmp_path, config("wild", seed), [0.99], status=status)  # type: ignore[arg-type]
+    found = ask(tmp_path)
+    assert found.verdict.startswith("Use swr")
+    assert "wild diverged on 1 of 3 seeds and is not considered." in found.reasons
+
+
+def test_runs_under_way_and_choices_on_the_test_data_are_said(tmp_path: Path) -> None:
+    write_results(tmp_path, {"vanilla": [0.5, 0.6], "l2": [0.7, 0.9]})
+    write_run(tmp_path, config("l2", 7), [0.5], status="unfinished")
+    selection = {"on": "test", "labels": {"l2": {"chosen": "l2(lam=0.1)", "scores": {}}}}
+    write_atomically(tmp_path / "selection.json", json.dumps(selection).encode())
+    found = ask(tmp_path)
+    assert "1 of 5 runs are not finished: this may change." in found.reasons
+    assert "Settings were chosen on the test data itself, as the sources do: optimistic." in found.reasons
+
+
+def test_lower_is_better_for_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pliant import streams
+
+    monkeypatch.setattr(streams.stream_class("label_flip"), "headline", "final_loss")
+    for label, values in {"vanilla": scattered(2.0, 5, 0.01, 0), "swr": scattered(1.0, 5, 0.01, 1)}.items():
+        for seed, value in enumerate(values):
+            write_run(tmp_path, config(label, seed), [0.5], extra={"final_loss": value})
+    assert ask(tmp_path).verdict == "Use swr: 1 final loss, 1 below doing nothing."
+
+
+def test_marks_are_for_what_can_be_told_apart(tmp_path: Path) -> None:
+    a = scattered(0.90, 6, 0.01, 0)
+    b = [value - gap for value, gap in zip(a, [0.01, -0.01, 0.02, -0.015, 0.01, 0.0], strict=True)]
+    write_results(
+        tmp_path, {"vanilla": scattered(0.5, 6, 0.01, 1), "a": a, "b": b, "fresh": scattered(0.95, 6, 0.01, 2)}
+    )
+    marks = {row.contender.name: row.marks.get("mean_test_accuracy", "") for row in analyse(tmp_path).rows}
+    assert marks == {"fresh": "", "a": "tied", "b": "tied", "vanilla": ""}
+
+
+def test_the_best_is_marked_if_it_is_alone(tmp_path: Path) -> None:
+    write_results(tmp_path, {"vanilla": scattered(0.5, 6, 0.01, 0), "a": scattered(0.9, 6, 0.01, 1)}, 1)
+    assert [row.marks for row in analyse(tmp_path).rows] == [{"mean_test_accuracy": "best"}, {}]
+
+
+def test_a_metric_that_repeats_another_is_left_out(tmp_path: Path) -> None:
+    write_results(tmp_path, {"vanilla": [0.5], "a": [0.6]})
+    assert analyse(tmp_path).metrics == ["mean_test_accuracy"]
+
+
+def test_costs_are_relative_to_doing_nothing(tmp_path: Path) -> None:
+    write_recipe(tmp_path)
+    for seed in range(3):
+        write_run(tmp_path, config("vanilla", seed), [0.5], seconds=10 + seed)
+        write_run(tmp_path, config("L2", seed), [0.5], seconds=22 + seed)
+    cost = {row.contender.name: row.cost for row in analyse(tmp_path).rows}["L2"]
+    assert cost is not None
+    assert (cost.seconds, cost.range) == (pytest.approx(0.23), (0.22, 0.24))
+    assert cost.time == pytest.approx(23 / 11)
+    assert cost.memory == pytest.approx(330 / 300)
+
+
+def test_sixty_methods_are_named_in_part(tmp_path: Path) -> None:
+    # The scatter is so large that none can be told from another.
+    draw = np.random.default_rng(0)
+    write_results(tmp_path, {f"m{i}": draw.uniform(0.3, 0.7, 3).tolist() for i in range(60)})
+    assert " and 56 others" in ask(tmp_path).reasons[0]

@@ -1,0 +1,100 @@
+"""What runs recorded on their way: the drop at a boundary stays, gaps stay gaps."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pliant.experiments.report.histories import (
+    MANY_TASKS,
+    at_task_ends,
+    average,
+    gather,
+    read_histories,
+    read_history,
+)
+from pliant.experiments.report.reading import read_folders
+from pliant.experiments.store import load_run
+from tests.experiments.report.stores import config, write_results, write_run
+
+
+def test_a_drop_at_a_boundary_stands_where_the_task_before_ends(tmp_path: Path) -> None:
+    write_run(tmp_path, config("L2", 0), [0.8, 0.9], epochs=3, entries=[0.1])
+    (comparison,) = read_folders([tmp_path])
+    histories = read_histories(comparison)
+    samples = gather(histories.of["L2"], "test_accuracy", points=100)
+    assert samples is not None
+    curve = average(samples)
+    assert curve.x.tolist() == [1, 2, 3, 3, 4, 5, 6]
+    assert curve.epoch.tolist() == [1, 2, 3, 0, 1, 2, 3]
+    assert curve.mean == pytest.approx([0.4, 0.4, 0.8, 0.1, 0.45, 0.45, 0.9])
+    assert histories.boundaries == [3.0]
+    assert histories.tasks == 2
+
+
+@pytest.mark.parametrize("points", [10, 40, 10**6])
+def test_thinning_keeps_both_ends_of_every_task(tmp_path: Path, points: int) -> None:
+    ends = [0.5 + 0.01 * task for task in range(20)]
+    write_run(tmp_path, config("L2", 0), ends, epochs=30, entries=[0.1] * 19)
+    (comparison,) = read_folders([tmp_path])
+    samples = gather(read_histories(comparison).of["L2"], "test_accuracy", points=points)
+    assert samples is not None
+    kept = set(zip(samples.task.tolist(), samples.epoch.tolist(), strict=True))
+    assert kept >= {(task, 30) for task in range(20)} | {(task, 0) for task in range(1, 20)}
+    assert len(kept) <= max(points, 0) + 40
+
+
+def test_of_very_many_tasks_the_ends_are_kept(tmp_path: Path) -> None:
+    tasks = MANY_TASKS + 5
+    write_run(tmp_path, config("L2", 0), [0.5] * tasks, epochs=3)
+    (comparison,) = read_folders([tmp_path])
+    samples = gather(read_histories(comparison).of["L2"], "test_accuracy", points=10**6)
+    assert samples is not None
+    assert samples.epoch.tolist() == [3] * tasks
+
+
+def test_what_is_no_finite_number_is_a_gap(tmp_path: Path) -> None:
+    path = write_run(tmp_path, config("L2", 0), [0.5, 0.6])
+    records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for record, value in zip(records, [0.1, float("nan"), None, float("inf")], strict=True):
+        record["loss"] = value
+    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    run = load_run(path)
+    assert run is not None
+    np.testing.assert_array_equal(read_history(run).values["loss"], [0.1, np.nan, np.nan, np.nan])
+
+
+def test_a_run_under_way_counts_as_far_as_it_is(tmp_path: Path) -> None:
+    write_run(tmp_path, config("L2", 0), [0.5, 0.6, 0.7])
+    write_run(tmp_path, config("L2", 1), [0.7, 0.8], status="unfinished")
+    (comparison,) = read_folders([tmp_path])
+    histories = read_histories(comparison).of["L2"]
+    np.testing.assert_allclose(at_task_ends(histories, "test_accuracy"), [[0.5, 0.6, 0.7], [0.7, 0.8, np.nan]])
+    samples = gather(histories, "test_accuracy", points=100)
+    assert samples is not None
+    curve = average(samples)
+    assert curve.mean[-1] == pytest.approx(0.7)
+    assert np.isnan(curve.low[-1])
+    assert curve.low[1] == pytest.approx(0.5)
+
+
+def test_broken_metrics_are_named_and_left_out(tmp_path: Path) -> None:
+    write_results(tmp_path, {"vanilla": [0.5, 0.6]})
+    (comparison,) = read_folders([tmp_path])
+    path = comparison.contenders[0].runs[0].path / "metrics.jsonl"
+    path.write_text('{"task": 0, "epoch"\n' + path.read_text())
+    histories = read_histories(comparison)
+    assert [broken.path for broken in histories.broken] == [path]
+    assert len(histories.of["vanilla"]) == 1
+
+
+def test_measures_are_read_by_name_and_layer(tmp_path: Path) -> None:
+    write_run(tmp_path, config("L2", 0), [0.5, 0.6], measures={"weight_growth": [1.0, 2.0], "weight_growth/0": [1, 3]})
+    (comparison,) = read_folders([tmp_path])
+    histories = read_histories(comparison)
+    assert histories.measures == ["weight_growth", "weight_growth/0"]
+    assert "measures" not in histories.names
+    samples = gather(histories.of["L2"], "weight_growth/0", points=9, measure=True)
+    assert samples is not None
+    np.testing.assert_array_equal(samples.values, [[1.0, 3.0]])

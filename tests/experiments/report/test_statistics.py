@@ -1,0 +1,166 @@
+"""Intervals that hold what they promise, tests that agree with scipy's, and how many seeds would be enough."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from pliant.experiments.report.statistics import (
+    LEVEL,
+    Difference,
+    Interval,
+    adjust,
+    bands,
+    compare,
+    difference,
+    interval,
+    rank_correlation,
+    seeds_needed,
+)
+
+numbers = st.floats(-1e3, 1e3, allow_nan=False)
+
+
+@pytest.mark.parametrize(("seeds", "share"), [(2, 0.5), (3, 0.75), (5, 0.91), (10, 0.94)])
+def test_intervals_hold_the_mean_as_often_as_seeds_allow(seeds: int, share: float) -> None:
+    draws = np.random.default_rng(seeds).standard_normal((seeds, 3000))
+    _, low, high = bands(draws)
+    assert np.mean((low <= 0) & (high >= 0)) == pytest.approx(share, abs=0.02)
+
+
+def test_plain_percentiles_would_hold_it_less_often() -> None:
+    draws = np.random.default_rng(0).standard_normal((5, 2000))
+    plain = stats.bootstrap((draws,), np.mean, axis=0, method="percentile", n_resamples=999, rng=0).confidence_interval
+    covered = np.mean((plain.low <= 0) & (plain.high >= 0))
+    _, low, high = bands(draws)
+    assert covered < 0.86 < np.mean((low <= 0) & (high >= 0))
+
+
+@given(st.lists(numbers, min_size=2, max_size=8))
+def test_an_interval_lies_among_its_values(values: list[float]) -> None:
+    found = interval(values)
+    slack = 1e-9 * max(1, *map(abs, values))
+    assert min(values) - slack <= found.low <= found.mean + slack
+    assert found.mean - slack <= found.high <= max(values) + slack
+    assert found.count == len(values)
+
+
+def test_three_seeds_span_their_range() -> None:
+    found = interval([1.0, 2.0, 6.0])
+    assert (found.low, found.high) == (1.0, 6.0)
+
+
+def test_a_single_seed_has_no_interval() -> None:
+    found = interval([2.0])
+    assert (found.mean, found.count) == (2.0, 1)
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+
+
+def test_no_seed_is_an_error() -> None:
+    with pytest.raises(ValueError, match="values is empty"):
+        interval([])
+
+
+def test_bands_use_the_seeds_that_are_there() -> None:
+    values = np.array([[1.0, 2.0, np.nan, np.nan], [3.0, 4.0, 5.0, np.nan], [8.0, np.nan, np.nan, np.nan]])
+    mean, low, high = bands(values)
+    np.testing.assert_allclose(mean, [4.0, 3.0, 5.0, np.nan])
+    np.testing.assert_allclose(low, [1.0, 2.0, np.nan, np.nan])
+    np.testing.assert_allclose(high, [8.0, 4.0, np.nan, np.nan])
+
+
+def test_paired_differences_are_tested_as_scipy_does() -> None:
+    draw = np.random.default_rng(1)
+    x = draw.standard_normal(7)
+    y = x + draw.normal(0.4, 0.3, 7)
+    first, second = dict(enumerate(x)), dict(reversed(list(enumerate(y))))
+    found = difference(first, second)
+    assert found.paired
+    assert found.p == pytest.approx(stats.ttest_rel(x, y).pvalue, rel=1e-9)
+    assert found.interval.mean == pytest.approx(np.mean(x - y))
+    assert found.scatter == pytest.approx(np.std(x - y, ddof=1))
+
+
+def test_only_shared_seeds_are_paired() -> None:
+    first = {0: 1.0, 1: 2.0, 2: 3.5, 9: 100.0}
+    second = {0: 0.5, 1: 1.8, 2: 2.5, 8: -100.0}
+    assert compare(first, second) == pytest.approx(stats.ttest_rel([1.0, 2.0, 3.5], [0.5, 1.8, 2.5]).pvalue)
+
+
+def test_without_shared_seeds_welch_decides() -> None:
+    found = difference({0: 1.0, 1: 2.0, 2: 3.0}, {5: 4.0, 6: 6.0})
+    assert not found.paired
+    assert found.p == pytest.approx(stats.ttest_ind([1, 2, 3], [4, 6], equal_var=False).pvalue)
+    assert found.interval.mean == -3.0
+    assert found.interval.low < -3.0 < found.interval.high
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [({0: 1.0}, {0: 2.0}), ({0: 1.0}, {1: 2.0}), ({0: 1.0, 1: 2.0}, {5: 3.0})]
+)
+def test_too_few_seeds_are_not_tested(first: dict[int, float], second: dict[int, float]) -> None:
+    found = difference(first, second)
+    assert math.isnan(found.p)
+    assert math.isnan(found.interval.low)
+
+
+@given(st.integers(2, 8), st.sampled_from([0.01, 0.1, -0.3]))
+def test_equal_differences_are_not_certainty(seeds: int, gap: float) -> None:
+    # 0.1 + 0.2 style rounding leaves a scatter of 1e-17, from which a t-test would conclude anything.
+    second = {seed: 0.1 * (seed + 1) for seed in range(seeds)}
+    first = {seed: value + gap for seed, value in second.items()}
+    assert compare(first, second) == pytest.approx(2.0 ** (1 - seeds))
+
+
+def test_ties_are_no_difference() -> None:
+    same = {0: 0.5, 1: 0.5, 2: 0.5}
+    assert compare(same, dict(same)) == 1.0
+    assert math.isnan(compare(same, {7: 0.5, 8: 0.5}))
+
+
+def test_holm_by_hand() -> None:
+    # Sorted 0.01, 0.02, 0.04 are multiplied by 3, 2, 1, never falling.
+    assert adjust([0.04, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
+    assert adjust([]) == []
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
+def test_correction_never_helps_and_keeps_the_order(p_values: list[float]) -> None:
+    corrected = adjust(p_values)
+    assert all(new >= old for new, old in zip(corrected, p_values, strict=True))
+    assert max(corrected) <= 1
+    for (p, a), (q, b) in itertools.combinations(zip(p_values, corrected, strict=True), 2):
+        assert (p < q) <= (a <= b)
+
+
+def planted(effect: float, seeds: int = 3) -> Difference:
+    return Difference(Interval(effect, math.nan, math.nan, seeds), 0.5, True, 1.0)
+
+
+@pytest.mark.parametrize(("effect", "comparisons"), [(1.5, 1), (0.8, 1), (0.8, 6)])
+def test_as_many_seeds_as_needed_show_the_difference_in_four_of_five_cases(effect: float, comparisons: int) -> None:
+    seeds = seeds_needed(planted(effect), comparisons)
+    assert seeds is not None
+
+    def power(count: int) -> float:
+        draws = np.random.default_rng(count).normal(effect, 1.0, (20_000, count))
+        return float(np.mean(stats.ttest_1samp(draws, 0, axis=1).pvalue < LEVEL / comparisons))
+
+    assert power(seeds) > 0.79
+    assert power(seeds - 1) < 0.81
+
+
+def test_a_difference_that_no_number_of_seeds_shows() -> None:
+    assert seeds_needed(planted(0.01), 1) is None
+    assert seeds_needed(planted(0.0), 1) is None
+
+
+def test_rank_correlation_needs_variation() -> None:
+    assert rank_correlation([1.0, 2.0, 3.0, math.nan], [3.0, 2.0, 1.0, 9.0]) == -1.0
+    assert math.isnan(rank_correlation([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]))
+    assert math.isnan(rank_correlation([1.0, 2.0], [1.0, 2.0]))
