@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,11 +31,15 @@ class Job:
         config: The run.
         root: The experiment's folder.
         checkpoint_seconds: Time between two checkpoints, at least.
+        folder: Where relative paths start: data, and modules of the user's own.
+        paths: Where else modules are imported from.
     """
 
     config: RunConfig
     root: Path
     checkpoint_seconds: float = 30.0
+    folder: str = field(default_factory=os.getcwd)
+    paths: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))
 
 
 class WorkerDiedError(RuntimeError):
@@ -55,20 +59,20 @@ class Engine(Protocol):
         """Stop what is running and let go of the processes."""
 
 
-def perform(job: Job, threads: int, paths: list[str]) -> Outcome:
+def perform(job: Job, threads: int) -> Outcome:
     """Do a job in this process.
 
     Args:
         job: The run.
         threads: How many threads to compute with.
-        paths: Where the submitting process imports from, for models and data of the user's own.
 
     Returns:
         How the run ended.
     """
     import torch
 
-    sys.path.extend(path for path in paths if path not in sys.path)
+    os.chdir(job.folder)
+    sys.path.extend(path for path in job.paths if path not in sys.path)
     torch.set_num_threads(threads)
     return execute(job.config, job.root, job.checkpoint_seconds)
 
@@ -105,7 +109,7 @@ class ProcessEngine:
         self._workers.add(worker)
         outcome: Future[Outcome] = Future()
         outcome.set_running_or_notify_cancel()
-        future = worker.pool.submit(perform, job, self._threads, list(sys.path))
+        future = worker.pool.submit(perform, job, self._threads)
         future.add_done_callback(lambda done: self._pass_on(worker, done, outcome))
         return outcome
 
@@ -200,7 +204,7 @@ class RayEngine:
         """Start a job on some node."""
         outcome: Future[Outcome] = Future()
         outcome.set_running_or_notify_cancel()
-        future = self._perform.remote(job, self._threads, list(sys.path)).future()
+        future = self._perform.remote(job, self._threads).future()
         future.add_done_callback(lambda done: self._pass_on(done, outcome))
         return outcome
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from pliant import data, methods, models, streams
 from pliant.diagnostics import measures
 from pliant.experiments.config import Part, Purpose, RunConfig
+from pliant.importing import import_object
 from pliant.spelling import suggest
 from pliant.training import Settings
 
@@ -279,6 +280,8 @@ def _check_stream(part: Part) -> None:
 
 def _check_model(part: Part) -> None:
     if ":" in part.name:
+        if not callable(import_object(part.name)):
+            raise ValueError(f"model is {part.name!r}, which cannot be called; it must be a function")
         return
     build = models.info(part.name).build
     hints = get_type_hints(build)
