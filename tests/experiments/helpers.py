@@ -40,7 +40,7 @@ def in_process(config: RunConfig, root: Path, checkpoint_seconds: float = 0.0) -
     """Start a run in a process of its own, forked from one that has torch loaded and nothing else done."""
     context = multiprocessing.get_context("forkserver")
     # torch._dynamo is what the first step of an optimizer would import.
-    context.set_forkserver_preload(["pliant.experiments.run", "sklearn.datasets", "torch._dynamo"])
+    context.set_forkserver_preload(["pliant.experiments.run", "torch._dynamo"])
     process = context.Process(target=execute, args=(config, root, checkpoint_seconds))
     process.start()
     return process
