@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pliant.graph.units import Reader, UnitGroup
 from pliant.methods.base import Filter
-from pliant.methods.recycler import Activity, Recycler, SumByUnit, sum_sizes
+from pliant.methods.recycler import Activity, Recycler, SumByUnit, sum_except
 from pliant.methods.redraw import seeded
 from pliant.methods.strengths import check_number, check_positive_int
 
@@ -115,7 +115,7 @@ class ContinualBackprop(Recycler):
         total, entries = torch.zeros_like(self.utilities[group.name]), torch.zeros_like(self.utilities[group.name])
         for reader, by_unit in zip(group.readers, self._outgoing[group.name], strict=True):
             weight = self._tensor(reader.weight.tensor).detach()
-            total += by_unit(sum_sizes(weight, reader.weight.dim))
+            total += by_unit(sum_except(weight.abs(), reader.weight.dim))
             entries += by_unit.slices.to(total.device) * (weight.numel() // weight.shape[reader.weight.dim])
         return total / entries
 

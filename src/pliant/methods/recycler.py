@@ -263,28 +263,26 @@ class Recycler(Method):
                 self._add_activity(name, inputs[0].detach())
 
     def _add_activity(self, name: str, values: Tensor) -> None:
-        if values.dtype.itemsize < 4:
-            values = values.float()
         dim = self._watched_at[name].input_dim % values.ndim
         by_unit = self._sums[name]
-        total, total_size, places = by_unit(sum_except(values, dim)), by_unit(sum_sizes(values, dim)), values.numel()
-        places //= values.shape[dim]
-        if name in self._seen:
-            before = self._seen[name]
-            total, total_size, places = total + before.total, total_size + before.total_size, places + before.places
-        self._seen[name] = Activity(total, total_size, places, by_unit.slices.to(total.device))
+        activity = Activity(
+            total=by_unit(sum_except(values, dim)),
+            total_size=by_unit(sum_except(values.abs(), dim)),
+            places=values.numel() // values.shape[dim],
+            slices=by_unit.slices.to(values.device),
+        )
+        before = self._seen.get(name)
+        if before is not None:
+            activity.total += before.total
+            activity.total_size += before.total_size
+            activity.places += before.places
+        self._seen[name] = activity
 
 
 def sum_except(values: Tensor, dim: int) -> Tensor:
-    """Return Σ over all dimensions but one."""
-    return values.sum([d for d in range(values.ndim) if d != dim])
-
-
-def sum_sizes(values: Tensor, dim: int) -> Tensor:
-    """Return Σ |·| over all dimensions but one, in float32 at least."""
-    others = [d for d in range(values.ndim) if d != dim]
-    sizes: Tensor = torch.linalg.vector_norm(values, 1, others, dtype=torch.promote_types(values.dtype, torch.float32))
-    return sizes
+    """Return Σ over all dimensions but one, in float32 at least."""
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    return values.sum([d for d in range(values.ndim) if d != dim], dtype=dtype)
 
 
 def _parts(group: UnitGroup) -> list[Slices]:
