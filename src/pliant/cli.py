@@ -230,7 +230,9 @@ def _engine_maker(
 
 def _run(recipe: Recipe, root: Path, make_engine: Callable[[], Engine], checkpoint_seconds: float) -> None:
     # Downloads and decodes once, before many processes want it at the same time.
-    data.load(recipe.data.name, **recipe.data.options)
+    for entry in recipe.methods:
+        part = recipe.config(entry, (), 0, "result").data
+        data.load(part.name, **part.options)
     engine = make_engine()
     try:
         with LiveProgress(root, console) as progress:

@@ -10,6 +10,9 @@ from pliant.experiments.config import RunConfig
 from pliant.experiments.run import Outcome
 from pliant.experiments.store import last_progress
 
+_MOST_BARS = 16
+"""How many runs get a bar of their own: a cluster may do more than a terminal has lines."""
+
 
 class LiveProgress:
     """A bar over all runs with the time left, and one for each run at work.
@@ -64,11 +67,12 @@ class LiveProgress:
             self._bars.remove_task(self._bar_of.pop(gone))
         fraction = 0.0
         for run, config in at_work.items():
-            if run not in self._bar_of:
-                self._bar_of[run] = self._bars.add_task(f"  {config.label}, seed {config.seed}", total=1.0)
             progress = last_progress(self._root / "runs" / run)
             fraction += progress
-            self._bars.update(self._bar_of[run], completed=progress)
+            if progress and run not in self._bar_of and len(self._bar_of) < _MOST_BARS:
+                self._bar_of[run] = self._bars.add_task(f"  {config.label}, seed {config.seed}", total=1.0)
+            if run in self._bar_of:
+                self._bars.update(self._bar_of[run], completed=progress)
         if self._total is not None:
             self._bars.update(self._total, completed=self._ended + fraction)
 

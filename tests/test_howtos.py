@@ -1,0 +1,74 @@
+"""The commands of the how-tos run as they stand there, from top to bottom, beside the files that they name."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pliant.experiments.store import load_runs, load_selection
+
+ROOT = Path(__file__).parent.parent
+BLOCK = re.compile(r"^```(python|console|toml)(?: file=(\S+))?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def run(command: list[str], folder: Path) -> str:
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PLIANT_CACHE": str(folder / ".cache"),
+        "COLUMNS": "120",
+    }
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def outputs(page: str, folder: Path) -> list[str]:
+    """Do what a page says; return what its commands print."""
+    printed = []
+    for kind, name, content in BLOCK.findall((ROOT / "docs" / page).read_text()):
+        if name:
+            (folder / name).write_text(content)
+        elif kind == "python":
+            run([sys.executable, "-c", content], folder)
+        else:
+            for line in content.splitlines():
+                assert line.startswith("$ ")
+                printed.append(run(shlex.split(line[2:]), folder))
+    return printed
+
+
+def test_own_data(tmp_path: Path) -> None:
+    got, compared, tuned, table = outputs("howto-own-data.md", tmp_path)
+    assert "144 examples to learn from, 36 to be tested on, 3 classes, shape (3, 16, 16)" in got
+    for method in ("vanilla", "fresh", "l2", "swr"):
+        assert re.search(rf"│ {method}\s+│", compared), compared
+    assert report_of(compared, tmp_path).exists()
+    labels = load_selection(report_of(tuned, tmp_path).parent)["labels"]
+    assert re.fullmatch(r"shrink_perturb\(lam=0\.\d\)", labels["shrink_perturb"]["chosen"])
+    assert {run.status for run in load_runs(report_of(table, tmp_path).parent)} == {"finished"}
+
+
+def report_of(printed: str, folder: Path) -> Path:
+    return folder / printed.strip().rpartition("report: ")[2]
+
+
+def test_experiments(tmp_path: Path) -> None:
+    (printed,) = outputs("howto-experiments.md", tmp_path)
+    root = report_of(printed, tmp_path).parent
+    runs = load_runs(root)
+    assert {run.status for run in runs} == {"finished"}
+    assert len([run for run in runs if run.config.purpose == "selection"]) == 2
+    results = [run for run in runs if run.config.purpose == "result"]
+    assert sorted(run.config.label for run in results) == sorted(["vanilla", "fresh", "l2_init", "both"] * 2)
+    assert all(len(run.records) == 6 and "weight_l2" in run.records[0]["measures"] for run in results)
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("howto-*.md")))
+def test_every_command_names_pliant(page: str) -> None:
+    for kind, _, content in BLOCK.findall((ROOT / "docs" / page).read_text()):
+        if kind == "console":
+            assert all(line.startswith("$ pliant ") for line in content.splitlines())
