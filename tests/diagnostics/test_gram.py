@@ -130,6 +130,19 @@ def test_checkpointed_layers_are_right_or_named(reentrant: bool) -> None:
         assert result.cut_off == ()
 
 
+def test_a_detached_weight_adds_nothing() -> None:
+    class Detached(Twice):
+        def forward(self, x: Tensor) -> Tensor:
+            once = torch.tanh(self.body(x))
+            return self.head(torch.tanh(once @ self.body.weight.detach().t()))
+
+    model = Detached().double()
+    batch = Batch.of((torch.randn(5, 6, dtype=torch.float64), torch.randint(0, 4, (5,))))
+    result = gradient_gram(model, batch, cross_entropy)
+    assert_equal(result.total, per_sample_gradients(model, batch, cross_entropy))
+    assert result.one_by_one == {}
+
+
 def test_a_weight_of_the_wrong_layout_is_found_out_and_still_right() -> None:
     class TimeMajor(nn.Module):
         """Merges positions and samples with the positions first, which no shape can tell."""

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pliant.diagnostics import measures as registry
-from pliant.diagnostics.batches import Batch, LossFn, gather
+from pliant.diagnostics.batches import LossFn, gather
 from pliant.diagnostics.diagnosing import SKIPPED, prepare, unwrapped
 from pliant.diagnostics.diagnosis import ScalarWriter, combine, write_table
 from pliant.diagnostics.probe import Probe, Statistics
@@ -236,38 +236,43 @@ class Monitor:
         return self.step - self._last >= self.every and paid
 
     def _before_step(self, *_: Any) -> None:
-        now = time.perf_counter()
-        if self._resumed is not None:
-            self._trained += now - self._resumed
+        self._count_training()
         self._begun = None
         if self._due():
-            self._synchronize()
-            now = time.perf_counter()
-            resting = [m for m in self.measures if not _of_the_step(m)]
-            found = self._take(resting, Probe(self.model), moving=False)
-            moving = any("step" in m.needs for m in self.measures)
+            started = self._clock()
+            resting = [measure for measure in self.measures if not _of_the_step(measure)]
+            with ExitStack() as stack:
+                probe = self._probe(stack, self.model, resting)
+                other = self._probe(stack, self.reference, resting) if self.reference is not None else None
+                found = self._take(resting, probe, other)
+            moving = any("step" in measure.needs for measure in self.measures)
             before = {n: p.detach().clone() for n, p in self.model.named_parameters()} if moving else None
-            self._begun = (time.perf_counter() - now, found, before)
+            self._begun = (self._clock() - started, found, before)
         self._resumed = time.perf_counter()
 
     def _after_step(self, *_: Any) -> None:
-        now = time.perf_counter()
-        if self._resumed is not None:
-            self._trained += now - self._resumed
+        self._count_training()
         if self._begun is not None:
-            self._synchronize()
-            now = time.perf_counter()
+            started = self._clock()
             seconds, found, before = self._begun
             gradient = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
             probe = Probe(self.model, gradient=gradient, before=before)
-            found |= self._take([m for m in self.measures if _of_the_step(m)], probe, moving=True)
-            seconds += time.perf_counter() - now
-            self._keep(
-                Record(self.step, seconds, combine({m.name: found[m.name] for m in self.measures if m.name in found}))
-            )
+            found |= self._take([measure for measure in self.measures if _of_the_step(measure)], probe, None)
+            values = combine({measure.name: found[measure.name] for measure in self.measures if measure.name in found})
+            self._keep(Record(self.step, seconds + self._clock() - started, values))
             self._begun = None
         self.step += 1
         self._resumed = time.perf_counter()
+
+    def _count_training(self) -> None:
+        if self._resumed is not None:
+            self._trained += time.perf_counter() - self._resumed
+
+    def _clock(self) -> float:
+        """Return the time when all that was asked of a GPU is done; only asked for at steps that are measured."""
+        if any(p.is_cuda for p in self.model.parameters()):
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
     def _keep(self, record: Record) -> None:
         self.records.append(record)
@@ -278,29 +283,20 @@ class Monitor:
         if self.on_record is not None:
             self.on_record(record)
 
-    def _take(self, chosen: Sequence[Measure], probe: Probe, moving: bool) -> dict[str, Mapping[str, float]]:
+    def _take(self, chosen: Sequence[Measure], probe: Probe, other: Probe | None) -> dict[str, Mapping[str, float]]:
         found: dict[str, Mapping[str, float]] = {}
-        with ExitStack() as stack:
-            other = None
-            if not moving:
-                probe = self._probe(stack, self.model, chosen)
-                other = self._probe(stack, self.reference, chosen) if self.reference is not None else None
-            for measure in chosen:
-                try:
-                    found[measure.name] = measure.compute(probe, other)
-                except SKIPPED as reason:
-                    self.skipped[measure.name] = str(reason)
+        for measure in chosen:
+            try:
+                found[measure.name] = measure.compute(probe, other)
+            except SKIPPED as reason:
+                self.skipped[measure.name] = str(reason)
         return found
 
     def _probe(self, stack: ExitStack, model: nn.Module, chosen: Sequence[Measure]) -> Probe:
         used = any("batch" in measure.needs for measure in chosen)
-        batch: Batch | None = prepare(stack, model, self._batch if used else None, self.statistics)
+        batch = prepare(stack, model, self._batch if used else None, self.statistics)
         keep = any({"batch", "reference"} <= measure.needs for measure in chosen)
         return Probe(model, batch, self.loss_fn, keep=keep)
-
-    def _synchronize(self) -> None:
-        if any(p.is_cuda for p in self.model.parameters()):
-            torch.cuda.synchronize()
 
 
 def _of_the_step(measure: Measure) -> bool:

@@ -132,8 +132,9 @@ class Uses(Shapes):
             return
         grown = [axis for axis, size in enumerate(self._probe[place]) if size != out.shape[axis]]
         if not grown:
-            sources = frozenset().union(*(self._weights[id(weight)][1] for weight in weights))
-            self._weights.setdefault(id(out), (out, sources))
+            if out.requires_grad:  # not of a parameter that was detached on the way
+                sources = frozenset().union(*(self._weights[id(weight)][1] for weight in weights))
+                self._weights.setdefault(id(out), (out, sources))
             return
         contributions: dict[int, Contribution] = {}
         if func in RULES and self._in_proportion(grown, out.shape, self._probe[place]):
