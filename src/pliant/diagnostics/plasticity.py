@@ -6,6 +6,7 @@ error (or loss) for each task, lower is better.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from torch import Tensor
 
@@ -36,7 +37,7 @@ class Plasticity:
     def change(self) -> float:
         """Mean final error over the last quarter of the tasks minus that over the first: > 0 is loss of plasticity."""
         quarter = max(1, len(self.final) // 4)
-        return mean(self.final[-quarter:]) - mean(self.final[:quarter])
+        return fmean(self.final[-quarter:]) - fmean(self.final[:quarter])
 
     @property
     def trend(self) -> float:
@@ -69,11 +70,6 @@ def error_rate(output: Tensor, target: Tensor) -> float:
             f"target must have the output's shape without classes, got {tuple(target.shape)} for {tuple(output.shape)}"
         )
     return float((output.argmax(-1) != target).double().mean())
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the arithmetic mean."""
-    return sum(values) / len(values)
 
 
 def slope(values: Sequence[float]) -> float:
