@@ -11,6 +11,9 @@ from pliant.experiments.recipe import make_recipe
 from pliant.experiments.store import RunFolder, Status
 from pliant.training import Settings
 
+NASTY = "<script>alert(1)</script> & 100% \\ $x_1$ | `a` [b] {c} #\"'"
+"""A name with something in it for every format to trip over."""
+
 
 def config(label: str, seed: int, **changes: Any) -> RunConfig:
     """A run of a method, or of a baseline if it is called so."""
@@ -74,8 +77,8 @@ def write_run(
                 if measures is not None and epoch == 1:
                     record["measures"] = {name: values[task] for name, values in measures.items()}
                 folder.append(record)
-        result = {"final_test_accuracy": ends[-1], "mean_test_accuracy": sum(ends) / len(ends)} | (extra or {})
         if status != "unfinished":
+            result = {"final_test_accuracy": ends[-1], "mean_test_accuracy": sum(ends) / len(ends)} | (extra or {})
             folder.finish(status, result if status == "finished" else {}, error)
             sizes = {"model": 100, "optimizer": 200, "methods": 30 if run.methods else 0}
             folder.note("end", status=status, seconds=seconds, steps=100, bytes=sizes)

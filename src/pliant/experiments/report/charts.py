@@ -1,5 +1,6 @@
 """The report's charts of results: differences, learning curves, ends of tasks, sensitivity to settings."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,9 +105,10 @@ def _dot_plot(
     colours = by_contender(series)
     layers = [
         single.mark_tick(thickness=1.5, size=11, opacity=0.55).encode(x=x, y=y, color=colours, tooltip=of_seed),
-        base.mark_rule(strokeWidth=2.5).encode(x=alt.X("low:Q"), x2="high:Q", y=y, color=colours),
         base.mark_point(filled=True, size=95, opacity=1).encode(x=x, y=y, color=colours, tooltip=tooltip),
     ]
+    if any(not math.isnan(row[3]) for row in summary):
+        layers.insert(1, base.mark_rule(strokeWidth=2.5).encode(x=alt.X("low:Q"), x2="high:Q", y=y, color=colours))
     if zero is not None:
         layers.insert(0, alt.Chart(inline({"mean": "number"}, [[zero]])).mark_rule(style="quiet").encode(x=x))
     keys = [row[0] for row in summary]
@@ -323,9 +325,11 @@ def _sensitivity_figure(
     ]
     filled = alt.condition("datum.chosen == 'True'", alt.value(120), alt.value(50))
     layers = [
-        base.mark_rule(strokeWidth=1.5, opacity=0.7).encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=colours),
         base.mark_point(filled=True, opacity=1).encode(x=x, y=y, color=colours, size=filled, tooltip=tooltip),
     ]
+    if any(len(trial.scores) > 1 for trial in trials):
+        bar = base.mark_rule(strokeWidth=1.5, opacity=0.7)
+        layers.insert(0, bar.encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=colours))
     if numeric:
         layers.insert(0, base.mark_line().encode(x=x, y=y, color=colours))
     return Figure(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
+import numpy as np
 
 from pliant.experiments.report.histories import Curve
 from pliant.experiments.report.style import Series
@@ -194,11 +195,12 @@ def lines(
         )
     if zero is not None:
         layers.append(alt.Chart(inline({"mean": "number"}, [[zero]])).mark_rule(style="quiet").encode(y=y))
-    layers.append(
-        base.transform_filter("isValid(datum.low)")
-        .mark_area(opacity=0.14, line=False)
-        .encode(x=x, y=alt.Y("low:Q", title=y_title), y2="high:Q", color=colours)
-    )
+    if any(np.isfinite(curve.low).any() for curve in curves.values()):
+        layers.append(
+            base.transform_filter("isValid(datum.low)")
+            .mark_area(opacity=0.14, line=False)
+            .encode(x=x, y=alt.Y("low:Q", title=y_title), y2="high:Q", color=colours)
+        )
     layers.append(base.mark_line().encode(x=x, y=y, order="place:O", color=colours, strokeDash=dashes))
     if points:
         layers.append(base.mark_point(filled=True, size=36, opacity=1).encode(x=x, y=y, color=colours))

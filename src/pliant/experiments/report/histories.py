@@ -134,12 +134,17 @@ class Histories:
 
 
 def read_histories(comparison: Comparison) -> Histories:
-    """Read what the runs of a comparison have recorded; a run that cannot be read is named, and left out."""
+    """Read what the runs of a comparison have recorded.
+
+    Runs that failed or diverged are left out, as they are of the results; one that cannot be read is named.
+    """
     found: dict[str, list[History]] = {}
     broken = []
     for contender in comparison.contenders:
         found[contender.name] = []
         for run in contender.runs:
+            if run.status in ("failed", "diverged"):
+                continue
             try:
                 found[contender.name].append(read_history(run))
             except (ValueError, KeyError, TypeError, OSError) as error:

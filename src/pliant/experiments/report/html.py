@@ -54,6 +54,7 @@ def _charts(sections: Sequence[Section]) -> dict[str, Any]:
             for place, figure in enumerate(group.figures):
                 spec = figure.spec({}, width="container")
                 del spec["config"]
+                spec["description"] += " The numbers follow as a table."
                 charts[f"s{number}-{group.name}-{place}"] = {"spec": spec, "section": str(number)}
     configs = {str(number): page_config(section.series) for number, section in enumerate(sections)}
     return {"charts": charts, "configs": configs if charts else {}}

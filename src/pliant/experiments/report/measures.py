@@ -150,11 +150,13 @@ def association_figure(found: Sequence[Association]) -> Figure | None:
         alt.Tooltip("rho:Q", title="ρ", format=".2f"),
         alt.Tooltip("count:Q", title=counted),
     ]
-    chart = alt.layer(
+    layers = [
         alt.Chart(inline({"rho": "number"}, [[0.0]])).mark_rule(style="quiet").encode(x=x),
-        base.mark_rule(style="quiet", strokeWidth=2).encode(x=alt.X("low:Q"), x2="high:Q", y=y),
         base.mark_point(style="quiet", filled=True, size=80, opacity=1).encode(x=x, y=y, tooltip=tooltip),
-    ).properties(width=WIDTH, height=24 * len(rows))
+    ]
+    if found[0].within:
+        layers.append(base.mark_rule(style="quiet", strokeWidth=2).encode(x=alt.X("low:Q"), x2="high:Q", y=y))
+    chart = alt.layer(*layers).properties(width=WIDTH, height=24 * len(rows))
     note = (
         "In each run, the measure at a task's start against how well the task is learnt in the end, over tasks; "
         "dots are means over runs, bars 95 % intervals. A measure near 0 does not tell what will be learnt."

@@ -31,11 +31,12 @@
     return `<table>${[...first, ...rest].map(row).join("")}${left > 1 ? `<tr><td class="key">and ${left} more</td><td></td></tr>` : ""}</table>`;
   };
 
+  // logLevel 1: only errors. With no method shown, scales have no extent, and that is no news.
   const draw = async (id) => {
     if (views.has(id)) return;
     views.set(id, null);
     const { spec, section } = page.charts[id];
-    const result = await vegaEmbed(`#${CSS.escape(id)}`, { ...spec, config: page.configs[section] }, { renderer: "svg", actions: false, tooltip: { theme: "page", formatTooltip } });
+    const result = await vegaEmbed(`#${CSS.escape(id)}`, { ...spec, config: page.configs[section] }, { renderer: "svg", actions: false, logLevel: 1, tooltip: { theme: "page", formatTooltip } });
     views.set(id, result.view);
     show(section);
   };

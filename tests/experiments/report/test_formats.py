@@ -1,0 +1,219 @@
+"""Every format holds the same numbers, and no name breaks one."""
+
+import csv
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import altair as alt
+import pytest
+from PIL import Image
+from rich.console import Console
+from typer.testing import CliRunner
+
+import pliant
+from pliant.cli import app
+from pliant.experiments.report.report import FIGURES, FORMATS, Report
+from pliant.experiments.store import load_runs
+from tests.experiments.report.stores import NASTY, config, write_results, write_run
+
+
+def test_figures_come_in_the_order_of_the_report(report: Report) -> None:
+    (section,) = report.sections
+    assert [group.name for group in section.groups] == [
+        "differences",
+        "curves",
+        "tasks",
+        "sensitivity",
+        "measures",
+        "associations",
+        "growth",
+    ]
+    assert [figure.name for figure in section.figures] == [
+        "differences",
+        "curve_test_accuracy",
+        "curve_online_accuracy",
+        "curve_loss",
+        "task_ends",
+        "fresh_gap",
+        "sensitivity_L2_lam",
+        "measure_weight_growth",
+        "measure_feature_rank",
+        "associations",
+        "growth_c0",
+        "growth_c1",
+        "growth_c2",
+    ]
+
+
+def test_charts_are_valid(report: Report) -> None:
+    for figure in report.sections[0].figures:
+        assert figure.chart.to_dict(validate=True)["$schema"] == alt.SCHEMA_URL
+
+
+def test_every_figure_has_its_numbers(report: Report) -> None:
+    tables = {figure.name: figure.table for figure in report.sections[0].figures}
+    assert all(table.rows for table in tables.values())
+    ends = tables["task_ends"]
+    assert ends.columns == ["task", "L2", "fresh", "vanilla"]
+    assert ends.rows[0] == ["1", "19.00 %", "29.00 %", "49.00 %"]
+    assert ends.rows[-1] == ["6", "19.00 %", "29.00 %", "74.00 %"]
+    assert tables["fresh_gap"].rows[-1] == ["6", "-10.00 %", "45.00 %"]
+    assert tables["sensitivity_L2_lam"].rows == [
+        ["0.01", "11.00 %", "1.00 to 21.00", ""],
+        ["0.1", "20.00 %", "10.00 to 30.00", "chosen"],
+    ]
+    # Vanilla's errors rise with its weights in every run; the others vary in neither.
+    assert tables["associations"].rows == [["weight growth", "-1.00", "-1.00 to -1.00", "3"]]
+    assert tables["growth_c2"].rows == [["0", "1", "11", "11"]]
+
+
+def test_csv_holds_the_numbers_in_full(report: Report, tmp_path: Path) -> None:
+    (path,) = report.save(tmp_path / "table.csv")
+    lines = list(csv.DictReader(io.StringIO(path.read_text())))
+    (l2,) = [line for line in lines if line["method"] == "L2" and line["metric"] == "mean_test_accuracy"]
+    assert float(l2["mean"]) == pytest.approx(0.81)
+    assert (float(l2["low"]), float(l2["high"])) == (pytest.approx(0.80), pytest.approx(0.82))
+    assert float(l2["difference_to_vanilla"]) == pytest.approx(0.425)
+    assert (l2["published"], l2["published_spread"]) == ("0.81", "0.02")
+    assert (l2["settings"], l2["role"], l2["seeds"]) == ("l2(lam=0.1)", "method", "3")
+    assert float(l2["bytes_kept"]) == 330
+
+
+def test_markdown_tells_all_in_words(report: Report, tmp_path: Path) -> None:
+    (path,) = report.save(tmp_path / "report.md")
+    text = path.read_text()
+    assert "**Use L2: 81.0 % mean test accuracy over tasks" in text
+    assert re.search(r"\| L2 \| .*81\.00.* \| \+42\.50 .* \| 81\.00 ± 2\.00 \|", text)
+    assert r"ValueError: \<b\>boom\</b\>" in text
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.replace(r"\|", "").count("|") for line in table if "final" not in line}) <= 2
+
+
+def test_latex_is_a_table_with_its_specials_escaped(report: Report, tmp_path: Path) -> None:
+    (path,) = report.save(tmp_path / "table.tex")
+    text = path.read_text()
+    columns = len(report.sections[0].table.columns)
+    assert rf"\begin{{tabular}}{{l{'r' * (columns - 1)}}}" in text
+    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert {row.count("&") - row.count(r"\&") for row in rows} == {columns - 1}
+    assert r"81.00 $\pm$ 2.00" in text
+    assert not re.search(r"(?<!\\)[%_#]", text)
+
+
+@pytest.mark.parametrize("format", FIGURES)
+def test_figures_are_drawn_for_print(report: Report, tmp_path: Path, format: str) -> None:
+    files = report.save(tmp_path / "figures", format)
+    assert len(files) == len(report.sections[0].figures)
+    for file in files:
+        content = file.read_bytes()
+        if format == "png":
+            image = Image.open(io.BytesIO(content)).convert("RGB")
+            assert image.width >= 900
+            colours = image.getcolors(10**7)
+            assert colours is not None
+            assert len(colours) > 20, f"{file.name} is blank"
+        elif format == "svg":
+            assert content.count(b"<path") > 3
+            assert b"var(--" not in content
+        else:
+            assert content.startswith(b"%PDF")
+
+
+def test_an_unknown_format_is_named(report: Report, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"format is 'docx'; allowed: html, md, csv, tex, png, svg, pdf"):
+        report.save(tmp_path / "report.docx")
+
+
+def test_the_terminal_says_it_too(report: Report) -> None:
+    out = Console(record=True, width=100, file=io.StringIO())
+    report.print(out)
+    text = out.export_text()
+    assert "Use L2: 81.0 % mean test accuracy over tasks" in text
+    assert "81.00 (80.00 to 82.00)" in text
+    assert "L2-s9" in text.replace("l2-s9", "L2-s9")
+    assert "ValueError: <b>boom</b>" in text
+
+
+@pytest.mark.parametrize("format", ["html", "md", "csv", "tex"])
+def test_no_name_breaks_a_format(tmp_path: Path, format: str) -> None:
+    write_results(tmp_path, {NASTY: [0.5, 0.6], "vanilla": [0.4, 0.5]}, tasks=2)
+    (path,) = pliant.report(tmp_path).save(tmp_path / f"report.{format}")
+    text = path.read_text()
+    if format == "html":
+        assert "<script>alert" not in text
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    elif format == "md":
+        assert "<script>" not in text.replace(r"\<script\>", "")
+    elif format == "csv":
+        assert {line["method"] for line in csv.DictReader(io.StringIO(text))} == {NASTY, "vanilla"}
+    else:
+        assert r"\textbackslash{}" in text
+        assert r"100\%" in text
+
+
+@pytest.mark.parametrize("runs", ["one", "unfinished", "failed", "broken"])
+def test_a_sensible_report_of_next_to_nothing(tmp_path: Path, runs: str) -> None:
+    if runs == "one":
+        write_results(tmp_path, {"swr": [0.5]}, tasks=1)
+    elif runs == "unfinished":
+        write_run(tmp_path, config("swr", 0), [0.5], status="unfinished")
+        write_run(tmp_path, config("vanilla", 0), [], status="unfinished")
+    elif runs == "failed":
+        write_run(tmp_path, config("swr", 0), [0.5], status="failed", error="boom")
+    else:
+        path = write_run(tmp_path, config("swr", 0), [0.5])
+        (path / "result.json").write_text("{")
+    report = pliant.report(tmp_path)
+    for format in FORMATS:
+        report.save(tmp_path / f"out.{format}", format)
+    expected = {"one": "nothing to compare", "unfinished": "No run has finished yet", "failed": "no finished run"}
+    assert expected.get(runs, "") in str(report)
+    page = (tmp_path / "out.html").read_text()
+    assert ("boom" in page) == (runs == "failed")
+    assert ("unreadable" in page) == (runs == "broken")
+
+
+def test_runs_and_folders_report_alike_in_a_notebook(root: Path) -> None:
+    from_runs = pliant.report(load_runs(root))
+    assert str(from_runs) == str(pliant.report([root]))
+    shown = from_runs._repr_html_()
+    assert shown.startswith('<iframe srcdoc="')
+    assert "<" not in shown[len("<iframe ") : -len("></iframe>")]
+
+
+def test_folders_and_runs_do_not_mix(root: Path) -> None:
+    with pytest.raises(ValueError, match="both folders and runs"):
+        pliant.report([root, *load_runs(root)])
+
+
+def test_the_command_writes_what_it_is_asked_for(root: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["report", str(root), "--format", "tex", "--to", str(tmp_path / "out.tex")])
+    assert result.exit_code == 0, result.output
+    assert "Use L2" in result.output
+    assert (tmp_path / "out.tex").read_text().startswith(r"\begin{table}")
+
+
+def test_the_command_answers_an_empty_folder_with_a_line(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    command = [sys.executable, "-c", "from pliant.cli import main; main()", "report", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.replace("\n", "").startswith("error: there are no runs in ")
+
+
+def test_pliant_needs_torch_alone_until_a_report_is_made() -> None:
+    program = """
+import sys
+for name in ("altair", "jinja2", "pydantic", "rich", "scipy", "statsmodels", "vl_convert"):
+    sys.modules[name] = None
+import pliant
+try:
+    pliant.report("nowhere")
+except ImportError as error:
+    print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "pip install 'pliant[report]'" in result.stdout
