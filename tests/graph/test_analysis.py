@@ -201,7 +201,7 @@ def test_a_buffer_that_follows_activations_fixes_them() -> None:
 
 
 def blocks(model: nn.Module, example: object, name: str) -> list[str]:
-    return [str(block) for block in analyse(model, example).blocks if block.name == name]
+    return [str(block) for block in analyse(model, example, check=False).blocks if block.name == name]
 
 
 def test_packed_projections_are_split() -> None:
@@ -250,8 +250,8 @@ def test_rows_beyond_the_example_belong_to_their_table() -> None:
 
 def test_tied_weights_are_one_block() -> None:
     model, example = ALL["gpt_tied"]()
-    assert [block.name for block in analyse(model, example).blocks if "tokens" in block.name] == ["tokens.weight"]
-    assert not [block for block in analyse(model, example).blocks if "head" in block.name]
+    names = [block.name for block in analyse(model, example, check=False).blocks]
+    assert [name for name in names if "tokens" in name or "head" in name] == ["tokens.weight"]
 
 
 def test_statistics_of_a_concatenation_move_piece_by_piece() -> None:
@@ -261,6 +261,26 @@ def test_statistics_of_a_concatenation_move_piece_by_piece() -> None:
 
 
 # Wishes.
+
+
+class Scaled(nn.Module):
+    """Parameters times numbers: a weight (as with equalised learning rates) and a shift."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.shift = nn.Parameter(torch.randn(3, 6)), nn.Parameter(torch.randn(3))
+        self.gain = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(F.linear(x, self.weight * 0.5) + self.shift / 4) * self.gain
+
+
+def test_weights_have_wishes_and_shifts_have_none() -> None:
+    assert [str(block) for block in analyse(Scaled(), vectors()).plan().wishes] == ["weight", "gain"]
+    model, example = ALL["vit_relu"]()
+    wishes = {block.name for block in analyse(model, example).plan().wishes}
+    expected = {name for name, p in model.named_parameters() if "weight" in name}
+    assert wishes == expected  # norm scales too; no bias, no position, no class token
 
 
 def test_a_wish_is_granted_and_other_weights_stay() -> None:
@@ -370,7 +390,6 @@ def test_a_constant_example_does_not_upset_the_check(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_any_floating_point_type(dtype: torch.dtype) -> None:
-    model = ResNet18().to(dtype)
-    example = torch.randn(2, 3, 16, 16, dtype=dtype)
-    reference = analyse(ResNet18(), example.float()).plan()
-    assert torch.equal(analyse(model, example).plan().matrix, reference.matrix)
+    model, example = CHAINS["norms"]()
+    reference = analyse(model, example, check=False).plan()
+    assert torch.equal(analyse(model.to(dtype), example.to(dtype)).plan().matrix, reference.matrix)

@@ -6,7 +6,7 @@ set of parameter entries (along one dimension) that it is made of, and looks at 
 keep together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 
 import torch
@@ -23,10 +23,18 @@ Atom = tuple[str, int]
 
 
 class _Atoms(Meaning):
-    """Labels that stand for sets of atoms."""
+    """Labels that stand for sets of atoms.
 
-    def __init__(self, dim: int) -> None:
+    Args:
+        dim: The dimension along which parameters are looked at.
+        names: The parameters to look at. All of them if None, but then only whether an index is odd or even is
+            told apart: enough to see which parameters reach a call that takes tensors apart, and cheap.
+    """
+
+    def __init__(self, dim: int, names: Collection[str] | None = None) -> None:
         self.dim = dim
+        self.names = names
+        self.taken_apart: set[str] = set()
         self.classes: dict[str, list[int]] = {}
         self.read_atoms: set[Atom] = set()
         self._sets: list[frozenset[Atom]] = [frozenset()]
@@ -40,13 +48,16 @@ class _Atoms(Meaning):
 
     def parameter(self, name: str, shape: torch.Size) -> Tensor:
         """Label the entries by their index along the dimension, if the parameter has it."""
-        if len(shape) <= self.dim:
+        if len(shape) <= self.dim or (self.names is not None and name not in self.names):
             return lb.uniform(lb.ONE, shape)
-        numbers = [self._number(frozenset({(name, index)})) for index in range(shape[self.dim])]
+        size = shape[self.dim]
+        told_apart = size if self.names is not None else min(size, 2)
+        numbers = [self._number(frozenset({(name, index)})) for index in range(told_apart)]
+        labels = torch.tensor(numbers, dtype=torch.int64)[torch.arange(size) % told_apart]
         view = [1] * len(shape)
         view[self.dim] = -1
-        self.classes.setdefault(name, [0] * shape[self.dim])
-        return torch.tensor(numbers, dtype=torch.int64).view(view).expand(shape)
+        self.classes.setdefault(name, [0] * size)
+        return labels.view(view).expand(shape)
 
     def multiply(self, left: int, right: int, power: Fraction) -> int:
         """A product is made of what its factors are made of."""
@@ -71,7 +82,8 @@ class _Atoms(Meaning):
     def split(self, whole: Tensor, pieces: Sequence[Tensor]) -> None:
         """Put the entries of a parameter that go to different pieces into different classes."""
         everything = self._atoms(whole)
-        for piece in pieces:
+        self.taken_apart |= {name for name, _ in everything}
+        for piece in pieces if self.names is not None else ():
             kept = self._atoms(piece)
             for name in {name for name, _ in everything - kept} & {name for name, _ in kept}:
                 inside = {index for owner, index in kept if owner == name}
@@ -90,7 +102,11 @@ def find_partition(graph: ModelGraph) -> Partition:
     if not any(graph.operator(node) in SPLITS for node in graph.nodes):
         return partition
     for dim in range(max((len(graph.shape(node)) for node in graph.parameters), default=0)):
-        atoms = _Atoms(dim)
+        coarse = _Atoms(dim)
+        Walk(graph, coarse, unknown="fix").run()
+        if not coarse.taken_apart:
+            continue
+        atoms = _Atoms(dim, coarse.taken_apart)
         Walk(graph, atoms, unknown="fix").run()
         for name, classes in atoms.classes.items():
             classes = _without_unread(classes, [(name, index) in atoms.read_atoms for index in range(len(classes))])

@@ -47,18 +47,14 @@ def same_along(labels: Tensor, dim: int) -> bool:
 def combine(left: Tensor, right: Tensor, rule: Callable[[int, int], int]) -> Tensor:
     """Combine two label tensors entry by entry, broadcasting; the rule is called once a pair of labels."""
     shape = torch.broadcast_shapes(left.shape, right.shape)  # type: ignore[no-untyped-call]
-    sides = torch.broadcast_tensors(compact(left), compact(right))  # type: ignore[no-untyped-call]
-    pair = torch.stack(sides, dim=-1)
-    distinct, where = torch.unique(pair.reshape(-1, 2), dim=0, return_inverse=True)
-    results = torch.tensor([rule(int(a), int(b)) for a, b in distinct.tolist()], dtype=torch.int64)
-    return _spread(results[where].reshape(pair.shape[:-1]), shape)
-
-
-def replace(labels: Tensor, rule: Callable[[int], int]) -> Tensor:
-    """Replace every label; the rule is called once a label."""
-    distinct, where = torch.unique(compact(labels), return_inverse=True)
-    results = torch.tensor([rule(label) for label in distinct.tolist()], dtype=torch.int64)
-    return _spread(results[where].reshape(compact(labels).shape), labels.shape)
+    first, second = torch.broadcast_tensors(compact(left), compact(right))  # type: ignore[no-untyped-call]
+    if not first.numel():
+        return uniform(ANY, shape)
+    # A pair of labels as one number: finding distinct numbers is much faster than finding distinct rows.
+    base = int(second.max()) + 2
+    distinct, where = torch.unique((first - ANY) * base + (second - ANY), return_inverse=True)
+    results = torch.tensor([rule(pair // base + ANY, pair % base + ANY) for pair in distinct.tolist()])
+    return tidy(results[where]).expand(shape)
 
 
 def reduce(labels: Tensor, dims: Sequence[int], rule: Callable[[list[int]], int]) -> Tensor:
@@ -83,11 +79,13 @@ def reduce(labels: Tensor, dims: Sequence[int], rule: Callable[[list[int]], int]
         reduced = torch.tensor(results, dtype=torch.int64)[where]
     sizes = iter(kept_sizes)
     reduced = reduced.reshape([1 if dim in dims else next(sizes) for dim in range(labels.ndim)])
-    return _spread(reduced, shape)
+    return tidy(reduced).expand(shape)
 
 
-def _spread(labels: Tensor, shape: Sequence[int]) -> Tensor:
-    """Expand to a shape, entries of one label without memory."""
-    if labels.numel() > 1 and bool((labels == labels.reshape(-1)[0]).all()):
-        labels = labels.reshape(-1)[0]
-    return labels.expand(torch.Size(shape))
+def tidy(labels: Tensor) -> Tensor:
+    """Return the same labels with every dimension along which they are constant expanded, which takes no memory."""
+    shape = labels.shape
+    for dim, (size, stride) in enumerate(zip(shape, labels.stride(), strict=True)):
+        if size > 1 and stride and same_along(labels, dim):
+            labels = labels.narrow(dim, 0, 1)
+    return labels.expand(shape)

@@ -104,18 +104,21 @@ def _compare(walk: Walk, node: fx.Node) -> Value:
 
 @rule("mul")
 def _multiply(walk: Walk, node: fx.Node) -> Value:
-    walk.factor(*node.args[:2])
-    return walk.times(walk.of(node.args[0]), walk.of(node.args[1])).expand(walk.shape(node))
+    left, right = node.args[:2]
+    if not (walk.is_number(left) or walk.is_number(right)):
+        walk.factor(left, right)
+    return walk.times(walk.of(left), walk.of(right)).expand(walk.shape(node))
 
 
 @rule("div")
 def _divide(walk: Walk, node: fx.Node) -> Value:
-    left, right = walk.of(node.args[0]), walk.of(node.args[1])
+    left, right = node.args[:2]
     if node.kwargs.get("rounding_mode") is not None:
-        walk.fix(node, left, right)
+        walk.fix(node, walk.of(left), walk.of(right))
         return lb.uniform(lb.ONE, walk.shape(node))
-    walk.factor(node.args[0])
-    return walk.times(left, right, -1).expand(walk.shape(node))
+    if not walk.is_number(right):
+        walk.factor(left)
+    return walk.times(walk.of(left), walk.of(right), -1).expand(walk.shape(node))
 
 
 @rule("addcmul", "addcdiv")
@@ -263,7 +266,7 @@ def _first(walk: Walk, node: fx.Node, labels: Tensor) -> Value:
 
 @rule("_weight_norm")
 def _weight_norm(walk: Walk, node: fx.Node) -> Value:
-    walk.factor(walk.graph.argument(node, "g"))
+    walk.factor(walk.graph.argument(node, "g"), walk.graph.argument(node, "v"))
     direction, dim = walk.get(node, "v"), walk.graph.argument(node, "dim")
     walk.merge(node, direction, [d for d in range(direction.ndim) if d != dim])
     return _first(walk, node, walk.get(node, "g"))

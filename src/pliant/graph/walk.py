@@ -112,7 +112,7 @@ class Walk:
         for node in self.graph.nodes:
             value = self._visit(node)
             _check(self.graph, node, value)
-            self.values[node] = value
+            self.values[node] = lb.tidy(value) if isinstance(value, Tensor) else value
         for node in self.graph.outputs.values():
             self.meaning.read(self.of(node))
 
@@ -130,10 +130,10 @@ class Walk:
             results = self.values[first]
             assert isinstance(results, Sequence)
             return results[int(node.args[1])]  # type: ignore[arg-type]
-        if name in RELABELS:
-            if isinstance(first, fx.Node) and first in self._origins:
-                self._origins[node] = self._origins[first]
-        else:
+        keeps = name in RELABELS or (name in ("mul", "div") and self.is_number(node.args[1]))
+        if keeps and isinstance(first, fx.Node) and first in self._origins:
+            self._origins[node] = self._origins[first]
+        if name not in RELABELS:
             for source in node.all_input_nodes:
                 value = self.values.get(source)
                 if isinstance(value, Tensor):
@@ -239,6 +239,10 @@ class Walk:
                 for label in torch.unique(lb.compact(operand)).tolist():
                     if label not in (lb.ANY, lb.ONE):
                         self.meaning.fix(label, node)
+
+    def is_number(self, value: Any) -> bool:
+        """Say whether a factor is a number, which makes no weight of a shift that it is multiplied with."""
+        return not isinstance(value, fx.Node) or value in self.graph.constants
 
     def factor(self, *arguments: Any) -> None:
         """Note that parameters enter a product: that they are weights, not shifts."""
