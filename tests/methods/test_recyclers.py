@@ -309,6 +309,21 @@ def test_a_copy_of_a_watched_model_is_not_watched() -> None:
     assert not redo._seen
 
 
+def test_units_whose_optimizer_left_are_not_watched() -> None:
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    body, rest = SGD(model[0].parameters(), lr=0.1), SGD([*model[2].parameters(), *model[4].parameters()], lr=0.1)
+    redo = ReDo(model, x, every=1).attach(body, rest)
+    cross_entropy(model(x), y).backward()
+    assert set(redo._seen) == {"0", "2"}
+    redo.detach(body)
+    assert set(redo._seen) == {"2"}
+    cross_entropy(model(x), y).backward()
+    assert set(redo._seen) == {"2"}
+    redo.detach()
+    assert not redo._seen
+
+
 def test_where_chooses_layers() -> None:
     model = zoo.build("mlp")
     redo = ReDo(model, zoo.batch("mlp")[0], where=lambda name, _: name.startswith("2."))

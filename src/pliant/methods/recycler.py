@@ -142,9 +142,7 @@ class Recycler(Method):
     def attach(self, *optimizers: Optimizer) -> Self:
         """Watch the model, and act after every step of these optimizers on the units whose weights they hold."""
         super().attach(*optimizers)
-        for optimizer in optimizers:
-            names = self._attachments[optimizer].names
-            self._owners |= {group.name: names[0] for group in self._groups_of(names)}
+        self._find_owners()
         if not self._probes:
             self._probes = [m.register_forward_pre_hook(ModuleHook(m, self._see)) for m in self._watched_by]
         return self
@@ -152,10 +150,11 @@ class Recycler(Method):
     def detach(self, *optimizers: Optimizer) -> None:
         """Stop acting on these optimizers, or on all if none is given; no hook is left when it was the last."""
         super().detach(*optimizers)
+        self._find_owners()
         if not self._attachments:
             for probe in self._probes:
                 probe.remove()
-            self._probes, self._seen = [], {}
+            self._probes = []
 
     def step(self) -> None:
         """Act once by hand on what was seen of all units since the last step; without attach() nothing was."""
@@ -222,6 +221,15 @@ class Recycler(Method):
     def _tensor(self, name: str) -> Tensor:
         tensor: Tensor = attrgetter(name)(self.model)
         return tensor
+
+    def _find_owners(self) -> None:
+        """Note by whose steps the units of each layer are counted; those of no optimizer are not watched."""
+        self._owners = {
+            group.name: attachment.names[0]
+            for attachment in self._attachments.values()
+            for group in self._groups_of(attachment.names)
+        }
+        self._seen = {name: activity for name, activity in self._seen.items() if name in self._owners}
 
     def _groups_of(self, names: Sequence[str]) -> list[UnitGroup]:
         held = set(names)
