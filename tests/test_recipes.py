@@ -113,6 +113,21 @@ def test_runs_are_ordered_by_seed_so_that_a_part_of_them_compares(tmp_path: Path
     assert asked == [("vanilla", 0), ("l2", 0), ("vanilla", 1), ("l2", 1)]
 
 
+def test_runs_with_decay_are_those_without_it_until_the_decay(tmp_path: Path) -> None:
+    """What allows the kept runs of table 5 to go on from those of table 1 at epoch 100."""
+    curves: dict[str, list] = {}
+    for table, decay in (("p0_table1_mnist", "[]"), ("p0_table5_mnist", "[2]")):
+        changes = ["data=digits", "stream.epochs=3", "seeds=1", f"training.decay_epochs={decay}"]
+        run_here(load_recipe(find_recipe(table), changes), tmp_path / table)
+        for run in load_runs(tmp_path / table):
+            curves[f"{table} {run.config.label}"] = [(r["loss"], r["test_loss"]) for r in run.records]
+    for label in ("vanilla", "L2", "L2 Init", "SWR", "SWR + re-init", "SWR, lr-coupled"):
+        with_decay = curves[f"p0_table5_mnist {label}"]
+        without = curves[f"p0_table1_mnist {'SWR' if 'SWR' in label else label}"]
+        assert with_decay[:2] == without[:2]
+        assert with_decay[2] != without[2]
+
+
 SAMPLE = {
     "p0_table5_mnist": ["stream.epochs=2", "training.decay_epochs=[1]", "data.first=1000", "seeds=1"],
     "p0_warm_start_mnist": ["stream.epochs=1", "stream.first_epochs=1", "data.first=1000", "seeds=1"],
