@@ -1,6 +1,7 @@
 """Every format holds the same numbers, and no name breaks one."""
 
 import csv
+import html
 import io
 import re
 import subprocess
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 import pliant
 from pliant.cli import app
+from pliant.experiments.recipe import load_recipe
 from pliant.experiments.report.report import FIGURES, FORMATS, Report
 from pliant.experiments.store import load_runs
 from tests.experiments.report.stores import NASTY, config, write_results, write_run
@@ -194,6 +196,14 @@ def test_the_command_writes_what_it_is_asked_for(root: Path, tmp_path: Path) -> 
     assert result.exit_code == 0, result.output
     assert "Use L2" in result.output
     assert (tmp_path / "out.tex").read_text().startswith(r"\begin{table}")
+
+
+def test_the_recipe_in_the_page_runs_the_same_experiment_again(root: Path, tmp_path: Path, report: Report) -> None:
+    page = report.to_html()
+    assert "pliant run recipe.json --out again" in page
+    shown = html.unescape(page.split('<summary>recipe.json</summary><pre tabindex="0">')[1].split("</pre>")[0])
+    (tmp_path / "recipe.json").write_text(shown)
+    assert load_recipe(tmp_path / "recipe.json") == load_recipe(root / "recipe.json")
 
 
 def test_the_command_answers_an_empty_folder_with_a_line(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def by_dash(series: Sequence[Series]) -> alt.StrokeDash:
 
 def axis_format(metric: str) -> str:
     """How an axis writes a metric."""
-    return "~%" if is_share(metric) else "~g"
+    return "~%" if is_share(metric) else ".6~g"
 
 
 def curve_rows(curves: dict[str, Curve]) -> list[list[Any]]:

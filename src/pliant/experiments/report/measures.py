@@ -225,7 +225,7 @@ def _growth_chart(rows: list[list[object]], domain: tuple[float, float]) -> alt.
         .mark_line(strokeWidth=1.6)
         .encode(
             x=alt.X("x:Q", title="epochs", axis=alt.Axis(format="d", tickMinStep=1)).scale(nice=False),
-            y=alt.Y("growth:Q", title=None, axis=alt.Axis(format="~g", tickCount=4)).scale(
+            y=alt.Y("growth:Q", title=None, axis=alt.Axis(format=".6~g", tickCount=4)).scale(
                 domain=list(domain), type="log" if log else "linear"
             ),
             color=alt.Color("depth:Q", legend=None).scale(scheme=_DEPTH),
