@@ -186,7 +186,7 @@ def _groups_of_equal_shape(views: Mapping[Matrix, Tensor]) -> list[list[Matrix]]
 
 
 def _check_finite(views: Mapping[Matrix, Tensor]) -> None:
-    norms = torch.stack([view.norm(dtype=torch.promote_types(view.dtype, torch.float32)) for view in views.values()])
-    if not norms.isfinite().all():
-        name = next(str(matrix) for matrix, norm in zip(views, norms, strict=True) if not norm.isfinite())
-        raise ValueError(f"model: the weight {name!r} holds NaN or infinity, which has no nearest isometry")
+    for matrix, view in views.items():
+        # One pass without a copy; in half precision a norm would overflow before its weight does.
+        if not view.norm(dtype=torch.promote_types(view.dtype, torch.float32)).isfinite():
+            raise ValueError(f"model: the weight {str(matrix)!r} holds NaN or infinity, which has no nearest isometry")
