@@ -247,7 +247,7 @@ class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(12, 3, 24, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.embed = nn.Linear(6, 12)
         self.head = nn.Linear(12, 3)
 

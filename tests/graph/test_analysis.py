@@ -200,15 +200,15 @@ def test_a_buffer_that_follows_activations_fixes_them() -> None:
 # Packed parameters.
 
 
-def blocks(model: nn.Module, example: object, name: str) -> list[str]:
-    return [str(block) for block in analyse(model, example, check=False).blocks if block.name == name]
+def blocks(model: nn.Module, example: object, *names: str) -> list[str]:
+    return [str(block) for block in analyse(model, example, check=False).blocks if block.name in names]
 
 
 def test_packed_projections_are_split() -> None:
     model, example = ALL["encoder"]()
     name = "encoder.layers.0.self_attn.in_proj"
-    assert blocks(model, example, f"{name}_weight") == [f"{name}_weight[{i}:{i + 12}]" for i in (0, 12, 24)]
-    assert blocks(model, example, f"{name}_bias") == [f"{name}_bias[{i}:{i + 12}]" for i in (0, 12, 24)]
+    expected = [f"{name}_{leaf}[{i}:{i + 12}]" for leaf in ("weight", "bias") for i in (0, 12, 24)]
+    assert blocks(model, example, f"{name}_weight", f"{name}_bias") == expected
     model, example = ALL["cross_attention"]()
     assert len(blocks(model, example, "attention.in_proj_weight")) == 3
     model, example = ALL["hf_gpt2"]()

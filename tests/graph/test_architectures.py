@@ -72,7 +72,7 @@ def test_exactly_proportional(name: str) -> None:
             assert (after[key] - expected).abs().max() < tolerance * expected.abs().max()
 
 
-@pytest.mark.parametrize("name", ["resnet18", "densenet", "unet", "gpt_tied", "encoder", "hf_gpt2"])
+@pytest.mark.parametrize("name", ["densenet", "unet", "gpt_tied", "encoder"])
 def test_eval_mode_gives_the_same_plan(name: str) -> None:
     model, example = prepared(name)
     plans = [analyse(model.train(training), example, check=False).plan() for training in (True, False)]
@@ -102,16 +102,16 @@ def test_default_epsilons_drift_little_and_say_so(name: str) -> None:
     assert "norm layers add an epsilon" in graph.explain()
 
 
-@pytest.mark.parametrize(("name", "eps"), [("resnet18", None), ("vit_relu", None), ("resnet18", TINY)])
-def test_predictions_on_ten_thousand_inputs_stay(name: str, eps: float | None) -> None:
-    model, example = prepared(name, eps=eps)
+@pytest.mark.parametrize("name", ["resnet18", "preact_resnet", "vit_relu"])
+def test_predictions_on_ten_thousand_inputs_stay(name: str) -> None:
+    model, example = prepared(name)
     model.eval()
     graph = analyse(model, example)
-    size = {"resnet18": 4, "vit_relu": 8}[name]
-    inputs = torch.randn(10_000, 3, size, size, dtype=torch.float64)
+    inputs = torch.randn(10_000, 3, 8, 8, dtype=torch.float64)
     with torch.no_grad():
+        model.head.bias -= model(inputs).mean(0)  # so that no class wins by its bias alone
         before = model(inputs).argmax(-1)
-        graph.rescale_(random_wishes([str(block) for block in graph.plan().wishes], spread=0.1))
+        graph.rescale_(random_wishes([str(block) for block in graph.plan().wishes]))
         after = model(inputs).argmax(-1)
-    assert len(before.unique()) > 1
+    assert before.bincount().max() < 5_000
     assert int((before != after).sum()) == 0

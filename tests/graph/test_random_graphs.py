@@ -95,7 +95,7 @@ class Network(nn.Module):
         return (x.unsqueeze(-1) @ self.layers[number](y).unsqueeze(1)).sum(1)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(step, min_size=3, max_size=12))
 def test_random_networks_are_proportional(steps: list[tuple[str, ...]]) -> None:
     torch.manual_seed(0)
