@@ -46,7 +46,7 @@ def batches(examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
 def train(
     model: nn.Module, examples: Examples, watched: BlockTensors, swr: SWR | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Train for less than an epoch; return the norms at the end, and their and their squares' largest growth in a step."""
+    """Train for less than an epoch; return the last norms, and their and their squares' largest growth in a step."""
     optimizer = Adam(model.parameters(), lr=1e-3)
     growth = squared = torch.zeros(len(watched.get()))
     for x, y in batches(examples):
