@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from benchmarks.swr import swr_overhead
+from benchmarks.swr import training_step
+from benchmarks.timing import medians, row
+from pliant import SWR
 from pliant.graph import analyse
 from pliant.models import create
 
@@ -66,6 +68,19 @@ def analysis_time(what: str, build: Callable[[], tuple[nn.Module, Any]]) -> None
     )
 
 
+def swr_on_resnet18() -> None:
+    """Time SWR's own step beside the training step.
+
+    The difference of two training steps, one with SWR and one without, is no use here: a step of more than a second
+    varies by more than the few milliseconds that are looked for.
+    """
+    batch = torch.randn(32, 3, 32, 32)
+    model = create("resnet18", (3, 32, 32), 10)
+    step, _ = training_step(model, batch)
+    times = medians({"step": step, "swr": SWR(model, batch[:2], lam=1e-3).step}, rounds=20)
+    row("(training step + SWR's step) / training step, ResNet-18, batch 32", 1 + times["swr"] / times["step"], "≤ 1.01")
+
+
 def main() -> None:
     """Print the times and the ratio that the design promises."""
     torch.manual_seed(0)
@@ -73,5 +88,4 @@ def main() -> None:
     analysis_time("GPT-2 small", gpt2_small)
     analysis_time("ResNet-50", resnet50)
     print()
-    images = torch.randn(32, 3, 32, 32)
-    swr_overhead("ResNet-18, batch 32", lambda: create("resnet18", (3, 32, 32), 10), images, 15, "≤ 1.01")
+    swr_on_resnet18()
