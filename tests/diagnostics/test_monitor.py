@@ -156,8 +156,10 @@ class Clock:
         return self.now
 
 
-def clocked(monkeypatch: pytest.MonkeyPatch, measurement: float, step: float, steps: int, **settings: Any) -> Monitor:
-    """Train with steps and measurements that take a known time."""
+def clocked(
+    monkeypatch: pytest.MonkeyPatch, measurement: float, step: float, steps: int, pause: float = 0.0, **settings: Any
+) -> Monitor:
+    """Train with steps and measurements that take a known time, and a pause after every fiftieth step."""
     clock = Clock()
     monkeypatch.setattr("time.perf_counter", clock)
     model = nn.Linear(2, 1)
@@ -170,8 +172,8 @@ def clocked(monkeypatch: pytest.MonkeyPatch, measurement: float, step: float, st
 
     monkeypatch.setattr(Monitor, "_take", slow)
     monitor = Monitor(model, optimizer, measures=["weight_l2", "update_l2"], **settings)
-    for _ in range(steps):
-        clock.now += step
+    for done in range(steps):
+        clock.now += step + (pause if done % 50 == 49 else 0)
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     return monitor
@@ -186,6 +188,13 @@ def test_budget_stretches_the_interval_and_is_kept(monkeypatch: pytest.MonkeyPat
     assert len(monitor.records) >= 9
     assert f"every {monitor.interval} steps" in str(monitor)
     assert f"{100 * monitor.share:.2g} % of the training time" in str(monitor)
+
+
+def test_pauses_between_steps_pay_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = clocked(monkeypatch, measurement=6.0, step=1.0, steps=2000, pause=500.0, every=10, budget=0.03)
+    spent = sum(record.seconds for record in monitor.records)
+    assert spent <= 0.033 * 2000, "a pause counts for one step more at most"
+    assert len(monitor.records) >= 9
 
 
 def test_cheap_measurements_are_taken_as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,8 +52,9 @@ class Monitor:
         probe: A batch (or a loader whose first samples make one) to measure on, the same at every step.
         loss_fn: `loss_fn(output, target)`, for measures of the loss on the probe batch.
         reference: A model to compare with.
-        budget: The share of the training time that may be spent on measuring. After the first measurement, the next
-            ones wait until the training time has paid for them, so that `every` is stretched where it must be. `None`:
+        budget: The share of the training time that may be spent on measuring; pauses between steps, such as an
+            evaluation, are no training. After the first measurement, the next ones wait until the training time has
+            paid for them, so that `every` is stretched where it must be. `None`:
             exactly every `every` steps, which steps are measured does not depend on the clock, and a resumed run
             measures the same ones.
         samples: How many samples to take of a loader.
@@ -107,8 +108,9 @@ class Monitor:
         self._batch = gather(probe, samples) if probe is not None else None
         self.measures = self._choose(measures)
         self._last: int | None = None
-        self._trained = self._spent = self._cost = 0.0
+        self._trained = self._spent = self._cost = self._typical = 0.0
         self._resumed: float | None = None  # when the training went on after our last hook
+        self._outside: float | None = None  # how long it then took to the next step; unknown for the first
         self._begun: tuple[float, dict[str, Mapping[str, float]], dict[str, Tensor] | None] | None = None
         self._handles: list[RemovableHandle] = []
         self.attach(optimizer)
@@ -141,10 +143,9 @@ class Monitor:
     @property
     def interval(self) -> int:
         """How many steps apart measurements are, at the present cost and speed."""
-        if self.budget is None or not self._trained or not self.step:
+        if self.budget is None or not self._typical:
             return self.every
-        a_step = self._trained / self.step
-        return max(self.every, math.ceil(self._cost / (self.budget * a_step)))
+        return max(self.every, math.ceil(self._cost / (self.budget * self._typical)))
 
     def mean(self, key: str, since: int = 0) -> float:
         """Return the mean of a value over the records since a step: over a task, say; NaN without any."""
@@ -184,6 +185,7 @@ class Monitor:
             "trained": self._trained,
             "spent": self._spent,
             "cost": self._cost,
+            "typical": self._typical,
             "skipped": dict(self.skipped),
             "records": [(r.step, r.seconds, dict(r.values)) for r in self.records],
         }
@@ -192,7 +194,8 @@ class Monitor:
         """Restore what `state_dict` returned."""
         self.step = state["step"]
         self._last = state["last"]
-        self._trained, self._spent, self._cost = state["trained"], state["spent"], state["cost"]
+        self._trained, self._spent = state["trained"], state["spent"]
+        self._cost, self._typical = state["cost"], state["typical"]
         self.skipped = dict(state["skipped"])
         self.records = [Record(step, seconds, dict(values)) for step, seconds, values in state["records"]]
         self._resumed = None
@@ -236,7 +239,7 @@ class Monitor:
         return self.step - self._last >= self.every and paid
 
     def _before_step(self, *_: Any) -> None:
-        self._count_training()
+        self._outside = time.perf_counter() - self._resumed if self._resumed is not None else None
         self._begun = None
         if self._due():
             started = self._clock()
@@ -251,7 +254,8 @@ class Monitor:
         self._resumed = time.perf_counter()
 
     def _after_step(self, *_: Any) -> None:
-        self._count_training()
+        if self._resumed is not None and self._outside is not None:
+            self._credit(self._outside + time.perf_counter() - self._resumed)
         if self._begun is not None:
             started = self._clock()
             seconds, found, before = self._begun
@@ -264,9 +268,11 @@ class Monitor:
         self.step += 1
         self._resumed = time.perf_counter()
 
-    def _count_training(self) -> None:
-        if self._resumed is not None:
-            self._trained += time.perf_counter() - self._resumed
+    def _credit(self, seconds: float) -> None:
+        """Count a step's time, but not the pauses of an evaluation or a checkpoint that lie between two steps."""
+        counted = min(seconds, 2 * self._typical) if self._typical else seconds
+        self._typical += (counted - self._typical) * (0.05 if self._typical else 1)
+        self._trained += counted
 
     def _clock(self) -> float:
         """Return the time when all that was asked of a GPU is done; only asked for at steps that are measured."""
