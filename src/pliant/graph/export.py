@@ -15,7 +15,8 @@
 - `operator(node)`: the op's name without overload (`"linear"`, `"getitem"`); `argument(node, "bias")`: an
   argument by its name in the op's schema, default filled in; `shape(node)`: the sizes of its value.
 - `module_path(node)`, `module_type(node)`: the submodule whose `forward` made the call; `location(node)`: the
-  line of source; `describe(node)`: op and module in one phrase, for messages.
+  line of source; `describe(node)`: op and module in one phrase, for messages. `module_call(node)` tells apart
+  several calls of one submodule; `first_uses()` says where each placeholder is first read.
 
 Sizes are those of the example: nothing here is symbolic.
 """

@@ -34,10 +34,7 @@ _FIXED = (
 
 @rule(*_FIXED)
 def _fixed(walk: Walk, node: fx.Node) -> Value:
-    for source in node.all_input_nodes:
-        value = walk.values[source]
-        walk.fix(node, *([value] if isinstance(value, Tensor) else value or []))
-    return walk.everywhere(node, lb.ONE)
+    return walk.fix_all(node)
 
 
 @rule("relu", "leaky_relu", "rrelu", "neg", "abs", "nan_to_num")
@@ -62,8 +59,8 @@ def _clamp(walk: Walk, node: fx.Node) -> Value:
     limits = [argument for argument in node.args[1:] if argument is not None]
     limits += [argument for argument in node.kwargs.values() if argument is not None]
     labels = walk.of(node.args[0])
-    name = walk.graph.operator(node)
-    if name in ("clamp_min", "clamp") and _is_guard(walk, node, limits):
+    from_below = walk.graph.operator(node) in ("clamp_min", "clamp") and node.args[1:2] != (None,)
+    if from_below and _is_guard(walk, node, limits):
         return labels
     return walk.join(node, labels, *(walk.of(limit) for limit in limits)).expand(labels.shape)
 
@@ -165,8 +162,9 @@ def _reduce(walk: Walk, node: fx.Node) -> Value:
 
 @rule("cumsum", "sort", "topk", "argsort", "cummax", "cummin", "diff", "kthvalue")
 def _along(walk: Walk, node: fx.Node) -> Value:
-    labels = walk.of(node.args[0])
-    merged = walk.merge(node, labels, [walk.graph.argument(node, "dim")] if labels.ndim else [])
+    dim = walk.graph.argument(node, "dim")
+    parts = [walk.of(source) for source in node.all_input_nodes]  # more than one if `diff` is given edges
+    merged = walk.join(node, *(walk.merge(node, part, [dim] if part.ndim else []) for part in parts))
     many = isinstance(node.meta["val"], tuple | list)
     values = []
     for result in node.meta["val"] if many else [node.meta["val"]]:
@@ -245,8 +243,11 @@ def _batch_norm(walk: Walk, node: fx.Node) -> Value:
     if mean is not None:
         scale = merged.reshape(-1)
         scales = [scale, walk.power(scale, 2)]
-        for buffer, own in zip((mean, var), scales, strict=True):
-            walk.meaning.statistic(walk.graph.buffers[buffer], own, node)
+        for statistic, own in zip((mean, var), scales, strict=True):
+            if statistic in walk.graph.buffers:
+                walk.meaning.statistic(walk.graph.buffers[statistic], own, node)
+            else:
+                walk.fix(node, own)  # nothing that could be rescaled with the input
     result = _normalised(walk, node, *[1] * (labels.ndim - 2))
     if mean is None or not isinstance(node.meta["val"], tuple | list) or len(node.meta["val"]) < 5:
         return _first(walk, node, result)

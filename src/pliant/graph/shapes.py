@@ -27,7 +27,11 @@ def _reshape(walk: Walk, node: fx.Node) -> Value:
 
 @rule(*_MOVES)
 def _move(walk: Walk, node: fx.Node) -> Value:
-    result: Value = _run(node, walk.of(node.args[0]))
+    labels = walk.of(node.args[0])
+    if len(node.all_input_nodes) > 1:  # where entries go depends on data
+        merged = walk.merge(node, labels, range(labels.ndim))
+        return walk.everywhere(node, int(merged.reshape(())))
+    result: Value = _run(node, labels)
     return result
 
 
@@ -163,8 +167,14 @@ def _pick(walk: Walk, node: fx.Node) -> Value:
 
 @rule("index_put", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "masked_scatter")
 def _scatter(walk: Walk, node: fx.Node) -> Value:
+    arguments = (*node.args[1:], *node.kwargs.values())
+    if "prod" in arguments or "multiply" in arguments:
+        return walk.fix_all(node)
     labels = walk.of(node.args[0])
-    sources = [walk.of(arg) for arg in node.args[1:] if isinstance(arg, fx.Node) and _is_float(arg)]
+    sources = [walk.of(arg) for arg in arguments if isinstance(arg, fx.Node) and _is_float(arg)]
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    if "value" in names:
+        sources.append(walk.get(node, "value"))
     everything = [walk.merge(node, part, range(part.ndim)).reshape(()) for part in (labels, *sources)]
     return walk.join(node, *everything).expand(walk.shape(node))
 

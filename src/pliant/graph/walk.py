@@ -145,11 +145,7 @@ class Walk:
         if function is not None:
             return function(self, node)
         if self.unknown == "fix":
-            for source in node.all_input_nodes:
-                value = self.values[source]
-                if isinstance(value, Tensor):
-                    self.fix(node, value)
-            return self.everywhere(node, lb.ONE)
+            return self.fix_all(node)
         raise GraphError(
             f"no rule for the scale of {self.graph.describe(node)}, {self.graph.location(node)}. {WAYS_ON} "
             'Or unknown="fix": what unknown calls read then keeps its scale.'
@@ -207,6 +203,8 @@ class Walk:
 
     def power(self, base: Tensor, power: int | Fraction) -> Tensor:
         """Return the labels of `base**power`."""
+        if not power:
+            return lb.uniform(lb.ONE, base.shape)  # of zeros, too, which else have every scale
         return self.times(lb.uniform(lb.ONE, ()), base, power).expand(base.shape)
 
     def join(self, node: fx.Node, *operands: Tensor | None) -> Tensor:
@@ -239,6 +237,13 @@ class Walk:
                 for label in torch.unique(lb.compact(operand)).tolist():
                     if label not in (lb.ANY, lb.ONE):
                         self.meaning.fix(label, node)
+
+    def fix_all(self, node: fx.Node) -> Value:
+        """Note that a call needs all that it reads at its scale, and return the labels of its results."""
+        for source in node.all_input_nodes:
+            value = self.values.get(source)
+            self.fix(node, *([value] if isinstance(value, Tensor) else value or []))
+        return self.everywhere(node, lb.ONE)
 
     def is_number(self, value: Any) -> bool:
         """Say whether a factor is a number, which makes no weight of a shift that it is multiplied with."""
