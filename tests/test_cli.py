@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from pliant import cli
 from pliant.data.cache import entries
@@ -43,7 +44,7 @@ def pliant(
         captured = capsys.readouterr()
         return end.value.code, captured.out + captured.err
 
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(cli, "console", Console(width=200))
     yield run
     signal.signal(signal.SIGTERM, handler)
 

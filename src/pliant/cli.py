@@ -1,5 +1,6 @@
 """The command line: compare methods, run recipes, read results, find out what there is."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -34,7 +35,8 @@ app = typer.Typer(
 data_app = typer.Typer(no_args_is_help=True, help="Fetch data sets and look after the cache.")
 app.add_typer(data_app, name="data")
 app.command("diagnose")(diagnose_command)
-console = Console()
+# A pipe or a file has no width: there words stay whole, for grep and for readers that wrap by themselves.
+console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
 
 
 class EngineName(StrEnum):
