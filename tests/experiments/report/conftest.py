@@ -77,5 +77,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     chrome = Chrome(options=options, service=Service(driver))
+    chrome.set_script_timeout(300)  # axe takes long on a busy machine
     yield chrome
     chrome.quit()
