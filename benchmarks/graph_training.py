@@ -1,6 +1,7 @@
 """Train a residual network and a vision transformer with and without SWR: norms, bounds, and drift.
 
-`python -m benchmarks.graph_training` prints the tables and keeps them in `results/graph_training.txt`.
+`python -m benchmarks.graph_training [resnet18] [vit]` prints the tables and keeps them in
+`results/graph_training_NAME.txt`.
 
 Per weight: the growth of its norm without SWR and with it, and for free weights the bound. With δ the largest growth
 of the norm in one optimizer step, ‖W_t‖ ≤ ‖W₀‖ + δ/λ (docs/proportionality.md); the paper's theorem 2, with B the
@@ -13,6 +14,7 @@ ignores what residual connections join.
 
 import contextlib
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -144,24 +146,27 @@ def compare_drift(what: str, build: Callable[[], nn.Module], trained: nn.Module,
     print()
 
 
-def run() -> None:
-    """Print all tables."""
+CASES: dict[str, tuple[str, str, str, dict[str, int]]] = {
+    "resnet18": ("ResNet-18, width 8, CIFAR-10", "cifar10", "resnet18", {"width": 8}),
+    "vit": ("ViT, width 48, depth 4, MNIST", "mnist", "vit_tiny", {"width": 48, "depth": 4, "patch": 7}),
+}
+
+
+def run(case: str) -> None:
+    """Print the tables of one network."""
+    what, data, model, options = CASES[case]
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    cases = {
-        "ResNet-18, width 8, CIFAR-10": ("cifar10", "resnet18", {"width": 8}),
-        "ViT, width 48, depth 4, MNIST": ("mnist", "vit_tiny", {"width": 48, "depth": 4, "patch": 7}),
-    }
-    for what, (data, model, options) in cases.items():
-        dataset = load(data)
-        build = partial(create, model, dataset.shape, len(dataset.classes), **options)
-        trained = compare_norms(what, build, dataset.train, dataset.test)
-        compare_drift(what, build, trained, dataset.test)
+    dataset = load(data)
+    build = partial(create, model, dataset.shape, len(dataset.classes), **options)
+    trained = compare_norms(what, build, dataset.train, dataset.test)
+    compare_drift(what, build, trained, dataset.test)
 
 
 if __name__ == "__main__":
-    kept = Tee()
-    with contextlib.redirect_stdout(kept):
-        print(f"# python -m benchmarks.graph_training   (torch {torch.__version__}, one thread)\n")
-        run()
-    (Path(__file__).parent / "results" / "graph_training.txt").write_text(kept.getvalue())
+    for chosen in sys.argv[1:] or CASES:
+        kept = Tee()
+        with contextlib.redirect_stdout(kept):
+            print(f"# python -m benchmarks.graph_training {chosen}   (torch {torch.__version__}, one thread)\n")
+            run(chosen)
+        (Path(__file__).parent / "results" / f"graph_training_{chosen}.txt").write_text(kept.getvalue())
