@@ -85,7 +85,7 @@ def test_plain_power_iteration_would_take_long_to_get_there() -> None:
     generator = torch.Generator().manual_seed(0)
     weight, u, v = (torch.randn(shape, generator=generator) for shape in ((512, 512), (512,), (512,)))
     for _ in range(30):
-        u, v, sigma = iterate_power(weight, u, v)
+        (u,), (v,), (sigma,) = iterate_power([weight], [u], [v])
     assert float(sigma) < 0.995 * float(torch.linalg.matrix_norm(weight, 2))
 
 
@@ -93,9 +93,10 @@ def test_with_converged_vectors_it_is_the_gradient_of_the_true_norm() -> None:
     model = zoo.build("mlp")
     penalty = Spectral(model, lam=LAM, where=lambda name, p: name.endswith("weight"))
     for name in penalty.left:
+        weight, u, v = model.get_parameter(name).detach(), penalty.left[name], penalty.right[name]
         for _ in range(2000):
-            weight = model.get_parameter(name).detach()
-            penalty.left[name], penalty.right[name], _ = iterate_power(weight, penalty.left[name], penalty.right[name])
+            (u,), (v,), _ = iterate_power([weight], [u], [v])
+        penalty.left[name], penalty.right[name] = u, v
     model.zero_grad(set_to_none=False)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)

@@ -27,6 +27,8 @@ from pliant.methods.roles import ROLES, as_matrix, having_role, role_of
 from pliant.methods.strengths import Strength, add_scaled_, check_number, resolve_strengths, widen
 from pliant.seeding import generator
 
+_TINY = 1e-30
+
 
 def leading_pair(weight: Tensor, size: int = 30) -> tuple[Tensor, Tensor]:
     """Return the leading singular vectors (u, v) of a matrix, to within a fraction of a percent of σ₁.
@@ -61,28 +63,40 @@ def leading_pair(weight: Tensor, size: int = 30) -> tuple[Tensor, Tensor]:
     return u[:, 0].contiguous(), v[0] @ basis
 
 
-def iterate_power(weight: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Do one power iteration: v ← Wᵀu/‖Wᵀu‖, u ← Wv/‖Wv‖, σ = uᵀWv = ‖Wv‖.
+def iterate_power(
+    weights: Sequence[Tensor], lefts: Sequence[Tensor], rights: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Do one power iteration on each matrix: v ← Wᵀu/‖Wᵀu‖, u ← Wv/‖Wv‖, σ = uᵀWv = ‖Wv‖.
 
     Args:
-        weight: The matrix.
-        u: The left vector.
-        v: The right vector, which stays where a product is zero (so that a weight that is all zero can grow again).
+        weights: The matrices.
+        lefts: The left vector u of each.
+        rights: The right vector v of each.
 
     Returns:
-        The new u, v and σ.
+        The new u, v and σ of each. A vector stays as it is where the product is zero, so that a weight that is all zero
+        can grow again.
 
     Example:
         >>> weight = torch.diag(torch.tensor([3.0, 0.0]))
-        >>> iterate_power(weight, torch.tensor([0.6, 0.8]), torch.tensor([1.0, 0.0]))
-        (tensor([1., 0.]), tensor([1., 0.]), tensor(3.))
+        >>> _, _, sigmas = iterate_power([weight], [torch.tensor([0.6, 0.8])], [torch.tensor([1.0, 0.0])])
+        >>> sigmas
+        [tensor(3.)]
     """
-    product = (u.to(weight.dtype) @ weight).to(v.dtype)
-    norm = product.norm()
-    v = torch.where(norm > 0, product / norm, v)
-    product = (weight @ v.to(weight.dtype)).to(u.dtype)
-    sigma = product.norm()
-    return torch.where(sigma > 0, product / sigma, u), v, sigma
+    products = [(u.to(w.dtype) @ w).to(u.dtype) for w, u in zip(weights, lefts, strict=True)]
+    rights, _ = _normalise_(products, rights)
+    products = [(w @ v.to(w.dtype)).to(v.dtype) for w, v in zip(weights, rights, strict=True)]
+    lefts, sigmas = _normalise_(products, lefts)
+    return lefts, rights, sigmas
+
+
+def _normalise_(products: list[Tensor], former: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Scale the vectors to length one in place, a zero vector to the former one; return them and their norms."""
+    norms = list(torch._foreach_norm(products))
+    # Far below the rounding of any other product, but all that there is where the product is zero.
+    torch._foreach_add_(products, list(former), alpha=_TINY)
+    torch._foreach_div_(products, torch._foreach_clamp_min(norms, _TINY))
+    return products, norms
 
 
 class _LargestSingularValue(Penalty):
@@ -122,20 +136,28 @@ class _LargestSingularValue(Penalty):
         return self.strengths[name] * self._cost(self.sigma(name))
 
     def _observe(self, gradients: Mapping[str, Tensor], scale: Tensor | None, found_inf: Tensor | None) -> None:
-        for name in gradients:
-            if name in self.left:
-                weight = as_matrix(self.parameters[name])
-                pair_and_sigma = iterate_power(weight, self.left[name], self.right[name])
-                self.left[name], self.right[name], self._fresh[name] = pair_and_sigma
+        names = [name for name in gradients if name in self.left]
+        if names:
+            weights = [as_matrix(self.parameters[name]) for name in names]
+            lefts, rights, sigmas = iterate_power(
+                weights, [self.left[name] for name in names], [self.right[name] for name in names]
+            )
+            self.left.update(zip(names, lefts, strict=True))
+            self.right.update(zip(names, rights, strict=True))
+            self._fresh = dict(zip(names, sigmas, strict=True))
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
-        for name, gradient in gradients.items():
-            if name not in self.left:
-                continue
-            # The iteration of this step has just computed σ; at any other time it takes one more product.
-            sigma = self._fresh.pop(name) if name in self._fresh else self.sigma(name)
-            slope = self._slope(sigma) if scale is None else self._slope(sigma) * scale
-            add_outer_(gradient, self.left[name] * slope, self.right[name], self.strengths[name])
+        names = [name for name in gradients if name in self.left]
+        if not names:
+            return
+        # The iteration of this step has just computed σ; at any other time it takes one more product.
+        fresh, self._fresh = self._fresh, {}
+        slopes = [self._slope(fresh[name] if name in fresh else self.sigma(name)) for name in names]
+        if scale is not None:
+            slopes = list(torch._foreach_mul(slopes, scale))
+        scaled = torch._foreach_mul([self.left[name] for name in names], slopes)
+        for name, left in zip(names, scaled, strict=True):
+            add_outer_(gradients[name], left, self.right[name], self.strengths[name])
 
 
 class Spectral(_LargestSingularValue):
@@ -172,19 +194,23 @@ class Spectral(_LargestSingularValue):
         if self.roles[name] == "scale":
             return self.strengths[name] * self._cost(parameter.abs()).sum()
         if self.roles[name] == "shift":
-            return self.strengths[name] * _norm(parameter) ** (2 * self.k)
+            norm: Tensor = widen(parameter).norm()
+            return self.strengths[name] * norm ** (2 * self.k)
         return super()._term(name)
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
         super()._add_to(gradients, scale)
+        scales = [name for name in gradients if self.roles.get(name) == "scale"]
+        shifts = [name for name in gradients if self.roles.get(name) == "shift"]
         directions = {}
-        for name in gradients:
-            role = self.roles.get(name)
+        for name in scales:
             vector = self.parameters[name].detach()
-            if role == "scale":
-                directions[name] = self._slope(vector.abs()) * vector.sign()
-            elif role == "shift":
-                directions[name] = vector * (2 * self.k * _norm(vector) ** (2 * self.k - 2))
+            directions[name] = self._slope(vector.abs()) * vector.sign()
+        if shifts:
+            vectors = [widen(self.parameters[name].detach()) for name in shifts]
+            factors = torch._foreach_pow(torch._foreach_norm(vectors), 2 * self.k - 2)
+            torch._foreach_mul_(factors, 2 * self.k)
+            directions.update(zip(shifts, torch._foreach_mul(vectors, factors), strict=True))
         add_scaled_({name: gradients[name] for name in directions}, directions, self.strengths, scale)
 
 
@@ -229,8 +255,3 @@ def add_outer_(gradient: Tensor, left: Tensor, right: Tensor, factor: float) -> 
         gradient.view(len(left), -1).addr_(left, right, alpha=factor)
     else:
         gradient.add_(torch.outer(left, right).view(gradient.shape), alpha=factor)
-
-
-def _norm(vector: Tensor) -> Tensor:
-    norm: Tensor = widen(vector).norm()
-    return norm
