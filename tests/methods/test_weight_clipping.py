@@ -46,7 +46,7 @@ def test_attention_is_bounded_and_embeddings_are_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "layer", [nn.Linear(50, 20), nn.Conv2d(3, 8, 5), nn.ConvTranspose2d(3, 8, 5), nn.Conv1d(4, 4, 3, groups=2)]
+    "layer", [nn.Linear(50, 20), nn.Conv2d(3, 8, 5), nn.ConvTranspose2d(3, 8, 5), nn.Conv1d(16, 16, 3, groups=2)]
 )
 def test_the_bound_is_that_of_torchs_own_initialisation(layer: nn.Module) -> None:
     bound = initial_bound(layer, "weight")
