@@ -115,8 +115,11 @@ class ProcessEngine:
 
     def close(self) -> None:
         """Stop what is running and let go of the processes."""
-        for worker in self._workers:
-            worker.stop()
+        workers = set(self._workers)  # A copy: one that is killed leaves the set, in another thread.
+        for worker in workers - set(self._idle):
+            worker.kill()
+        for worker in workers:
+            worker.pool.shutdown(cancel_futures=True)
         self._workers.clear()
         self._idle.clear()
 
@@ -142,9 +145,8 @@ class _Worker:
         self.pool = ProcessPoolExecutor(1, context, initializer=_prepare)
         self._pid = self.pool.submit(os.getpid)
 
-    def stop(self) -> None:
+    def kill(self) -> None:
         """Kill the process, if it has come up; one that has not finds nothing to do and ends by itself."""
-        self.pool.shutdown(wait=False, cancel_futures=True)
         if self._pid.done() and not self._pid.cancelled() and self._pid.exception() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid.result(), signal.SIGTERM)

@@ -43,18 +43,19 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def exclusive(path: Path) -> Iterator[None]:
+def exclusive(path: Path, patience: float = 0.0) -> Iterator[None]:
     """Hold a lock file; the operating system frees it when the process dies, however it dies.
 
     Args:
         path: The lock file.
+        patience: How many seconds to wait for it.
 
     Raises:
         BusyError: If somebody else holds it.
     """
     lock = filelock.FileLock(path)
     try:
-        lock.acquire(blocking=False)
+        lock.acquire(timeout=patience)
     except filelock.Timeout as error:
         raise BusyError(f"{path} is locked by another process") from error
     try:

@@ -90,7 +90,8 @@ def run_all(
 def _give_up(root: Path, config: RunConfig, reason: str) -> Outcome:
     folder = RunFolder(root, config)
     try:
-        with contextlib.suppress(OSError), folder.open():
+        # A process that was killed may hold its lock for a moment after its death is known.
+        with contextlib.suppress(OSError), folder.open(patience=5.0):
             folder.finish("failed", {}, reason)
     except BusyError:
         return Outcome(None)

@@ -158,14 +158,17 @@ class RunFolder:
         self.troubles: list[str] = []
 
     @contextlib.contextmanager
-    def open(self) -> Iterator["RunFolder"]:
+    def open(self, patience: float = 0.0) -> Iterator["RunFolder"]:
         """Make the folder if need be, and keep every other writer out of it.
+
+        Args:
+            patience: How many seconds to wait for another writer to leave.
 
         Raises:
             BusyError: If another process writes there.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with exclusive(self.path / "lock"):
+        with exclusive(self.path / "lock", patience):
             for leftover in self.path.glob(".*.tmp"):
                 leftover.unlink()
             _drop_torn_line(self.path / "events.jsonl")
