@@ -1,168 +1,61 @@
-"""Hold the papers' statements against the kept runs: `python -m benchmarks.reproduction` writes docs/results.md anew.
+"""Hold the papers' statements against the kept runs: `python -m benchmarks.reproduction` writes the pages anew.
 
-The runs are in `results/reproduction/RECIPE.jsonl.gz`, packed by `pliant pack`; what the papers state is in
-`statements.toml`. Every number and verdict on the page stands between the marks of a generated block and comes from
-them; the prose around is kept. A test makes sure that the page is what this command writes.
+What the papers state is in `statements.toml`. Every number and verdict in docs/results.md, and in the tables of the
+method cards, stands between the marks of a generated block and comes from the kept runs; the prose around is kept. A
+test makes sure that the pages are what this command writes.
 """
 
-import math
 import re
-import tempfile
 import tomllib
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from scipy import stats
-
-from pliant import streams
-from pliant.experiments.archive import unpack
-from pliant.experiments.recipe import Recipe, load_recipe, recipe_folder
-from pliant.experiments.store import Run, load_runs, load_selection
+from benchmarks.kept import FEWEST, Estimate, Kept, estimate, find_recipe, load_kept
 
 HERE = Path(__file__).parent
-KEPT = HERE / "results" / "reproduction"
-PAGE = HERE.parent / "docs" / "results.md"
-BLOCK = re.compile(r"<!-- (table|statements): (\S+) -->\n.*?<!-- end -->", re.DOTALL)
-FEWEST = 3
-"""Seeds below which nothing is said about a difference."""
+DOCS = HERE.parent / "docs"
+PAGES = [DOCS / "results.md", *sorted((DOCS / "methods").glob("*.md"))]
+BLOCK = re.compile(r"<!-- (table|statements|effect): (\S+) -->\n.*?<!-- end -->", re.DOTALL)
+EFFECT = "methods_effect"
+"""The experiment behind the tables of the method cards."""
+BASELINES = {"vanilla": "*doing nothing*", "fresh": "*a fresh network for every task*"}
+NOTHING = "No run has ended yet."
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over seeds, half the width of its 95 % interval (NaN for a single value), and how many values."""
+def judge(statement: dict[str, Any]) -> tuple[str, str]:
+    """Return the verdict on a statement, and the numbers it rests on.
 
-    mean: float
-    half: float
-    count: int
-
-    def __str__(self) -> str:
-        return f"{self.mean:.4f}" if math.isnan(self.half) else f"{self.mean:.4f} ± {self.half:.4f}"
-
-
-def estimate(values: Collection[float]) -> Estimate:
-    """Estimate a mean by Student's t, which unlike a bootstrap is honest about three seeds.
-
-    Example:
-        >>> str(estimate([1.0, 2.0, 3.0]))
-        '2.0000 ± 2.4841'
+    A statement is about the difference between two labels, `higher` − `lower`, or about one `label`; `claimed` is where
+    it says that the number lies, above zero by default.
     """
-    n = len(values)
-    half = stats.t.ppf(0.975, n - 1) * stats.sem(list(values)) if n > 1 else math.nan
-    return Estimate(math.fsum(values) / n, float(half), n)
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The results of one experiment.
-
-    Args:
-        headline: The number that its tables show.
-        published: The source's own numbers, by label.
-        labels: The rows, in the order of the recipe.
-        numbers: By label, seed and name: the numbers of every finished run, with the chosen settings.
-        bad: By label: how many runs diverged.
-    """
-
-    headline: str
-    published: dict[str, tuple[float, float]]
-    labels: list[str]
-    numbers: dict[str, dict[int, dict[str, float]]]
-    bad: dict[str, int]
-
-    def values(self, label: str, name: str) -> dict[int, float]:
-        """The values of a number by seed."""
-        return {seed: numbers[name] for seed, numbers in self.numbers.get(label, {}).items() if name in numbers}
-
-
-def find_recipe(name: str) -> Recipe:
-    """Read the recipe of a kept experiment: `RECIPE`, or `RECIPE-quick` for its quick scale."""
-    stem, quick, _ = name.partition("-quick")
-    return load_recipe(recipe_folder() / f"{stem}.toml", scale="quick" if quick else "paper")
-
-
-def load_kept(name: str) -> Kept | None:
-    """Read the kept results of an experiment; None if there are none."""
-    file = KEPT / f"{name}.jsonl.gz"
-    if not file.exists():
-        return None
-    recipe = find_recipe(name)
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "experiment"
-        unpack(file, root)
-        chosen = load_selection(root).get("labels", {})
-        runs = [run for run in load_runs(root) if run.config.purpose == "result"]
-        labels = [entry.label for entry in recipe.methods]
-        numbers: dict[str, dict[int, dict[str, float]]] = {label: {} for label in labels}
-        bad = dict.fromkeys(labels, 0)
-        for run in runs:
-            label, settings = run.config.variant
-            if label in chosen and chosen[label]["chosen"] != settings:
-                continue
-            if run.status == "finished":
-                numbers[label][run.config.seed] = run.result | dict(more_numbers(run))
-            else:
-                bad[label] += 1
-    published = {} if "-quick" in name else recipe.published
-    return Kept(streams.stream_class(recipe.stream.name).headline, published, labels, numbers, bad)
-
-
-def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
-    """Yield numbers that a run's records tell beyond its result.
-
-    `…_change` is the relative change of a measure from the first step of the first task to that of the last.
-    """
-    last = run.records[-1]["task"]
-    tested = [record["test_accuracy"] for record in run.records if "test_accuracy" in record and record["task"] == last]
-    if tested:
-        yield "best_test_accuracy", max(tested)
-    ends = {record["task"]: record["test_accuracy"] for record in run.records if "test_accuracy" in record}
-    drops = [
-        ends[record["task"] - 1] - record["entry_test_accuracy"]
-        for record in run.records
-        if "entry_test_accuracy" in record and record["task"] - 1 in ends
-    ]
-    if drops:
-        yield "mean_drop", math.fsum(drops) / len(drops)
-    errors = [1 - record["train_accuracy"] for record in run.records if "train_accuracy" in record]
-    if len(errors) > 1:
-        yield "first_train_error", errors[0]
-        yield "last_train_error", errors[-1]
-        yield "train_error_growth", errors[-1] - errors[0]
-    entered = [record["measures"] for record in run.records if record["epoch"] == 1 and "measures" in record]
-    if len(entered) > 1:
-        for name in entered[0]:
-            if "/" not in name and None not in (entered[0][name], entered[-1].get(name)):
-                yield f"{name}_change", (entered[-1][name] - entered[0][name]) / abs(entered[0][name])
-
-
-def difference(kept: Kept, better: str, worse: str, name: str) -> Estimate | None:
-    """Estimate by how much one label is above another, seed by seed."""
-    one, two = kept.values(better, name), kept.values(worse, name)
-    shared = sorted(one.keys() & two.keys())
-    return estimate([one[seed] - two[seed] for seed in shared]) if shared else None
-
-
-def judge(statement: dict[str, str]) -> tuple[str, str]:
-    """Return the verdict on a statement, and the numbers it rests on."""
     if "needs" in statement:
         return "not tried here", f"needs {statement['needs']}"
     kept = load_kept(statement["recipe"])
-    gap = kept and difference(
-        kept, statement["higher"], statement["lower"], statement.get("number", kept.headline if kept else "")
-    )
-    if gap is None or gap.count < FEWEST:
-        return "open", f"{gap.count if gap else 0} of {FEWEST} seeds that it takes at least"
-    shown = f"{gap.mean:+.4f} ± {gap.half:.4f}, {gap.count} seeds"
-    if abs(gap.mean) <= gap.half:
-        return "not decided", shown
-    return ("reproduced" if gap.mean > 0 else "**not reproduced**"), shown
+    found = kept and find_number(statement, kept)
+    if not found or found.count < FEWEST:
+        return "open", f"{found.count if found else 0} of {FEWEST} seeds that it takes at least"
+    shown = f"{found.show(sign='+')}, {found.count} seeds"
+    low, high = statement.get("claimed", (0.0, float("inf")))
+    if low < found.low and found.high < high:
+        return "reproduced", shown
+    if found.high < low or high < found.low:
+        return "**not reproduced**", shown
+    return "not decided", shown
+
+
+def find_number(statement: dict[str, Any], kept: Kept) -> Estimate | None:
+    """Estimate the number that a statement is about; None if there is no run to tell."""
+    name = statement.get("number", kept.headline)
+    if "label" in statement:
+        values = kept.values(statement["label"], name)
+        return estimate(values.values()) if values else None
+    return kept.difference(statement["higher"], statement["lower"], name)
 
 
 def statements_block(paper: str) -> str:
     """Make the table of a paper's statements."""
     known = tomllib.loads((HERE / "statements.toml").read_text())["statements"]
-    lines = ["| statement | verdict | difference, 95 % interval | runs |", "|---|---|---|---|"]
+    lines = ["| statement | verdict | number, 95 % interval | runs |", "|---|---|---|---|"]
     for statement in known:
         if statement["paper"] == paper:
             verdict, numbers = judge(statement)
@@ -175,28 +68,80 @@ def table_block(name: str) -> str:
     """Make the table of an experiment: published and ours."""
     kept = load_kept(name)
     if kept is None:
-        return "No run has ended yet."
+        return NOTHING
     columns = [kept.headline, "best_test_accuracy", "mean_drop", "train_error_growth"]
-    measured = {name for numbers in kept.numbers.values() for run in numbers.values() for name in run}
-    columns += sorted(name for name in measured if name.endswith("_change"))
+    known = {name for numbers in kept.numbers.values() for run in numbers.values() for name in run}
+    columns += sorted(name for name in known if name.endswith("_change"))
     columns = [column for column in columns if any(kept.values(label, column) for label in kept.labels)]
-    heads = ["", *(["published"] if kept.published else []), *(column.replace("_", " ") for column in columns), "seeds"]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    rows = [
+        ["", *(["published"] if kept.published else []), *(column.replace("_", " ") for column in columns), "seeds"]
+    ]
     for label in kept.labels:
         cells = [label]
         if kept.published:
             cells.append("{:.4f} ± {:.4f}".format(*kept.published[label]) if label in kept.published else "–")
         for column in columns:
             values = kept.values(label, column).values()
-            cells.append(str(estimate(values)) if values else "–")
-        bad = f", {kept.bad[label]} diverged" if kept.bad[label] else ""
-        lines.append("| " + " | ".join([*cells, f"{len(kept.numbers[label])}{bad}"]) + " |")
-    return "\n".join(lines)
+            cells.append(estimate(values).show() if values else "–")
+        rows.append([*cells, count_seeds(kept, label)])
+    return write_table(rows)
+
+
+def effect_block(method: str) -> str:
+    """Make the table of a method's effect on plasticity, beside doing nothing and fresh networks; `all` for all."""
+    kept = load_kept(EFFECT)
+    if kept is None:
+        return NOTHING
+    recipe = find_recipe(EFFECT)
+    names = {entry.label: {part.name for part in entry.parts} for entry in recipe.methods}
+    own = [label for label in kept.labels if not names[label] or method == "all" or method in names[label]]
+    rows = [["", "mean over tasks", "last task", "mean − doing nothing", "verdict", "seeds"]]
+    for label in own:
+        errors = [show_error(kept, label, accuracy) for accuracy in ("mean_train_accuracy", "final_train_accuracy")]
+        effect = ["", ""]
+        if names[label]:
+            # Accuracies the other way round: a difference of errors.
+            gap = kept.difference("vanilla", label, "mean_train_accuracy")
+            effect = [gap.show(1, 100, "+") if gap else "–", name_effect(gap)]
+        rows.append([BASELINES.get(label, label), *errors, *effect, count_seeds(kept, label)])
+    options, images = recipe.stream.options, f"{recipe.data.options['first']:,}".replace(",", " ")
+    where = (
+        f"Random labels, `recipes/{EFFECT}.toml`: {recipe.data.name.upper()}, {images} images, "
+        f"{options['tasks']} tasks of {options['epochs']} epochs. Error on the task's own images at its end, in "
+        "percent; mean over seeds and 95 % interval."
+    )
+    return f"{where}\n\n{write_table(rows)}"
+
+
+def show_error(kept: Kept, label: str, accuracy: str) -> str:
+    """Write down the error of a label, in percent."""
+    values = kept.values(label, accuracy).values()
+    return estimate([1 - value for value in values]).show(1, 100) if values else "–"
+
+
+def name_effect(gap: Estimate | None) -> str:
+    """Say in a word what a difference in error, method − doing nothing, comes to."""
+    if gap is None or gap.count < FEWEST:
+        return "too few seeds"
+    if gap.high < 0:
+        return "helps"
+    return "**hurts**" if gap.low > 0 else "**no difference seen**"
+
+
+def count_seeds(kept: Kept, label: str) -> str:
+    """Count the runs behind a row, and those that diverged."""
+    return f"{len(kept.numbers[label])}" + (f", {kept.bad[label]} diverged" if kept.bad[label] else "")
+
+
+def write_table(rows: list[list[str]]) -> str:
+    """Write a Markdown table; the first row is its head."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
 
 def render(page: str) -> str:
-    """Make every generated block of the page anew."""
-    makers = {"table": table_block, "statements": statements_block}
+    """Make every generated block of a page anew."""
+    makers = {"table": table_block, "statements": statements_block, "effect": effect_block}
 
     def fill(match: re.Match[str]) -> str:
         kind, subject = match.groups()
@@ -206,4 +151,5 @@ def render(page: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(render(PAGE.read_text()))
+    for page in PAGES:
+        page.write_text(render(page.read_text()))

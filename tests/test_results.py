@@ -1,42 +1,70 @@
-"""docs/results.md says what the kept runs say."""
+"""docs/results.md and the method cards say what the kept runs say."""
 
 import tomllib
+from pathlib import Path
 
 import pytest
-from benchmarks.reproduction import BLOCK, HERE, KEPT, PAGE, Kept, difference, find_recipe, judge, load_kept, render
+from benchmarks import reproduction
+from benchmarks.kept import KEPT, Estimate, Kept, find_recipe, load_kept, more_numbers
+from benchmarks.reproduction import BLOCK, DOCS, EFFECT, HERE, PAGES, effect_block, judge, name_effect, render
+
+from pliant import methods
+from pliant.experiments.config import Part, RunConfig
+from pliant.experiments.store import Run
+from pliant.training import Settings
 
 STATEMENTS = tomllib.loads((HERE / "statements.toml").read_text())["statements"]
 
 
-def test_page_is_what_the_command_writes() -> None:
-    page = PAGE.read_text()
-    assert render(page) == page, "python -m benchmarks.reproduction writes it anew"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_is_what_the_command_writes(page: Path) -> None:
+    text = page.read_text()
+    assert render(text) == text, "python -m benchmarks.reproduction writes it anew"
 
 
 def test_page_shows_every_statement_and_every_kept_experiment() -> None:
-    blocks = {(kind, subject) for kind, subject in BLOCK.findall(PAGE.read_text())}
+    blocks = set(BLOCK.findall((DOCS / "results.md").read_text()))
     assert {("statements", statement["paper"]) for statement in STATEMENTS} <= blocks
-    assert {("table", file.name.removesuffix(".jsonl.gz")) for file in KEPT.glob("*.gz")} <= blocks
+    kept = {file.name.removesuffix(".jsonl.gz") for file in KEPT.glob("*.gz")}
+    assert {("table", name) for name in kept - {EFFECT}} <= blocks
+    assert ("effect", "all") in blocks
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_card_shows_the_effect_of_its_method(name: str) -> None:
+    assert BLOCK.findall((DOCS / "methods" / f"{name}.md").read_text()) == [("effect", name)]
+    assert any(name in {part.name for part in entry.parts} for entry in find_recipe(EFFECT).methods)
 
 
 @pytest.mark.parametrize("statement", STATEMENTS, ids=lambda statement: statement["claim"][:60])
-def test_statement_names_labels_of_its_recipe(statement: dict[str, str]) -> None:
-    if "needs" not in statement:
-        labels = {entry.label for entry in find_recipe(statement["recipe"]).methods}
-        assert {statement["higher"], statement["lower"]} <= labels
+def test_statement_names_labels_and_numbers_of_its_recipe(statement: dict) -> None:
+    if "needs" in statement:
+        assert set(statement) == {"paper", "claim", "needs"}
+        return
+    named = {statement[key] for key in ("label", "higher", "lower") if key in statement}
+    assert len(named) == (1 if "label" in statement else 2)
+    recipe = find_recipe(statement["recipe"])
+    assert named <= {entry.label for entry in recipe.methods}
+    stem = statement.get("number", "").removesuffix("_change").removesuffix("_mean")
+    plain = {"", "mean_drop", "best_test_accuracy", "late_train_error", "train_error_growth"}
+    assert stem in plain | set(recipe.measures)
 
 
 @pytest.mark.parametrize("file", sorted(KEPT.glob("*.gz")), ids=lambda file: file.name)
-def test_kept_runs_are_those_of_the_recipe(file) -> None:
+def test_kept_runs_are_those_of_the_recipe(file: Path) -> None:
     name = file.name.removesuffix(".jsonl.gz")
     kept, recipe = load_kept(name), find_recipe(name)
     assert kept is not None
     assert all(set(numbers) <= set(recipe.seeds) for numbers in kept.numbers.values())
 
 
+def make_kept(numbers: dict[str, dict[int, dict[str, float]]]) -> Kept:
+    return Kept("x", {}, list(numbers), numbers, dict.fromkeys(numbers, 0))
+
+
 def test_difference_pairs_seeds() -> None:
-    numbers = {"a": {0: {"x": 1.0}, 1: {"x": 3.0}, 7: {"x": 100.0}}, "b": {0: {"x": 0.5}, 1: {"x": 2.5}}}
-    gap = difference(Kept("x", {}, ["a", "b"], numbers, {"a": 0, "b": 0}), "a", "b", "x")
+    kept = make_kept({"a": {0: {"x": 1.0}, 1: {"x": 3.0}, 7: {"x": 100.0}}, "b": {0: {"x": 0.5}, 1: {"x": 2.5}}})
+    gap = kept.difference("a", "b", "x")
     assert gap is not None
     assert (gap.mean, gap.half, gap.count) == (0.5, 0.0, 2)
 
@@ -45,3 +73,76 @@ def test_statement_without_runs_stays_open() -> None:
     missing = {"recipe": "nowhere", "higher": "a", "lower": "b"}
     assert judge(missing) == ("open", "0 of 3 seeds that it takes at least")
     assert judge({"needs": "a GPU"}) == ("not tried here", "needs a GPU")
+
+
+@pytest.mark.parametrize(
+    ("values", "claimed", "verdict"),
+    [
+        ((0.2, 0.21, 0.19), None, "reproduced"),
+        ((-0.2, -0.21, -0.19), None, "**not reproduced**"),
+        ((-0.1, 0.1, 0.2), None, "not decided"),
+        ((-0.2, -0.21, -0.19), (float("-inf"), 0.0), "reproduced"),
+        ((0.01, 0.012, 0.011), (-0.05, 0.05), "reproduced"),
+        ((0.2, 0.21, 0.19), (-0.05, 0.05), "**not reproduced**"),
+        ((0.0, 0.05, 0.1), (-0.05, 0.05), "not decided"),
+        ((0.2, 0.21), None, "open"),
+    ],
+)
+def test_verdict_asks_where_the_whole_interval_lies(
+    values: tuple, claimed: tuple | None, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = make_kept({"a": {seed: {"x": value} for seed, value in enumerate(values)}})
+    monkeypatch.setattr(reproduction, "load_kept", lambda name: kept)
+    statement = {"recipe": "r", "label": "a"} | ({} if claimed is None else {"claimed": claimed})
+    assert judge(statement)[0] == verdict
+
+
+def test_effect_is_named_by_the_difference_in_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert name_effect(Estimate(-0.2, 0.1, 3)) == "helps"
+    assert name_effect(Estimate(0.2, 0.1, 3)) == "**hurts**"
+    assert name_effect(Estimate(0.2, 0.3, 3)) == "**no difference seen**"
+    assert name_effect(Estimate(-0.2, 0.1, 2)) == name_effect(None) == "too few seeds"
+
+    def runs(*accuracies: float) -> dict[int, dict[str, float]]:
+        return {seed: {"mean_train_accuracy": a, "final_train_accuracy": a / 2} for seed, a in enumerate(accuracies)}
+
+    numbers = {"vanilla": runs(0.5, 0.52, 0.51), "fresh": runs(0.99), "FIRE": runs(0.9, 0.92, 0.91), "L2 1e-3": runs()}
+    monkeypatch.setattr(reproduction, "load_kept", lambda name: make_kept(numbers))
+    rows = effect_block("fire").splitlines()[4:]
+    assert rows == [
+        "| *doing nothing* | 49.0 ± 2.5 | 74.5 ± 1.2 |  |  | 3 |",
+        "| *a fresh network for every task* | 1.0 | 50.5 |  |  | 1 |",
+        "| FIRE | 9.0 ± 2.5 | 54.5 ± 1.2 | -40.0 ± 0.0 | helps | 3 |",
+    ]
+    assert effect_block("l2").splitlines()[-1] == "| L2 1e-3 | – | – | – | too few seeds | 0 |"
+
+
+def test_change_is_from_the_first_tasks_to_the_last() -> None:
+    config = RunConfig(
+        label="a",
+        methods=(),
+        fresh=False,
+        data=Part("digits"),
+        model=Part("mlp"),
+        stream=Part("random_labels"),
+        training=Settings(),
+        measures=("weight_l1", "update_l1"),
+        seed=0,
+        purpose="result",
+        holdout=0.0,
+        device="cpu",
+    )
+    run = Run(Path("nowhere"), config, "finished", {}, "")
+    records = []
+    for task in range(10):
+        for epoch in (1, 2):
+            measures = {"weight_l1": 1.0 + task + 100 * (epoch - 1), "update_l1": 4.0 + task + 2 * epoch, "loss/a": 0.0}
+            records.append({"task": task, "epoch": epoch, "measures": measures})
+        records[-1]["train_accuracy"] = 0.9 - 0.01 * task
+    run.__dict__["records"] = records
+    numbers = dict(more_numbers(run))
+    assert numbers["weight_l1_change"] == pytest.approx((9.5 - 1.5) / 1.5)  # at the first step of a task
+    assert numbers["weight_l1_mean"] == pytest.approx(5.5)
+    assert numbers["update_l1_change"] == pytest.approx((15.5 - 7.5) / 7.5)  # over the task
+    assert numbers["train_error_growth"] == pytest.approx(0.08)
+    assert numbers["late_train_error"] == pytest.approx(0.185)

@@ -1,0 +1,178 @@
+"""What the kept runs of an experiment say, in numbers: means over seeds, differences seed by seed.
+
+The runs are in `results/reproduction/RECIPE.jsonl.gz`, packed by `pliant pack`.
+"""
+
+import math
+import tempfile
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from scipy import stats
+
+from pliant import streams
+from pliant.diagnostics import measures
+from pliant.experiments.archive import unpack
+from pliant.experiments.recipe import Recipe, load_recipe, recipe_folder
+from pliant.experiments.store import Run, load_runs, load_selection
+
+KEPT = Path(__file__).parent / "results" / "reproduction"
+FEWEST = 3
+"""Seeds below which nothing is said about a difference."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds, half the width of its 95 % interval (NaN for a single value), and how many values."""
+
+    mean: float
+    half: float
+    count: int
+
+    @property
+    def low(self) -> float:
+        """The lower end of the interval."""
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        """The upper end of the interval."""
+        return self.mean + self.half
+
+    def show(self, digits: int = 4, factor: float = 1.0, sign: str = "") -> str:
+        """Write it down, multiplied by a factor; `sign="+"` shows the sign of positive means too."""
+        mean = f"{self.mean * factor:{sign}.{digits}f}"
+        return mean if math.isnan(self.half) else f"{mean} ± {self.half * factor:.{digits}f}"
+
+
+def estimate(values: Collection[float]) -> Estimate:
+    """Estimate a mean by Student's t, which unlike a bootstrap is honest about three seeds.
+
+    Example:
+        >>> estimate([1.0, 2.0, 3.0]).show()
+        '2.0000 ± 2.4841'
+    """
+    n = len(values)
+    half = stats.t.ppf(0.975, n - 1) * stats.sem(list(values)) if n > 1 else math.nan
+    return Estimate(math.fsum(values) / n, float(half), n)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The results of one experiment.
+
+    Args:
+        headline: The number that its tables show.
+        published: The source's own numbers, by label.
+        labels: The rows, in the order of the recipe.
+        numbers: By label, seed and name: the numbers of every finished run, with the chosen settings.
+        bad: By label: how many runs diverged.
+    """
+
+    headline: str
+    published: dict[str, tuple[float, float]]
+    labels: list[str]
+    numbers: dict[str, dict[int, dict[str, float]]]
+    bad: dict[str, int]
+
+    def values(self, label: str, name: str) -> dict[int, float]:
+        """The values of a number by seed."""
+        return {seed: numbers[name] for seed, numbers in self.numbers.get(label, {}).items() if name in numbers}
+
+    def difference(self, one: str, other: str, name: str) -> Estimate | None:
+        """Estimate by how much one label is above another, on the seeds that both have."""
+        first, second = self.values(one, name), self.values(other, name)
+        shared = sorted(first.keys() & second.keys())
+        return estimate([first[seed] - second[seed] for seed in shared]) if shared else None
+
+
+def find_recipe(name: str) -> Recipe:
+    """Read the recipe of a kept experiment: `RECIPE`, or `RECIPE-quick` for its quick scale."""
+    stem, quick, _ = name.partition("-quick")
+    return load_recipe(recipe_folder() / f"{stem}.toml", scale="quick" if quick else "paper")
+
+
+@cache
+def load_kept(name: str) -> Kept | None:
+    """Read the kept results of an experiment; None if there are none."""
+    file = KEPT / f"{name}.jsonl.gz"
+    if not file.exists():
+        return None
+    recipe = find_recipe(name)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "experiment"
+        unpack(file, root)
+        chosen = load_selection(root).get("labels", {})
+        labels = [entry.label for entry in recipe.methods]
+        numbers: dict[str, dict[int, dict[str, float]]] = {label: {} for label in labels}
+        bad = dict.fromkeys(labels, 0)
+        for run in load_runs(root):
+            label, settings = run.config.variant
+            if run.config.purpose != "result" or (label in chosen and chosen[label]["chosen"] != settings):
+                continue
+            if run.status == "finished":
+                numbers[label][run.config.seed] = run.result | dict(more_numbers(run))
+            else:
+                bad[label] += 1
+    published = {} if "-quick" in name else recipe.published
+    return Kept(streams.stream_class(recipe.stream.name).headline, published, labels, numbers, bad)
+
+
+def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
+    """Yield numbers that a run's records tell beyond its result.
+
+    `mean_drop` is the test accuracy that is lost when a task begins, before any step on it. What becomes of a number
+    over the tasks is its mean over the last fifth of them against that over the first fifth: `train_error_growth` is
+    the difference, `…_change` of a measure the difference divided by the first. `…_mean` is over all tasks. A
+    measure counts as it is at a task's first step, that of an optimizer's step as its mean over the task.
+    """
+    last = run.records[-1]["task"]
+    tested = [record["test_accuracy"] for record in run.records if "test_accuracy" in record and record["task"] == last]
+    if tested:
+        yield "best_test_accuracy", max(tested)
+    ends = {record["task"]: record["test_accuracy"] for record in run.records if "test_accuracy" in record}
+    drops = [
+        ends[record["task"] - 1] - record["entry_test_accuracy"]
+        for record in run.records
+        if "entry_test_accuracy" in record and record["task"] - 1 in ends
+    ]
+    if drops:
+        yield "mean_drop", math.fsum(drops) / len(drops)
+    errors = [1 - record["train_accuracy"] for record in run.records if "train_accuracy" in record]
+    if len(errors) > 1:
+        first, late = ends_of(errors)
+        yield "late_train_error", late
+        yield "train_error_growth", late - first
+    for name, values in measured(run).items():
+        first, late = ends_of(values)
+        yield f"{name}_mean", math.fsum(values) / len(values)
+        yield f"{name}_change", (late - first) / abs(first)
+
+
+def measured(run: Run) -> dict[str, list[float]]:
+    """Return the values of each measure of the whole network, one a task, where all tasks have one."""
+    tasks = [
+        [record["measures"] for record in run.records if record["task"] == task and "measures" in record]
+        for task in range(run.records[-1]["task"] + 1)
+    ]
+    names = [name for name in run.config.measures if "/" not in name]
+    by_name: dict[str, list[float]] = {}
+    for name in names:
+        stepwise = "step" in measures.info(name).needs
+        kept = [[taken.get(name) for taken in (task if stepwise else task[:1])] for task in tasks]
+        if len(tasks) > 1 and all(values and None not in values for values in kept):
+            by_name[name] = [math.fsum(values) / len(values) for values in kept]
+    return by_name
+
+
+def ends_of(values: list[float]) -> tuple[float, float]:
+    """Return the mean over the first fifth of some values, and over the last.
+
+    Example:
+        >>> ends_of([1.0, 3.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 5.0, 7.0])
+        (2.0, 6.0)
+    """
+    part = max(1, len(values) // 5)
+    return math.fsum(values[:part]) / part, math.fsum(values[-part:]) / part
