@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from scipy import stats
 
@@ -21,6 +23,8 @@ from pliant.experiments.store import Run, load_runs, load_selection
 KEPT = Path(__file__).parent / "results" / "reproduction"
 FEWEST = 3
 """Seeds below which nothing is said about a difference."""
+Record = dict[str, Any]
+"""What is known after an epoch."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def estimate(values: Collection[float]) -> Estimate:
     """
     n = len(values)
     half = stats.t.ppf(0.975, n - 1) * stats.sem(list(values)) if n > 1 else math.nan
-    return Estimate(math.fsum(values) / n, float(half), n)
+    return Estimate(fmean(values), float(half), n)
 
 
 @dataclass(frozen=True)
@@ -123,48 +127,56 @@ def load_kept(name: str) -> Kept | None:
 def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
     """Yield numbers that a run's records tell beyond its result.
 
-    `mean_drop` is the test accuracy that is lost when a task begins, before any step on it. What becomes of a number
-    over the tasks is its mean over the last fifth of them against that over the first fifth: `train_error_growth` is
-    the difference, `…_change` of a measure the difference divided by the first. `…_mean` is over all tasks. A
-    measure counts as it is at a task's first step, that of an optimizer's step as its mean over the task.
+    - `best_test_accuracy` is that of the last task, and `best_gain` how far it is above the best of the first.
+    - `mean_drop` is the test accuracy that is lost when a task begins, before any step on it; `mean_dip` what is lost
+      up to the worst moment of the task. Both are means over all tasks but the first.
+    - `train_error_growth` is the training error at the ends of the last fifth of the tasks minus that of the first
+      fifth; `late_train_error` is the former.
+    - `MEASURE_change` is the same of a measure, divided by its value in the first fifth; `MEASURE_mean` is over all
+      tasks. A measure counts as it is at a task's first step, that of an optimizer's step as its mean over the task.
+    - `MEASURE_last` is its last value, in runs of a single task.
     """
-    last = run.records[-1]["task"]
-    tested = [record["test_accuracy"] for record in run.records if "test_accuracy" in record and record["task"] == last]
-    if tested:
-        yield "best_test_accuracy", max(tested)
-    ends = {record["task"]: record["test_accuracy"] for record in run.records if "test_accuracy" in record}
-    drops = [
-        ends[record["task"] - 1] - record["entry_test_accuracy"]
-        for record in run.records
-        if "entry_test_accuracy" in record and record["task"] - 1 in ends
-    ]
-    if drops:
-        yield "mean_drop", math.fsum(drops) / len(drops)
-    errors = [1 - record["train_accuracy"] for record in run.records if "train_accuracy" in record]
-    if len(errors) > 1:
-        first, late = ends_of(errors)
+    by_task: dict[int, list[Record]] = {}
+    for record in run.records:
+        by_task.setdefault(record["task"], []).append(record)
+    tasks = [by_task[index] for index in sorted(by_task)]
+    yield from test_numbers(tasks)
+    if len(tasks) > 1:
+        first, late = ends_of([1 - records[-1]["train_accuracy"] for records in tasks])
         yield "late_train_error", late
         yield "train_error_growth", late - first
-    for name, values in measured(run).items():
-        first, late = ends_of(values)
-        yield f"{name}_mean", math.fsum(values) / len(values)
-        yield f"{name}_change", (late - first) / abs(first)
+    for name in run.config.measures:
+        yield from measure_numbers(name, tasks)
 
 
-def measured(run: Run) -> dict[str, list[float]]:
-    """Return the values of each measure of the whole network, one a task, where all tasks have one."""
-    tasks = [
-        [record["measures"] for record in run.records if record["task"] == task and "measures" in record]
-        for task in range(run.records[-1]["task"] + 1)
-    ]
-    names = [name for name in run.config.measures if "/" not in name]
-    by_name: dict[str, list[float]] = {}
-    for name in names:
-        stepwise = "step" in measures.info(name).needs
-        kept = [[taken.get(name) for taken in (task if stepwise else task[:1])] for task in tasks]
-        if len(tasks) > 1 and all(values and None not in values for values in kept):
-            by_name[name] = [math.fsum(values) / len(values) for values in kept]
-    return by_name
+def test_numbers(tasks: list[list[Record]]) -> Iterator[tuple[str, float]]:
+    """Yield what becomes of the test accuracy, in streams that have a test."""
+    tested = [[record["test_accuracy"] for record in records if "test_accuracy" in record] for records in tasks]
+    if not tested[-1]:
+        return
+    yield "best_test_accuracy", max(tested[-1])
+    if len(tasks) > 1:
+        yield "best_gain", max(tested[-1]) - max(tested[0])
+        before = [values[-1] for values in tested[:-1]]
+        entries = [records[0]["entry_test_accuracy"] for records in tasks[1:]]
+        lowest = [min(entry, *values) for entry, values in zip(entries, tested[1:], strict=True)]
+        yield "mean_drop", fmean(before) - fmean(entries)
+        yield "mean_dip", fmean(before) - fmean(lowest)
+
+
+def measure_numbers(name: str, tasks: list[list[Record]]) -> Iterator[tuple[str, float]]:
+    """Yield what becomes of a measure; nothing if it was not a number at some time."""
+    taken = [[record["measures"].get(name) for record in records if "measures" in record] for records in tasks]
+    if any(value is None for values in taken for value in values):
+        return
+    if len(tasks) == 1:
+        yield f"{name}_last", taken[0][-1]
+        return
+    stepwise = "step" in measures.info(name).needs
+    by_task = [fmean(values) if stepwise else values[0] for values in taken]
+    first, late = ends_of(by_task)
+    yield f"{name}_mean", fmean(by_task)
+    yield f"{name}_change", (late - first) / abs(first)
 
 
 def ends_of(values: list[float]) -> tuple[float, float]:
@@ -175,4 +187,4 @@ def ends_of(values: list[float]) -> tuple[float, float]:
         (2.0, 6.0)
     """
     part = max(1, len(values) // 5)
-    return math.fsum(values[:part]) / part, math.fsum(values[-part:]) / part
+    return fmean(values[:part]), fmean(values[-part:])

@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks import reproduction
@@ -45,9 +46,11 @@ def test_statement_names_labels_and_numbers_of_its_recipe(statement: dict) -> No
     assert len(named) == (1 if "label" in statement else 2)
     recipe = find_recipe(statement["recipe"])
     assert named <= {entry.label for entry in recipe.methods}
-    stem = statement.get("number", "").removesuffix("_change").removesuffix("_mean")
-    plain = {"", "mean_drop", "best_test_accuracy", "late_train_error", "train_error_growth"}
-    assert stem in plain | set(recipe.measures)
+    plain = {"mean_drop", "mean_dip", "best_gain", "late_train_error", "train_error_growth"}
+    of_measures = {f"{name}_{what}" for name in recipe.measures for what in ("mean", "change", "last")}
+    assert statement.get("number", "mean_drop") in plain | of_measures
+    low, high = statement.get("claimed", (0, 1))
+    assert low < high
 
 
 @pytest.mark.parametrize("file", sorted(KEPT.glob("*.gz")), ids=lambda file: file.name)
@@ -117,7 +120,7 @@ def test_effect_is_named_by_the_difference_in_error(monkeypatch: pytest.MonkeyPa
     assert effect_block("l2").splitlines()[-1] == "| L2 1e-3 | – | – | – | too few seeds | 0 |"
 
 
-def test_change_is_from_the_first_tasks_to_the_last() -> None:
+def make_run(records: list[dict[str, Any]], *measures: str) -> Run:
     config = RunConfig(
         label="a",
         methods=(),
@@ -126,23 +129,58 @@ def test_change_is_from_the_first_tasks_to_the_last() -> None:
         model=Part("mlp"),
         stream=Part("random_labels"),
         training=Settings(),
-        measures=("weight_l1", "update_l1"),
+        measures=measures,
         seed=0,
         purpose="result",
         holdout=0.0,
         device="cpu",
     )
     run = Run(Path("nowhere"), config, "finished", {}, "")
-    records = []
+    run.__dict__["records"] = records
+    return run
+
+
+def test_change_is_from_the_first_tasks_to_the_last() -> None:
+    records: list[dict[str, Any]] = []
     for task in range(10):
         for epoch in (1, 2):
-            measures = {"weight_l1": 1.0 + task + 100 * (epoch - 1), "update_l1": 4.0 + task + 2 * epoch, "loss/a": 0.0}
+            measures = {"weight_l1": 1.0 + task + 100 * (epoch - 1), "update_l1": 4.0 + task + 2 * epoch, "loss": None}
             records.append({"task": task, "epoch": epoch, "measures": measures})
         records[-1]["train_accuracy"] = 0.9 - 0.01 * task
-    run.__dict__["records"] = records
-    numbers = dict(more_numbers(run))
-    assert numbers["weight_l1_change"] == pytest.approx((9.5 - 1.5) / 1.5)  # at the first step of a task
-    assert numbers["weight_l1_mean"] == pytest.approx(5.5)
-    assert numbers["update_l1_change"] == pytest.approx((15.5 - 7.5) / 7.5)  # over the task
-    assert numbers["train_error_growth"] == pytest.approx(0.08)
-    assert numbers["late_train_error"] == pytest.approx(0.185)
+    numbers = dict(more_numbers(make_run(records, "weight_l1", "update_l1", "loss")))
+    assert numbers == pytest.approx(
+        {
+            "weight_l1_change": (9.5 - 1.5) / 1.5,  # at the first step of a task
+            "weight_l1_mean": 5.5,
+            "update_l1_change": (15.5 - 7.5) / 7.5,  # over the task
+            "update_l1_mean": 11.5,
+            "train_error_growth": 0.08,
+            "late_train_error": 0.185,
+        }
+    )
+
+
+def test_drop_is_at_once_and_dip_is_the_worst_moment() -> None:
+    def epoch(task: int, accuracy: float, **more: float) -> dict[str, Any]:
+        return {"task": task, "test_accuracy": accuracy, "train_accuracy": 1.0} | more
+
+    records = [
+        epoch(0, 0.9),
+        epoch(0, 0.8),
+        epoch(1, 0.6, entry_test_accuracy=0.7),
+        epoch(1, 0.95),
+        epoch(2, 0.93, entry_test_accuracy=0.92),
+    ]
+    numbers = dict(more_numbers(make_run(records)))
+    assert numbers["mean_drop"] == pytest.approx((0.1 + 0.03) / 2)
+    assert numbers["mean_dip"] == pytest.approx((0.2 + 0.03) / 2)
+    assert numbers["best_test_accuracy"] == 0.93
+    assert numbers["best_gain"] == pytest.approx(0.03)
+
+
+def test_single_task_has_its_last_measure() -> None:
+    records = [{"task": 0, "test_accuracy": 0.5, "measures": {"balancedness": value}} for value in (1.5, 1.25)]
+    assert dict(more_numbers(make_run(records, "balancedness"))) == {
+        "best_test_accuracy": 0.5,
+        "balancedness_last": 1.25,
+    }
