@@ -112,3 +112,25 @@ def test_unit_range_divides_pixels_by_255_and_leaves_features_alone() -> None:
     torch.testing.assert_close(x.flatten(), torch.tensor([0.0, 0.2, 1.0]))
     features = from_tensors("x", (images.float(), labels), (images.float(), labels))
     assert torch.equal(features.in_unit_range().train.batch(torch.arange(3))[0], images.float())
+
+
+def test_projection_is_one_linear_map_of_normalised_inputs() -> None:
+    data = make(80)
+    projected = data.project(7)
+    assert projected.shape == (7,)
+    train, test = (part.batch(torch.arange(10)) for part in (projected.train, projected.test))
+    raw_train, raw_test = (part.batch(torch.arange(10)) for part in (data.train, data.test))
+    everything, _ = data.train.batch(torch.arange(80))
+    matrix = torch.linalg.lstsq(everything.flatten(1).double(), projected.train.x.double()).solution
+    torch.testing.assert_close(raw_test[0].flatten(1).double() @ matrix, test[0].double(), rtol=0, atol=1e-4)
+    assert torch.equal(train[1], raw_train[1])
+    assert torch.equal(projected.train.x, make(80).project(7).train.x)
+
+
+def test_projection_keeps_the_scale_and_follows_a_selection() -> None:
+    data = from_tensors("x", (torch.randn(2000, 500), torch.zeros(2000, dtype=torch.int64)),
+                        (torch.randn(5, 500), torch.zeros(5, dtype=torch.int64)))  # fmt: skip
+    assert float(data.project(300).train.x.std()) == pytest.approx(1, abs=0.02)
+    assert torch.equal(data.first(3).project(4).train.x, data.project(4).train.x[:3])
+    with pytest.raises(ValueError, match=r"features is 501; it must be 1 … 500"):
+        data.project(501)

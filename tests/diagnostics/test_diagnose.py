@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
 
@@ -36,7 +36,8 @@ def test_every_measure_has_a_value_for_a_network_with_everything() -> None:
     model, initial = trained()
     found = diagnose(model, zoo.batch("mlp"), cross_entropy, initial)
     assert found.skipped == {}
-    expected = {name for name in measures.names() if not name.startswith("update_")}
+    infos = map(measures.info, measures.names())
+    expected = {info.name for info in infos if "step" not in info.needs and info.cost != "matrix"}
     assert expected == {row.measure for row in found.rows()}
     assert expected == {row.measure for row in found.rows() if not row.layer}, "each has a total"
     assert all(math.isfinite(v) for k, v in found.values.items() if "condition_number" not in k)
@@ -90,6 +91,27 @@ def test_values_are_those_of_the_formulas() -> None:
     assert v["hessian_rank"] == curvature.relative_rank(g @ g.T, 8)
     top = float(torch.linalg.eigvalsh(curvature.hessian(model, batch, cross_entropy))[-1])
     assert v["sharpness"] == pytest.approx(top, rel=1e-3)
+
+
+def test_ranks_of_whole_matrices_are_those_of_the_formulas_and_only_on_demand() -> None:
+    model, _ = trained()
+    names = [name for name in measures.names() if measures.info(name).cost == "matrix"]
+    x, y = zoo.batch("mlp")
+    found = diagnose(model, (x, y), cross_entropy, measures=names)
+    batch, size = Batch.of((x, y)), sum(p.numel() for p in model.parameters())
+    classes = model(x).shape[1]
+    assert found.to_dict() == {
+        "hessian_exact_rank": curvature.relative_rank(curvature.hessian(model, batch, cross_entropy), size),
+        "gauss_newton_rank": curvature.relative_rank(
+            curvature.gauss_newton(model, batch, cross_entropy), min(size, len(x) * (classes - 1))
+        ),
+        "fisher_rank": curvature.relative_rank(curvature.fisher(model, batch), min(size, len(x))),
+    }
+    assert not set(names) & set(diagnose(model, (x, y), cross_entropy).values)
+    wide = nn.Sequential(nn.Linear(x.shape[1], 3000), nn.ReLU(), nn.Linear(3000, classes)).double()
+    assert set(diagnose(wide, (x, y), cross_entropy, measures=names).skipped) == set(names)
+    several = diagnose(nn.Linear(3, 2), (torch.ones(2, 4, 3), torch.ones(2, 4, 2)), mse_loss, measures=names)
+    assert several.skipped["fisher_rank"] == "it needs logits, [samples, classes]"
 
 
 @pytest.mark.parametrize("name", NETWORKS)

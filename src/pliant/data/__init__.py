@@ -12,7 +12,10 @@ from pliant.data.hub import SOURCES, load_from_hub
 from pliant.data.local import load_folder, load_function, load_npz
 from pliant.spelling import suggest
 
-__all__ = ["Dataset", "Examples", "from_tensors", "load", "names", "summary"]
+OPTIONS = ("first", "pixels", "project")
+"""What every data set can be asked for; some have options of their own."""
+
+__all__ = ["OPTIONS", "Dataset", "Examples", "from_tensors", "load", "names", "summary"]
 
 
 def names() -> tuple[str, ...]:
@@ -28,7 +31,12 @@ def summary(name: str) -> str:
 
 
 def load(
-    name: str, *, first: int | None = None, pixels: Literal["standard", "unit"] = "standard", **options: Any
+    name: str,
+    *,
+    first: int | None = None,
+    pixels: Literal["standard", "unit"] = "standard",
+    project: int | None = None,
+    **options: Any,
 ) -> Dataset:
     """Load a data set.
 
@@ -36,6 +44,7 @@ def load(
         name: One of `names()`; a folder of images; an `.npz` file; `module:function` or `file.py:function`.
         first: How many training examples to keep; all by default.
         pixels: How images are scaled: "standard" to mean 0 and deviation 1 per channel, "unit" to [0, 1].
+        project: To how many features inputs are reduced, by one fixed random projection; not at all by default.
         options: For a folder `size` and `skip_corrupt`; for a function whatever it takes.
 
     Returns:
@@ -49,13 +58,15 @@ def load(
     if ":" not in name:
         for key in options:
             if key not in allowed:
-                raise ValueError(f"data {name!r} has no option {key!r}; {suggest(key, ['first', 'pixels', *allowed])}")
+                raise ValueError(f"data {name!r} has no option {key!r}; {suggest(key, [*OPTIONS, *allowed])}")
     if pixels not in ("standard", "unit"):
         raise ValueError(f"pixels is {pixels!r}; allowed: standard, unit")
     dataset = loader(**options)
     if pixels == "unit":
         dataset = dataset.in_unit_range()
-    return dataset if first is None else dataset.first(first)
+    if first is not None:
+        dataset = dataset.first(first)
+    return dataset if project is None else dataset.project(project)
 
 
 def find_loader(name: str) -> Callable[..., Dataset]:

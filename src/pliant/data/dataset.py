@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from pliant.seeding import permutation
+from pliant.seeding import generator, permutation
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,29 @@ class Dataset:
             return replace(examples, scale=scale, shift=shift)
 
         return replace(self, train=scaled(self.train), test=scaled(self.test))
+
+    def project(self, features: int) -> "Dataset":
+        """Reduce inputs to a few features by a random projection, the same for every data set of this size.
+
+        Its entries are normal with variance 1/D for D inputs, so that features vary about as much as inputs do.
+
+        Args:
+            features: How many to keep, at most D.
+
+        Returns:
+            A data set of vectors.
+        """
+        size = torch.Size(self.shape).numel()
+        if not 0 < features <= size:
+            raise ValueError(f"features is {features}; it must be 1 … {size}")
+        device = self.train.x.device
+        matrix = torch.randn(size, features, generator=generator("projection", size, features)).to(device) / size**0.5
+
+        def projected(examples: Examples) -> Examples:
+            parts = torch.split(torch.arange(len(examples), device=device), 4096)
+            return Examples(torch.cat([examples.batch(part)[0].flatten(1) @ matrix for part in parts]), examples.y)
+
+        return replace(self, train=projected(self.train), test=projected(self.test))
 
     def to(self, device: torch.device | str) -> "Dataset":
         """Copy every tensor to a device."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from pliant.diagnostics import features, spectra, weights
+from pliant.diagnostics import curvature, features, spectra, weights
 from pliant.diagnostics.balance import balancedness
 from pliant.diagnostics.capture import Features
 from pliant.diagnostics.gradients import Spectrum
@@ -234,6 +234,33 @@ def error(probe: Probe) -> float:
     if not isinstance(output, Tensor) or not isinstance(target, Tensor) or target.is_floating_point():
         raise ValueError("it needs a tensor of logits and integer labels")
     return error_rate(output, target)
+
+
+def hessian_exact_rank(probe: Probe) -> float:
+    """Return the share of directions that the Hessian itself has."""
+    matrix = curvature.hessian(probe.model, probe.batch, probe.loss_fn)
+    return curvature.relative_rank(matrix, len(matrix))
+
+
+def gauss_newton_rank(probe: Probe) -> float:
+    """Return the share of directions that the Gauss–Newton matrix has, for softmax and cross-entropy."""
+    samples, classes = _logits(probe).shape
+    matrix = curvature.gauss_newton(probe.model, probe.batch, probe.loss_fn)
+    return curvature.relative_rank(matrix, min(len(matrix), samples * (classes - 1)))
+
+
+def fisher_rank(probe: Probe) -> float:
+    """Return the share of directions that the Fisher matrix has, with one label drawn for each sample."""
+    samples, _ = _logits(probe).shape
+    matrix = curvature.fisher(probe.model, probe.batch)
+    return curvature.relative_rank(matrix, min(len(matrix), samples))
+
+
+def _logits(probe: Probe) -> Tensor:
+    output = probe.captured.output
+    if not isinstance(output, Tensor) or output.ndim != 2:
+        raise ValueError("it needs logits, [samples, classes]")
+    return output
 
 
 def rank_or_nan(sigma: Tensor) -> float:

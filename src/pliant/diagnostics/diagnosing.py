@@ -44,7 +44,8 @@ def diagnose(
         loss_fn: `loss_fn(output, target)`, with any reduction; or several by name, whose values are then keyed
             `measure@name`.
         reference: The network to compare with: itself as it was at first, or a fresh one.
-        measures: Names of `pliant.diagnostics.measures.names()`; all by default.
+        measures: Names of `pliant.diagnostics.measures.names()`; by default all but those of a whole matrix of
+            curvature.
         samples: How many samples to take of a loader.
         statistics: What BatchNorm layers normalise with: the statistics of this batch, held constant, which is what a
             training step sees; or their running ones, which a fresh reference has none of.

@@ -244,6 +244,21 @@ _RECORDS = (
             factor=10,
         ),
     ),
+    _record(
+        "hessian_exact_rank", "batch labels gradients curvature", "matrix",
+        "how many singular values of the loss's Hessian hold 99 % of their sum, divided by the number of parameters d",
+        f"{_CURVATURE} §4.2", c.total(c.hessian_exact_rank),
+    ),
+    _record(
+        "gauss_newton_rank", "batch labels gradients curvature", "matrix",
+        "the same of the Gauss–Newton matrix over M samples of C classes, divided by min(d, M(C − 1))",
+        f"{_CURVATURE} §4.2", c.total(c.gauss_newton_rank),
+    ),
+    _record(
+        "fisher_rank", "batch labels gradients curvature", "matrix",
+        "the same of the Fisher matrix, labels drawn from the predictions once, divided by min(d, M)",
+        f"{_CURVATURE} §4.2", c.total(c.fisher_rank),
+    ),
 )  # fmt: skip
 
 _BY_NAME = {record.name: record for record in _RECORDS}
@@ -270,7 +285,7 @@ def info(name: str) -> Measure:
 
 
 def select(chosen: Sequence[str] | None) -> tuple[Measure, ...]:
-    """Return the records of some measures, or of all that need no optimizer's step."""
+    """Return the records of some measures, or of all that need neither an optimizer's step nor a whole matrix."""
     if chosen is None:
-        return tuple(record for record in _RECORDS if "step" not in record.needs)
+        return tuple(record for record in _RECORDS if "step" not in record.needs and record.cost != "matrix")
     return tuple(info(name) for name in dict.fromkeys(chosen))

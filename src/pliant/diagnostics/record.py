@@ -10,8 +10,9 @@ Need = Literal["weights", "batch", "labels", "gradients", "curvature", "referenc
 """What a measure needs: the weights alone; inputs; inputs with labels and a loss; gradients of the loss; per-sample
 gradients or second derivatives; another model to compare with; the parameters before and after an optimizer's step."""
 
-Cost = Literal["reading", "decomposition", "forward", "backward", "curvature"]
-"""What a measure costs: reading the weights; decomposing them; a forward pass; a backward pass; many of them."""
+Cost = Literal["reading", "decomposition", "forward", "backward", "curvature", "matrix"]
+"""What a measure costs: reading the weights; decomposing them; a forward pass; a backward pass; many of them; a whole
+matrix of curvature, parameters by parameters, which only small networks have room for."""
 
 Compute = Callable[[Probe, Probe | None], Mapping[str, float]]
 

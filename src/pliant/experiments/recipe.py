@@ -268,7 +268,7 @@ def _check_data(part: Part) -> None:
     if ":" not in part.name:
         parameters = inspect.signature(loader).parameters.values()
         names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-        _check_names("data", part.options, ["first", "pixels", *names])
+        _check_names("data", part.options, [*data.OPTIONS, *names])
 
 
 def _check_stream(part: Part) -> None:
