@@ -23,6 +23,7 @@ from pliant.experiments.store import Run, load_runs, load_selection
 KEPT = Path(__file__).parent / "results" / "reproduction"
 FEWEST = 3
 """Seeds below which nothing is said about a difference."""
+EXACT, APPROXIMATIONS = "hessian_exact_rank", {"hessian_rank", "fisher_rank", "gauss_newton_rank"}
 Record = dict[str, Any]
 """What is known after an epoch."""
 
@@ -135,6 +136,9 @@ def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
     - `MEASURE_change` is the same of a measure, divided by its value in the first fifth; `MEASURE_mean` is over all
       tasks. A measure counts as it is at a task's first step, that of an optimizer's step as its mean over the task.
     - `MEASURE_last` is its last value, in runs of a single task.
+    - `MEASURE_first_gap` and `MEASURE_late_gap` of an approximation of the Hessian's rank are its mean distance from
+      that rank in the first and the last fifth of the tasks, `MEASURE_gap_growth` their difference, and
+      `MEASURE_correlation` is Pearson's, over tasks.
     """
     by_task: dict[int, list[Record]] = {}
     for record in run.records:
@@ -145,8 +149,20 @@ def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
         first, late = ends_of([1 - records[-1]["train_accuracy"] for records in tasks])
         yield "late_train_error", late
         yield "train_error_growth", late - first
-    for name in run.config.measures:
-        yield from measure_numbers(name, tasks)
+    series = {name: values for name in run.config.measures if (values := take_measure(name, tasks))}
+    for name, values in series.items():
+        if len(tasks) == 1:
+            yield f"{name}_last", values[-1]
+        else:
+            first, late = ends_of(values)
+            yield f"{name}_mean", fmean(values)
+            yield f"{name}_change", (late - first) / abs(first)
+    for name in series.keys() & APPROXIMATIONS if EXACT in series else ():
+        first, late = ends_of([abs(one - other) for one, other in zip(series[name], series[EXACT], strict=True)])
+        yield f"{name}_first_gap", first
+        yield f"{name}_late_gap", late
+        yield f"{name}_gap_growth", late - first
+        yield f"{name}_correlation", float(stats.pearsonr(series[name], series[EXACT]).statistic)
 
 
 def test_numbers(tasks: list[list[Record]]) -> Iterator[tuple[str, float]]:
@@ -164,19 +180,15 @@ def test_numbers(tasks: list[list[Record]]) -> Iterator[tuple[str, float]]:
         yield "mean_dip", fmean(before) - fmean(lowest)
 
 
-def measure_numbers(name: str, tasks: list[list[Record]]) -> Iterator[tuple[str, float]]:
-    """Yield what becomes of a measure; nothing if it was not a number at some time."""
+def take_measure(name: str, tasks: list[list[Record]]) -> list[float]:
+    """Return a measure's value in each task, or all values of a single task; [] if one was not a number."""
     taken = [[record["measures"].get(name) for record in records if "measures" in record] for records in tasks]
     if any(value is None for values in taken for value in values):
-        return
+        return []
     if len(tasks) == 1:
-        yield f"{name}_last", taken[0][-1]
-        return
+        return taken[0]
     stepwise = "step" in measures.info(name).needs
-    by_task = [fmean(values) if stepwise else values[0] for values in taken]
-    first, late = ends_of(by_task)
-    yield f"{name}_mean", fmean(by_task)
-    yield f"{name}_change", (late - first) / abs(first)
+    return [fmean(values) if stepwise else values[0] for values in taken]
 
 
 def ends_of(values: list[float]) -> tuple[float, float]:

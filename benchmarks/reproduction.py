@@ -71,7 +71,7 @@ def table_block(name: str) -> str:
         return NOTHING
     columns = [kept.headline, "best_test_accuracy", "mean_drop", "mean_dip", "train_error_growth"]
     known = {name for numbers in kept.numbers.values() for run in numbers.values() for name in run}
-    columns += sorted(name for name in known if name.endswith(("_change", "_last")))
+    columns += sorted(name for name in known if name.endswith(("_change", "_last", "_gap", "_correlation")))
     columns = [column for column in columns if any(kept.values(label, column) for label in kept.labels)]
     rows = [
         ["", *(["published"] if kept.published else []), *(column.replace("_", " ") for column in columns), "seeds"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from benchmarks import reproduction
-from benchmarks.kept import KEPT, Estimate, Kept, find_recipe, load_kept, more_numbers
+from benchmarks.kept import EXACT, KEPT, Estimate, Kept, find_recipe, load_kept, more_numbers
 from benchmarks.reproduction import BLOCK, DOCS, EFFECT, HERE, PAGES, effect_block, judge, name_effect, render
 
 from pliant import methods
@@ -47,7 +47,8 @@ def test_statement_names_labels_and_numbers_of_its_recipe(statement: dict) -> No
     recipe = find_recipe(statement["recipe"])
     assert named <= {entry.label for entry in recipe.methods}
     plain = {"mean_drop", "mean_dip", "best_gain", "late_train_error", "train_error_growth"}
-    of_measures = {f"{name}_{what}" for name in recipe.measures for what in ("mean", "change", "last")}
+    of_ranks = ("first_gap", "late_gap", "gap_growth", "correlation") if EXACT in recipe.measures else ()
+    of_measures = {f"{name}_{what}" for name in recipe.measures for what in ("mean", "change", "last", *of_ranks)}
     assert statement.get("number", "mean_drop") in plain | of_measures
     low, high = statement.get("claimed", (0, 1))
     assert low < high
@@ -184,3 +185,16 @@ def test_single_task_has_its_last_measure() -> None:
         "best_test_accuracy": 0.5,
         "balancedness_last": 1.25,
     }
+
+
+def test_approximations_of_a_rank_are_held_against_it() -> None:
+    exact, approximate = (0.5, 0.6, 0.4, 0.3, 0.2), (0.6, 0.7, 0.5, 0.4, 0.4)
+    records = [
+        {"task": task, "train_accuracy": 1.0, "measures": {EXACT: one, "fisher_rank": other}}
+        for task, (one, other) in enumerate(zip(exact, approximate, strict=True))
+    ]
+    numbers = dict(more_numbers(make_run(records, EXACT, "fisher_rank")))
+    assert numbers["fisher_rank_first_gap"] == pytest.approx(0.1)
+    assert numbers["fisher_rank_late_gap"] == pytest.approx(0.2)
+    assert numbers["fisher_rank_gap_growth"] == pytest.approx(0.1)
+    assert numbers["fisher_rank_correlation"] == pytest.approx(4 / 17**0.5)
