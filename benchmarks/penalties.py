@@ -15,17 +15,21 @@ from pliant.methods.wasserstein import rank_order
 Term = Callable[[], Tensor]
 
 
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p for name, p in model.named_parameters() if role_of(model, name, p) == "matrix"}
+def having_role(model: nn.Module, role: str) -> list[Tensor]:
+    return [p for name, p in model.named_parameters() if role_of(model, name, p) == role]
+
+
+def weights_of(model: nn.Module) -> list[Tensor]:
+    return having_role(model, "matrix")
 
 
 def largest_singular_values(model: nn.Module) -> Callable[[], list[Tensor]]:
-    weights = [weight.flatten(1) for weight in weights_of(model).values()]
+    weights = weights_of(model)
     lefts = [normalize(torch.randn(len(weight)), dim=0) for weight in weights]
 
     def values() -> list[Tensor]:
         found = []
-        for i, weight in enumerate(weights_of(model).values()):
+        for i, weight in enumerate(weights):
             matrix = weight.flatten(1)
             with torch.no_grad():
                 v = normalize(lefts[i] @ matrix, dim=0)
@@ -38,16 +42,12 @@ def largest_singular_values(model: nn.Module) -> Callable[[], list[Tensor]]:
 
 def spectral(model: nn.Module) -> Term:
     values = largest_singular_values(model)
-    roles = {name: role_of(model, name, p) for name, p in model.named_parameters()}
+    scales, shifts = having_role(model, "scale"), having_role(model, "shift")
 
     def term() -> Tensor:
         total = sum((sigma**2 - 1) ** 2 for sigma in values())
-        for name, p in model.named_parameters():
-            if roles[name] == "scale":
-                total = total + ((p**2 - 1) ** 2).sum()
-            elif roles[name] == "shift":
-                total = total + (p**2).sum() ** 2
-        return 1e-4 * total
+        total = total + sum(((scale**2 - 1) ** 2).sum() for scale in scales)
+        return 1e-4 * (total + sum((shift**2).sum() ** 2 for shift in shifts))
 
     return term
 
@@ -58,19 +58,22 @@ def spectral_norm(model: nn.Module) -> Term:
 
 
 def wasserstein(model: nn.Module) -> Term:
-    ordered = [p.detach().flatten().sort().values for p in model.parameters()]
+    parameters = list(model.parameters())
+    ordered = [p.detach().flatten().sort().values for p in parameters]
 
     def term() -> Tensor:
-        pairs = zip(model.parameters(), ordered, strict=True)
+        pairs = zip(parameters, ordered, strict=True)
         return 1e-3 * sum(((p.flatten().sort().values - q) ** 2).sum() for p, q in pairs)
 
     return term
 
 
 def parseval(model: nn.Module) -> Term:
+    weights = weights_of(model)
+
     def term() -> Tensor:
         total = torch.zeros(())
-        for weight in weights_of(model).values():
+        for weight in weights:
             matrix = weight.flatten(1)
             product = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
             total = total + ((product - torch.eye(len(product))) ** 2).sum()

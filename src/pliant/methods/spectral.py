@@ -24,10 +24,11 @@ from torch import Tensor, nn
 
 from pliant.methods.base import Filter, Penalty
 from pliant.methods.roles import ROLES, as_matrix, having_role, role_of
-from pliant.methods.strengths import Strength, add_scaled_, check_number, resolve_strengths, widen
+from pliant.methods.strengths import Strength, check_number, resolve_strengths, widen
 from pliant.seeding import generator
 
-_TINY = 1e-30
+_TINY = 1e-18
+"""Far below the rounding of a product, but all that there is where that is zero. Its square is still a float32."""
 
 
 def leading_pair(weight: Tensor, size: int = 30) -> tuple[Tensor, Tensor]:
@@ -63,40 +64,32 @@ def leading_pair(weight: Tensor, size: int = 30) -> tuple[Tensor, Tensor]:
     return u[:, 0].contiguous(), v[0] @ basis
 
 
-def iterate_power(
-    weights: Sequence[Tensor], lefts: Sequence[Tensor], rights: Sequence[Tensor]
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Do one power iteration on each matrix: v ← Wᵀu/‖Wᵀu‖, u ← Wv/‖Wv‖, σ = uᵀWv = ‖Wv‖.
+def iterate_power_(weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Do one power iteration in place: v ← Wᵀu/‖Wᵀu‖, u ← Wv/‖Wv‖; return σ = uᵀWv = ‖Wv‖.
+
+    While the weight is all zero, u is zero and v stays as it is, so that the pair is there when the weight grows again.
 
     Args:
-        weights: The matrices.
-        lefts: The left vector u of each.
-        rights: The right vector v of each.
-
-    Returns:
-        The new u, v and σ of each. A vector stays as it is where the product is zero, so that a weight that is all zero
-        can grow again.
+        weight: W.
+        left: u.
+        right: v.
 
     Example:
-        >>> weight = torch.diag(torch.tensor([3.0, 0.0]))
-        >>> _, _, sigmas = iterate_power([weight], [torch.tensor([0.6, 0.8])], [torch.tensor([1.0, 0.0])])
-        >>> sigmas
-        [tensor(3.)]
+        >>> u, v = torch.tensor([0.6, 0.8]), torch.tensor([1.0, 0.0])
+        >>> iterate_power_(torch.diag(torch.tensor([3.0, 0.0])), u, v)
+        tensor(3.)
     """
-    products = [(u.to(w.dtype) @ w).to(u.dtype) for w, u in zip(weights, lefts, strict=True)]
-    rights, _ = _normalise_(products, rights)
-    products = [(w @ v.to(w.dtype)).to(v.dtype) for w, v in zip(weights, rights, strict=True)]
-    lefts, sigmas = _normalise_(products, lefts)
-    return lefts, rights, sigmas
-
-
-def _normalise_(products: list[Tensor], former: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Scale the vectors to length one in place, a zero vector to the former one; return them and their norms."""
-    norms = list(torch._foreach_norm(products))
-    # Far below the rounding of any other product, but all that there is where the product is zero.
-    torch._foreach_add_(products, list(former), alpha=_TINY)
-    torch._foreach_div_(products, torch._foreach_clamp_min(norms, _TINY))
-    return products, norms
+    if weight.dtype == left.dtype:
+        right.addmv_(weight.mT, left, beta=_TINY)
+        right.div_(torch.linalg.vector_norm(right))
+        left.addmv_(weight, right, beta=0)
+    else:
+        right.mul_(_TINY).add_(weight.mT @ left.to(weight.dtype))
+        right.div_(torch.linalg.vector_norm(right))
+        left.copy_(weight @ right.to(weight.dtype))
+    sigma: Tensor = torch.linalg.vector_norm(left)
+    left.div_(sigma.clamp(min=_TINY))
+    return sigma
 
 
 class _LargestSingularValue(Penalty):
@@ -136,15 +129,10 @@ class _LargestSingularValue(Penalty):
         return self.strengths[name] * self._cost(self.sigma(name))
 
     def _observe(self, gradients: Mapping[str, Tensor], scale: Tensor | None, found_inf: Tensor | None) -> None:
-        names = [name for name in gradients if name in self.left]
-        if names:
-            weights = [as_matrix(self.parameters[name]) for name in names]
-            lefts, rights, sigmas = iterate_power(
-                weights, [self.left[name] for name in names], [self.right[name] for name in names]
-            )
-            self.left.update(zip(names, lefts, strict=True))
-            self.right.update(zip(names, rights, strict=True))
-            self._fresh = dict(zip(names, sigmas, strict=True))
+        for name in gradients:
+            if name in self.left:
+                weight = as_matrix(self.parameters[name])
+                self._fresh[name] = iterate_power_(weight, self.left[name], self.right[name])
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
         names = [name for name in gradients if name in self.left]
@@ -152,12 +140,13 @@ class _LargestSingularValue(Penalty):
             return
         # The iteration of this step has just computed σ; at any other time it takes one more product.
         fresh, self._fresh = self._fresh, {}
-        slopes = [self._slope(fresh[name] if name in fresh else self.sigma(name)) for name in names]
+        sigmas = [fresh[name] if name in fresh else self.sigma(name) for name in names]
+        slopes = self._slope(torch.stack([sigma.to(sigmas[0].device) for sigma in sigmas]))
         if scale is not None:
-            slopes = list(torch._foreach_mul(slopes, scale))
-        scaled = torch._foreach_mul([self.left[name] for name in names], slopes)
-        for name, left in zip(names, scaled, strict=True):
-            add_outer_(gradients[name], left, self.right[name], self.strengths[name])
+            slopes = slopes * scale
+        for name, slope in zip(names, slopes.unbind(), strict=True):
+            left = self.left[name]
+            add_outer_(gradients[name], left * slope.to(left.device), self.right[name], self.strengths[name])
 
 
 class Spectral(_LargestSingularValue):
@@ -187,7 +176,8 @@ class Spectral(_LargestSingularValue):
         return (sigma**self.k - 1) ** 2
 
     def _slope(self, sigma: Tensor) -> Tensor:
-        return 2 * self.k * (sigma**self.k - 1) * sigma ** (self.k - 1)
+        power = sigma ** (self.k - 1)
+        return (power * sigma - 1) * power * (2 * self.k)
 
     def _term(self, name: str) -> Tensor:
         parameter = self.parameters[name].detach()
@@ -200,18 +190,15 @@ class Spectral(_LargestSingularValue):
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
         super()._add_to(gradients, scale)
-        scales = [name for name in gradients if self.roles.get(name) == "scale"]
-        shifts = [name for name in gradients if self.roles.get(name) == "shift"]
-        directions = {}
-        for name in scales:
-            vector = self.parameters[name].detach()
-            directions[name] = self._slope(vector.abs()) * vector.sign()
-        if shifts:
-            vectors = [widen(self.parameters[name].detach()) for name in shifts]
-            factors = torch._foreach_pow(torch._foreach_norm(vectors), 2 * self.k - 2)
-            torch._foreach_mul_(factors, 2 * self.k)
-            directions.update(zip(shifts, torch._foreach_mul(vectors, factors), strict=True))
-        add_scaled_({name: gradients[name] for name in directions}, directions, self.strengths, scale)
+        for name, gradient in gradients.items():
+            role, parameter = self.roles.get(name), self.parameters[name].detach()
+            if role == "scale":
+                slope = self._slope(parameter.abs()) * parameter.sign()
+                gradient.add_(slope if scale is None else slope * scale, alpha=self.strengths[name])
+            elif role == "shift":
+                power: Tensor = torch.linalg.vector_norm(widen(parameter)) ** (2 * self.k - 2)
+                factor = power if scale is None else power * scale
+                gradient.addcmul_(parameter, factor, value=2 * self.k * self.strengths[name])
 
 
 class SpectralNorm(_LargestSingularValue):
@@ -252,6 +239,6 @@ def add_outer_(gradient: Tensor, left: Tensor, right: Tensor, factor: float) -> 
     """
     left, right = left.to(gradient.dtype), right.to(gradient.dtype)
     if gradient.is_contiguous():
-        gradient.view(len(left), -1).addr_(left, right, alpha=factor)
+        gradient.view(left.shape[0], -1).addr_(left, right, alpha=factor)
     else:
         gradient.add_(torch.outer(left, right).view(gradient.shape), alpha=factor)
