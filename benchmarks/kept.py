@@ -23,6 +23,7 @@ from pliant.experiments.store import Run, load_runs, load_selection
 KEPT = Path(__file__).parent / "results" / "reproduction"
 FEWEST = 3
 """Seeds below which nothing is said about a difference."""
+NOTHING = "No run has ended yet."
 EXACT, APPROXIMATIONS = "hessian_exact_rank", {"hessian_rank", "fisher_rank", "gauss_newton_rank"}
 Record = dict[str, Any]
 """What is known after an epoch."""
@@ -91,6 +92,11 @@ class Kept:
         first, second = self.values(one, name), self.values(other, name)
         shared = sorted(first.keys() & second.keys())
         return estimate([first[seed] - second[seed] for seed in shared]) if shared else None
+
+
+def count_seeds(kept: Kept, label: str) -> str:
+    """Count the runs behind a row, and those that diverged."""
+    return f"{len(kept.numbers[label])}" + (f", {kept.bad[label]} diverged" if kept.bad[label] else "")
 
 
 def find_recipe(name: str) -> Recipe:

@@ -1,8 +1,8 @@
 """Hold the papers' statements against the kept runs: `python -m benchmarks.reproduction` writes the pages anew.
 
-What the papers state is in `statements.toml`. Every number and verdict in docs/results.md, and in the tables of the
-method cards, stands between the marks of a generated block and comes from the kept runs; the prose around is kept. A
-test makes sure that the pages are what this command writes.
+What the papers state is in `statements.toml`. Every number and verdict in docs/results.md, in the tables of the method
+cards and in the list of recipes stands between the marks of a generated block and comes from the kept runs; the prose
+around is kept. A test makes sure that the pages are what this command writes.
 """
 
 import re
@@ -10,16 +10,15 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kept import FEWEST, Estimate, Kept, estimate, find_recipe, load_kept
+from benchmarks.effects import effect_block
+from benchmarks.figures import figures_block
+from benchmarks.kept import FEWEST, NOTHING, Estimate, Kept, count_seeds, estimate, load_kept
+from benchmarks.markdown import write_table
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
-PAGES = [DOCS / "results.md", *sorted((DOCS / "methods").glob("*.md"))]
-BLOCK = re.compile(r"<!-- (table|statements|effect): (\S+) -->\n.*?<!-- end -->", re.DOTALL)
-EFFECT = "methods_effect"
-"""The experiment behind the tables of the method cards."""
-BASELINES = {"vanilla": "*doing nothing*", "fresh": "*a fresh network for every task*"}
-NOTHING = "No run has ended yet."
+PAGES = [DOCS / "results.md", DOCS / "recipes.md", *sorted((DOCS / "methods").glob("*.md"))]
+BLOCK = re.compile(r"<!-- (table|statements|effect|figures): (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def judge(statement: dict[str, Any]) -> tuple[str, str]:
@@ -87,61 +86,9 @@ def table_block(name: str) -> str:
     return write_table(rows)
 
 
-def effect_block(method: str) -> str:
-    """Make the table of a method's effect on plasticity, beside doing nothing and fresh networks; `all` for all."""
-    kept = load_kept(EFFECT)
-    if kept is None:
-        return NOTHING
-    recipe = find_recipe(EFFECT)
-    names = {entry.label: {part.name for part in entry.parts} for entry in recipe.methods}
-    own = [label for label in kept.labels if not names[label] or method == "all" or method in names[label]]
-    rows = [["", "mean over tasks", "last task", "mean − doing nothing", "verdict", "seeds"]]
-    for label in own:
-        errors = [show_error(kept, label, accuracy) for accuracy in ("mean_train_accuracy", "final_train_accuracy")]
-        effect = ["", ""]
-        if names[label]:
-            # Accuracies the other way round: a difference of errors.
-            gap = kept.difference("vanilla", label, "mean_train_accuracy")
-            effect = [gap.show(1, 100, "+") if gap else "–", name_effect(gap)]
-        rows.append([BASELINES.get(label, label), *errors, *effect, count_seeds(kept, label)])
-    options, images = recipe.stream.options, f"{recipe.data.options['first']:,}".replace(",", " ")
-    where = (
-        f"Random labels, `recipes/{EFFECT}.toml`: {recipe.data.name.upper()}, {images} images, "
-        f"{options['tasks']} tasks of {options['epochs']} epochs. Error on the task's own images at its end, in "
-        "percent; mean over seeds and 95 % interval."
-    )
-    return f"{where}\n\n{write_table(rows)}"
-
-
-def show_error(kept: Kept, label: str, accuracy: str) -> str:
-    """Write down the error of a label, in percent."""
-    values = kept.values(label, accuracy).values()
-    return estimate([1 - value for value in values]).show(1, 100) if values else "–"
-
-
-def name_effect(gap: Estimate | None) -> str:
-    """Say in a word what a difference in error, method − doing nothing, comes to."""
-    if gap is None or gap.count < FEWEST:
-        return "too few seeds"
-    if gap.high < 0:
-        return "helps"
-    return "**hurts**" if gap.low > 0 else "**no difference seen**"
-
-
-def count_seeds(kept: Kept, label: str) -> str:
-    """Count the runs behind a row, and those that diverged."""
-    return f"{len(kept.numbers[label])}" + (f", {kept.bad[label]} diverged" if kept.bad[label] else "")
-
-
-def write_table(rows: list[list[str]]) -> str:
-    """Write a Markdown table; the first row is its head."""
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
-
-
 def render(page: str) -> str:
     """Make every generated block of a page anew."""
-    makers = {"table": table_block, "statements": statements_block, "effect": effect_block}
+    makers = {"table": table_block, "statements": statements_block, "effect": effect_block, "figures": figures_block}
 
     def fill(match: re.Match[str]) -> str:
         kind, subject = match.groups()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from benchmarks.figures import find_repeats, read_source
 
 from pliant.experiments.experiment import run_experiment
 from pliant.experiments.recipe import Recipe, RecipeError, Scale, find_recipe, load_recipe, make_recipe, recipe_folder
@@ -36,6 +37,28 @@ def test_quick_scale_asks_the_same_question(path: Path) -> None:
     assert quick.stream.name == paper.stream.name
     assert quick.measures == paper.measures
     assert len(quick.seeds) <= len(paper.seeds)
+
+
+FIGURES = {
+    "P0": "figures 1 to 6, tables 1 and 5",
+    "P2": "figures 1 to 4, 7, 8 and 10 to 14",
+    "P3": "figures 1 to 8, 13 to 20 and 23",
+    "P4": "figures 2a, 2b, 2c, 5a and 5b",
+}
+"""What of the papers has a recipe: all supervised results but those that docs/recipes.md names."""
+
+
+@pytest.mark.parametrize("paper", FIGURES)
+def test_every_result_of_a_paper_has_a_recipe(paper: str) -> None:
+    assert set(read_source(FIGURES[paper])) <= set(find_repeats(paper))
+
+
+def test_sources_are_read_as_they_are_written() -> None:
+    source = "Curvature, §6.3, C.4 to C.6, figures 6 and 15 to 17, table 2b; settings from B.4, table 9"
+    assert read_source(source) == [
+        *(("figure", number) for number in ("6", "15", "16", "17")),
+        ("table", "2b"),
+    ]
 
 
 def test_quick_changes_only_what_it_names(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import reproduction
+from benchmarks import effects, reproduction
+from benchmarks.effects import EFFECT, effect_block, name_effect, sum_up
 from benchmarks.kept import EXACT, KEPT, Estimate, Kept, find_recipe, load_kept, more_numbers
-from benchmarks.reproduction import BLOCK, DOCS, EFFECT, HERE, PAGES, effect_block, judge, name_effect, render
+from benchmarks.reproduction import BLOCK, DOCS, HERE, PAGES, judge, render
 
 from pliant import methods
 from pliant.experiments.config import Part, RunConfig
@@ -103,22 +104,34 @@ def test_verdict_asks_where_the_whole_interval_lies(
 
 def test_effect_is_named_by_the_difference_in_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert name_effect(Estimate(-0.2, 0.1, 3)) == "helps"
-    assert name_effect(Estimate(0.2, 0.1, 3)) == "**hurts**"
-    assert name_effect(Estimate(0.2, 0.3, 3)) == "**no difference seen**"
+    assert name_effect(Estimate(0.2, 0.1, 3)) == "hurts"
+    assert name_effect(Estimate(0.2, 0.3, 3)) == "no difference seen"
     assert name_effect(Estimate(-0.2, 0.1, 2)) == name_effect(None) == "too few seeds"
 
     def runs(*accuracies: float) -> dict[int, dict[str, float]]:
         return {seed: {"mean_train_accuracy": a, "final_train_accuracy": a / 2} for seed, a in enumerate(accuracies)}
 
     numbers = {"vanilla": runs(0.5, 0.52, 0.51), "fresh": runs(0.99), "FIRE": runs(0.9, 0.92, 0.91), "L2 1e-3": runs()}
-    monkeypatch.setattr(reproduction, "load_kept", lambda name: make_kept(numbers))
+    monkeypatch.setattr(effects, "load_kept", lambda name: make_kept(numbers))
     rows = effect_block("fire").splitlines()[4:]
     assert rows == [
         "| *doing nothing* | 49.0 ± 2.5 | 74.5 ± 1.2 |  |  | 3 |",
         "| *a fresh network for every task* | 1.0 | 50.5 |  |  | 1 |",
         "| FIRE | 9.0 ± 2.5 | 54.5 ± 1.2 | -40.0 ± 0.0 | helps | 3 |",
+        "",
+        "It helps here with `FIRE`.",
     ]
-    assert effect_block("l2").splitlines()[-1] == "| L2 1e-3 | – | – | – | too few seeds | 0 |"
+    assert "| L2 1e-3 | – | – | – | too few seeds | 0 |" in effect_block("l2")
+
+
+def test_sentence_says_what_all_settings_come_to() -> None:
+    assert sum_up({"hurts": ["c"], "helps": ["a", "b"]}) == "It helps here with a and b; it hurts with c."
+    assert sum_up({"no difference seen": ["a"], "diverges": ["b"]}) == (
+        "**It does not help here**: it diverges with b; it makes no difference that was seen with a."
+    )
+    assert sum_up({"too few seeds": ["a", "b", "c"], "helps": ["d"]}) == (
+        "Too few seeds to say what it does here with a, b and c."
+    )
 
 
 def make_run(records: list[dict[str, Any]], *measures: str) -> Run:

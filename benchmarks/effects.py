@@ -1,0 +1,72 @@
+"""What each method does to plasticity on one small stream: the tables of the method cards."""
+
+from benchmarks.kept import FEWEST, NOTHING, Estimate, Kept, count_seeds, estimate, find_recipe, load_kept
+from benchmarks.markdown import join, write_table
+
+EFFECT = "methods_effect"
+"""The experiment behind the tables."""
+BASELINES = {"vanilla": "*doing nothing*", "fresh": "*a fresh network for every task*"}
+
+
+def effect_block(method: str) -> str:
+    """Make the table of a method's effect on plasticity, beside doing nothing and fresh networks; `all` for all."""
+    kept = load_kept(EFFECT)
+    if kept is None:
+        return NOTHING
+    recipe = find_recipe(EFFECT)
+    names = {entry.label: {part.name for part in entry.parts} for entry in recipe.methods}
+    own = [label for label in kept.labels if not names[label] or method == "all" or method in names[label]]
+    rows = [["", "mean over tasks", "last task", "mean − doing nothing", "verdict", "seeds"]]
+    verdicts: dict[str, list[str]] = {}
+    for label in own:
+        errors = [show_error(kept, label, accuracy) for accuracy in ("mean_train_accuracy", "final_train_accuracy")]
+        effect = ["", ""]
+        if names[label]:
+            # Accuracies the other way round: a difference of errors.
+            gap = kept.difference("vanilla", label, "mean_train_accuracy")
+            effect = [gap.show(1, 100, "+") if gap else "–", "diverges" if kept.bad[label] else name_effect(gap)]
+            verdicts.setdefault(effect[1], []).append(f"`{label}`")
+        rows.append([BASELINES.get(label, label), *errors, *effect, count_seeds(kept, label)])
+    options, images = recipe.stream.options, f"{recipe.data.options['first']:,}".replace(",", " ")
+    where = (
+        f"Random labels, `recipes/{EFFECT}.toml`: {recipe.data.name.upper()}, {images} images, "
+        f"{options['tasks']} tasks of {options['epochs']} epochs. Error on the task's own images at its end, in "
+        "percent; mean over seeds and 95 % interval."
+    )
+    table = f"{where}\n\n{write_table(rows)}"
+    return table if method == "all" else f"{table}\n\n{sum_up(verdicts)}"
+
+
+def show_error(kept: Kept, label: str, accuracy: str) -> str:
+    """Write down the error of a label, in percent."""
+    values = kept.values(label, accuracy).values()
+    return estimate([1 - value for value in values]).show(1, 100) if values else "–"
+
+
+def name_effect(gap: Estimate | None) -> str:
+    """Say in a word what a difference in error, method − doing nothing, comes to."""
+    if gap is None or gap.count < FEWEST:
+        return "too few seeds"
+    if gap.high < 0:
+        return "helps"
+    return "hurts" if gap.low > 0 else "no difference seen"
+
+
+def sum_up(verdicts: dict[str, list[str]]) -> str:
+    """Say in a sentence what the settings of a method come to.
+
+    Args:
+        verdicts: Labels by what the table says of them.
+
+    Example:
+        >>> sum_up({"helps": ["a"], "hurts": ["b", "c"]})
+        'It helps here with a; it hurts with b and c.'
+        >>> sum_up({"hurts": ["b"]})
+        '**It does not help here**: it hurts with b.'
+    """
+    if "too few seeds" in verdicts:
+        return f"Too few seeds to say what it does here with {join(verdicts['too few seeds'])}."
+    words = {"helps": "helps here", "hurts": "hurts", "diverges": "diverges"}
+    words["no difference seen"] = "makes no difference that was seen"
+    clauses = "; it ".join(f"{words[v]} with {join(verdicts[v])}" for v in words if v in verdicts)
+    return f"It {clauses}." if "helps" in verdicts else f"**It does not help here**: it {clauses}."
