@@ -1,21 +1,22 @@
 """docs/results.md and the method cards say what the kept runs say."""
 
-import tomllib
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import effects, reproduction
+from benchmarks import effects, statements
 from benchmarks.effects import EFFECT, effect_block, name_effect, sum_up
 from benchmarks.kept import EXACT, KEPT, Estimate, Kept, find_recipe, load_kept, more_numbers
-from benchmarks.reproduction import BLOCK, DOCS, HERE, PAGES, judge, render
+from benchmarks.reproduction import BLOCK, DOCS, PAGES, render
+from benchmarks.statements import SECTIONS, found_block, judge, load_statements
 
 from pliant import methods
 from pliant.experiments.config import Part, RunConfig
 from pliant.experiments.store import Run
 from pliant.training import Settings
 
-STATEMENTS = tomllib.loads((HERE / "statements.toml").read_text())["statements"]
+STATEMENTS = load_statements()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -26,7 +27,8 @@ def test_page_is_what_the_command_writes(page: Path) -> None:
 
 def test_page_shows_every_statement_and_every_kept_experiment() -> None:
     blocks = set(BLOCK.findall((DOCS / "results.md").read_text()))
-    assert {("statements", statement["paper"]) for statement in STATEMENTS} <= blocks
+    assert {statement["paper"] for statement in STATEMENTS} == set(SECTIONS)
+    assert {("statements", paper) for paper in SECTIONS} <= blocks
     kept = {file.name.removesuffix(".jsonl.gz") for file in KEPT.glob("*.gz")}
     assert {("table", name) for name in kept - {EFFECT}} <= blocks
     assert ("effect", "all") in blocks
@@ -97,9 +99,18 @@ def test_verdict_asks_where_the_whole_interval_lies(
     values: tuple, claimed: tuple | None, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = make_kept({"a": {seed: {"x": value} for seed, value in enumerate(values)}})
-    monkeypatch.setattr(reproduction, "load_kept", lambda name: kept)
+    monkeypatch.setattr(statements, "load_kept", lambda name: kept)
     statement = {"recipe": "r", "label": "a"} | ({} if claimed is None else {"claimed": claimed})
     assert judge(statement)[0] == verdict
+
+
+def test_summary_counts_every_statement_and_lists_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = re.findall(r" (\d+) ", found_block("all"))
+    assert sum(map(int, counts)) == len(STATEMENTS)
+    judged = iter([("**not reproduced**", "-1"), *[("open", "0 of 3")] * (len(STATEMENTS) - 1)])
+    monkeypatch.setattr(statements, "judge", lambda statement: next(judged))
+    first = STATEMENTS[0]
+    assert found_block("not-reproduced") == f"- {SECTIONS[first['paper']]}, {first['claim']}: -1"
 
 
 def test_effect_is_named_by_the_difference_in_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,80 @@
+"""What the papers state, in `statements.toml`, and what the kept runs say to it."""
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import PAPERS
+from benchmarks.kept import FEWEST, Estimate, Kept, estimate, load_kept
+from benchmarks.markdown import write_table
+
+Statement = dict[str, Any]
+VERDICTS = ("reproduced", "**not reproduced**", "not decided", "open", "not tried here")
+SECTIONS = PAPERS | {"ours": "Beyond the papers"}
+
+
+@cache
+def load_statements() -> list[Statement]:
+    """Read all statements."""
+    text = (Path(__file__).parent / "statements.toml").read_text()
+    statements: list[Statement] = tomllib.loads(text)["statements"]
+    return statements
+
+
+def judge(statement: Statement) -> tuple[str, str]:
+    """Return the verdict on a statement, and the numbers it rests on.
+
+    A statement is about the difference between two labels, `higher` − `lower`, or about one `label`; `claimed` is where
+    it says that the number lies, above zero by default.
+    """
+    if "needs" in statement:
+        return "not tried here", f"needs {statement['needs']}"
+    kept = load_kept(statement["recipe"])
+    found = kept and find_number(statement, kept)
+    if not found or found.count < FEWEST:
+        return "open", f"{found.count if found else 0} of {FEWEST} seeds that it takes at least"
+    shown = f"{found.show(sign='+')}, {found.count} seeds"
+    low, high = statement.get("claimed", (0.0, float("inf")))
+    if low < found.low and found.high < high:
+        return "reproduced", shown
+    if found.high < low or high < found.low:
+        return "**not reproduced**", shown
+    return "not decided", shown
+
+
+def find_number(statement: Statement, kept: Kept) -> Estimate | None:
+    """Estimate the number that a statement is about; None if there is no run to tell."""
+    name = statement.get("number", kept.headline)
+    if "label" in statement:
+        values = kept.values(statement["label"], name)
+        return estimate(values.values()) if values else None
+    return kept.difference(statement["higher"], statement["lower"], name)
+
+
+def statements_block(paper: str) -> str:
+    """Make the table of a paper's statements."""
+    rows = [["statement", "verdict", "number, 95 % interval", "runs"]]
+    for statement in load_statements():
+        if statement["paper"] == paper:
+            recipe = f"`{statement['recipe']}`" if "recipe" in statement else ""
+            rows.append([statement["claim"], *judge(statement), recipe])
+    return write_table(rows)
+
+
+def found_block(which: str) -> str:
+    """Count the verdicts by paper (`all`), or list the statements that got one of them (`not-reproduced`)."""
+    judged = [(statement, *judge(statement)) for statement in load_statements()]
+    if which == "all":
+        rows = [["", *VERDICTS]]
+        for paper, title in SECTIONS.items():
+            verdicts = [verdict for statement, verdict, _ in judged if statement["paper"] == paper]
+            rows.append([title, *(str(verdicts.count(verdict)) for verdict in VERDICTS)])
+        return write_table(rows)
+    wanted = which.replace("-", " ")
+    listed = [
+        f"- {SECTIONS[statement['paper']]}, {statement['claim']}: {numbers}"
+        for statement, verdict, numbers in judged
+        if verdict.strip("*") == wanted
+    ]
+    return "\n".join(listed or ["- none"])
