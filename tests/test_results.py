@@ -8,12 +8,13 @@ import pytest
 from benchmarks import effects, statements
 from benchmarks.effects import EFFECT, effect_block, name_effect, sum_up
 from benchmarks.kept import EXACT, KEPT, Estimate, Kept, find_recipe, load_kept, more_numbers
+from benchmarks.pages import make_page
 from benchmarks.reproduction import BLOCK, DOCS, PAGES, render
 from benchmarks.statements import SECTIONS, found_block, judge, load_statements
 
 from pliant import methods
 from pliant.experiments.config import Part, RunConfig
-from pliant.experiments.store import Run
+from pliant.experiments.store import Run, load_runs
 from pliant.training import Settings
 
 STATEMENTS = load_statements()
@@ -222,3 +223,13 @@ def test_approximations_of_a_rank_are_held_against_it() -> None:
     assert numbers["fisher_rank_late_gap"] == pytest.approx(0.2)
     assert numbers["fisher_rank_gap_growth"] == pytest.approx(0.1)
     assert numbers["fisher_rank_correlation"] == pytest.approx(4 / 17**0.5)
+
+
+def test_kept_experiment_becomes_a_report_with_the_published_numbers(tmp_path: Path) -> None:
+    page = make_page("p0_table1_mnist", tmp_path / "page").read_text()
+    recipe = find_recipe("p0_table1_mnist")
+    mean, spread = recipe.published["SWR"]
+    assert f"{100 * mean:.2f} ± {100 * spread:.2f}" in page
+    assert recipe.title in page
+    assert "unreadable" not in page
+    assert len(load_runs(tmp_path / "page")) > 0

@@ -1,0 +1,51 @@
+"""Make the report of each kept experiment: `python -m benchmarks.pages [NAME …]` writes `runs/pages/NAME/report.html`.
+
+Beside the page are the runs again, for `pliant report runs/pages/NAME --format …` and `load_runs`.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+from benchmarks.kept import KEPT, find_recipe
+from pliant.experiments.archive import unpack
+from pliant.experiments.report.report import make_report
+
+PAGES = Path("runs/pages")
+
+
+def make_page(name: str, folder: Path) -> Path:
+    """Unpack a kept experiment and write its page.
+
+    The recipe is the one in this repository: a kept file has that of the last command, which may have asked for a part
+    of the methods or seeds.
+
+    Args:
+        name: The recipe, `RECIPE-quick` for its quick scale.
+        folder: What to make anew.
+
+    Returns:
+        The page.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    unpack(KEPT / f"{name}.jsonl.gz", folder)
+    (folder / "recipe.json").write_text(find_recipe(name).model_dump_json(indent=1))
+    (page,) = make_report(folder).save(folder / "report.html")
+    return page
+
+
+def run_command() -> None:
+    """Make the pages that the command line asks for."""
+    known = sorted(file.name.removesuffix(".jsonl.gz") for file in KEPT.glob("*.jsonl.gz"))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pages", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which; all if none: {', '.join(known)}")
+    names = parser.parse_args().names
+    if unknown := sorted(set(names) - set(known)):
+        parser.error(f"nothing is kept of {unknown[0]!r}; there are {', '.join(known)}")
+    for name in names or known:
+        page = make_page(name, PAGES / name)
+        print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
+
+
+if __name__ == "__main__":
+    run_command()
