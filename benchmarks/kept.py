@@ -140,7 +140,8 @@ def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
     - `train_error_growth` is the training error at the ends of the last fifth of the tasks minus that of the first
       fifth; `late_train_error` is the former.
     - `MEASURE_change` is the same of a measure, divided by its value in the first fifth; `MEASURE_mean` is over all
-      tasks. A measure counts as it is at a task's first step, that of an optimizer's step as its mean over the task.
+      tasks. A measure counts as it is at a task's first step; that of an optimizer's step as its mean over the
+      measured steps of the task but the first, which is like no other.
     - `MEASURE_last` is its last value, in runs of a single task.
     - `MEASURE_first_gap` and `MEASURE_late_gap` of an approximation of the Hessian's rank are its mean distance from
       that rank in the first and the last fifth of the tasks, `MEASURE_gap_growth` their difference, and
@@ -194,7 +195,7 @@ def take_measure(name: str, tasks: list[list[Record]]) -> list[float]:
     if len(tasks) == 1:
         return taken[0]
     stepwise = "step" in measures.info(name).needs
-    return [fmean(values) if stepwise else values[0] for values in taken]
+    return [fmean(values[1:] or values) if stepwise else values[0] for values in taken]
 
 
 def ends_of(values: list[float]) -> tuple[float, float]:

@@ -39,6 +39,8 @@ def table_block(name: str) -> str:
             values = kept.values(label, column).values()
             cells.append(estimate(values).show() if values else "–")
         rows.append([*cells, count_seeds(kept, label)])
+    if len(columns) > 2 * len(kept.labels):
+        rows = [list(row) for row in zip(*rows, strict=True)]
     return write_table(rows)
 
 
