@@ -115,20 +115,37 @@ def load_kept(name: str) -> Kept | None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "experiment"
         unpack(file, root)
-        chosen = load_selection(root).get("labels", {})
-        labels = [entry.label for entry in recipe.methods]
-        numbers: dict[str, dict[int, dict[str, float]]] = {label: {} for label in labels}
-        bad = dict.fromkeys(labels, 0)
-        for run in load_runs(root):
-            label, settings = run.config.variant
-            if run.config.purpose != "result" or (label in chosen and chosen[label]["chosen"] != settings):
-                continue
-            if run.status == "finished":
-                numbers[label][run.config.seed] = run.result | dict(more_numbers(run))
-            else:
-                bad[label] += 1
-    published = {} if "-quick" in name else recipe.published
-    return Kept(streams.stream_class(recipe.stream.name).headline, published, labels, numbers, bad)
+        runs = [run for run in load_runs(root) if run.config.purpose == "result"]
+        return summarise(name, recipe, runs, load_selection(root).get("labels", {}))
+
+
+def summarise(name: str, recipe: Recipe, runs: list[Run], selection: dict[str, Any]) -> Kept:
+    """Gather the numbers of an experiment's runs.
+
+    Where a grid's settings were all run with the seeds of the results, `worst_setting` is the headline of the worst of
+    them, and `setting_range` how far the best is above it.
+    """
+    headline = streams.stream_class(recipe.stream.name).headline
+    labels = [entry.label for entry in recipe.methods]
+    numbers: dict[str, dict[int, dict[str, float]]] = {label: {} for label in labels}
+    bad = dict.fromkeys(labels, 0)
+    scores: dict[tuple[str, int], list[float]] = {}
+    for run in runs:
+        label, settings = run.config.variant
+        if run.status == "finished":
+            scores.setdefault((label, run.config.seed), []).append(run.result[headline])
+        if label in selection and selection[label]["chosen"] != settings:
+            continue
+        if run.status == "finished":
+            numbers[label][run.config.seed] = run.result | dict(more_numbers(run))
+        else:
+            bad[label] += 1
+    for entry in recipe.methods:
+        for seed, found in numbers[entry.label].items():
+            every = scores[entry.label, seed]
+            if len(every) == len(entry.variants()) > 1:
+                found |= {"worst_setting": min(every), "setting_range": max(every) - min(every)}
+    return Kept(headline, {} if "-quick" in name else recipe.published, labels, numbers, bad)
 
 
 def more_numbers(run: Run) -> Iterator[tuple[str, float]]:

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from benchmarks import effects, statements
 from benchmarks.effects import EFFECT, effect_block, name_effect, sum_up
-from benchmarks.kept import EXACT, KEPT, Estimate, Kept, find_recipe, load_kept, more_numbers
+from benchmarks.kept import EXACT, KEPT, Estimate, Kept, find_recipe, load_kept, more_numbers, summarise
 from benchmarks.pages import make_page
 from benchmarks.reproduction import BLOCK, DOCS, PAGES, render
 from benchmarks.statements import SECTIONS, found_block, judge, load_statements
 
 from pliant import methods
 from pliant.experiments.config import Part, RunConfig
+from pliant.experiments.recipe import make_recipe
 from pliant.experiments.store import Run, load_runs
 from pliant.training import Settings
 
@@ -50,7 +51,15 @@ def test_statement_names_labels_and_numbers_of_its_recipe(statement: dict) -> No
     assert len(named) == (1 if "label" in statement else 2)
     recipe = find_recipe(statement["recipe"])
     assert named <= {entry.label for entry in recipe.methods}
-    plain = {"mean_drop", "mean_dip", "best_gain", "late_train_error", "train_error_growth"}
+    plain = {
+        "worst_setting",
+        "setting_range",
+        "mean_drop",
+        "mean_dip",
+        "best_gain",
+        "late_train_error",
+        "train_error_growth",
+    }
     of_ranks = ("first_gap", "late_gap", "gap_growth", "correlation") if EXACT in recipe.measures else ()
     of_measures = {f"{name}_{what}" for name in recipe.measures for what in ("mean", "change", "last", *of_ranks)}
     assert statement.get("number", "mean_drop") in plain | of_measures
@@ -164,6 +173,25 @@ def make_run(records: list[dict[str, Any]], *measures: str) -> Run:
     run = Run(Path("nowhere"), config, "finished", {}, "")
     run.__dict__["records"] = records
     return run
+
+
+def test_settings_of_a_grid_are_compared_where_all_were_run() -> None:
+    values = {"data": "digits", "model": "mlp", "stream": {"name": "single", "epochs": 1}}
+    grid = {"name": "l2", "grid": {"lam": [0.1, 0.2]}}
+    recipe = make_recipe(values | {"methods": ["vanilla", grid], "seeds": 2, "selection": {"on": "test"}})
+    runs = []
+    for entry in recipe.methods:
+        for seed in (0, 1):
+            for place, parts in enumerate(entry.variants()):
+                if (seed, place) != (1, 1):
+                    result = {"final_test_accuracy": 0.5 + 0.25 * place}
+                    runs.append(Run(Path("x"), recipe.config(entry, parts, seed, "result"), "finished", result, ""))
+                    runs[-1].__dict__["records"] = [{"task": 0, "train_accuracy": 1.0}]
+    kept = summarise("x", recipe, runs, {"l2": {"chosen": "l2(lam=0.2)"}})
+    assert kept.values("l2", "final_test_accuracy") == {0: 0.75}
+    assert kept.values("l2", "setting_range") == {0: 0.25}
+    assert kept.values("l2", "worst_setting") == {0: 0.5}
+    assert kept.values("vanilla", "setting_range") == {}
 
 
 def test_change_is_from_the_first_tasks_to_the_last() -> None:
