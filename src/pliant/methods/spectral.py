@@ -88,7 +88,7 @@ def iterate_power_(weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
         right.div_(torch.linalg.vector_norm(right))
         left.copy_(weight @ right.to(weight.dtype))
     sigma: Tensor = torch.linalg.vector_norm(left)
-    left.div_(sigma.clamp(min=_TINY))
+    left.div_(sigma.clamp_min(_TINY))
     return sigma
 
 
@@ -122,8 +122,8 @@ class _LargestSingularValue(Penalty):
         """Return what a singular value costs."""
 
     @abstractmethod
-    def _slope(self, sigma: Tensor) -> Tensor:
-        """Return the derivative of the cost."""
+    def _slopes(self, sigmas: list[Tensor]) -> list[Tensor]:
+        """Return the derivative of the cost at each singular value, beside it."""
 
     def _term(self, name: str) -> Tensor:
         return self.strengths[name] * self._cost(self.sigma(name))
@@ -140,13 +140,10 @@ class _LargestSingularValue(Penalty):
             return
         # The iteration of this step has just computed σ; at any other time it takes one more product.
         fresh, self._fresh = self._fresh, {}
-        sigmas = [fresh[name] if name in fresh else self.sigma(name) for name in names]
-        slopes = self._slope(torch.stack([sigma.to(sigmas[0].device) for sigma in sigmas]))
-        if scale is not None:
-            slopes = slopes * scale
-        for name, slope in zip(names, slopes.unbind(), strict=True):
-            left = self.left[name]
-            add_outer_(gradients[name], left * slope.to(left.device), self.right[name], self.strengths[name])
+        slopes = self._slopes([fresh[name] if name in fresh else self.sigma(name) for name in names])
+        for name, slope in zip(names, slopes, strict=True):
+            left = self.left[name] * (slope if scale is None else slope * scale)
+            add_outer_(gradients[name], left, self.right[name], self.strengths[name])
 
 
 class Spectral(_LargestSingularValue):
@@ -174,6 +171,10 @@ class Spectral(_LargestSingularValue):
 
     def _cost(self, sigma: Tensor) -> Tensor:
         return (sigma**self.k - 1) ** 2
+
+    def _slopes(self, sigmas: list[Tensor]) -> list[Tensor]:
+        slopes = self._slope(torch.stack([sigma.to(sigmas[0].device) for sigma in sigmas]))
+        return [slope.to(sigma.device) for slope, sigma in zip(slopes.unbind(), sigmas, strict=True)]
 
     def _slope(self, sigma: Tensor) -> Tensor:
         power = sigma ** (self.k - 1)
@@ -224,8 +225,8 @@ class SpectralNorm(_LargestSingularValue):
     def _cost(self, sigma: Tensor) -> Tensor:
         return sigma**2 / 2
 
-    def _slope(self, sigma: Tensor) -> Tensor:
-        return sigma
+    def _slopes(self, sigmas: list[Tensor]) -> list[Tensor]:
+        return sigmas
 
 
 def add_outer_(gradient: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
@@ -237,8 +238,9 @@ def add_outer_(gradient: Tensor, left: Tensor, right: Tensor, factor: float) -> 
         right: As long as all its other dimensions together.
         factor: The factor.
     """
-    left, right = left.to(gradient.dtype), right.to(gradient.dtype)
+    if left.dtype != gradient.dtype:
+        left, right = left.to(gradient.dtype), right.to(gradient.dtype)
     if gradient.is_contiguous():
-        gradient.view(left.shape[0], -1).addr_(left, right, alpha=factor)
+        gradient.flatten(1).addr_(left, right, alpha=factor)
     else:
         gradient.add_(torch.outer(left, right).view(gradient.shape), alpha=factor)
