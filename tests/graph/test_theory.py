@@ -14,7 +14,7 @@ from pliant.graph.check import run_graph
 from pliant.graph.forms import System
 from pliant.graph.labels import single
 from pliant.graph.projection import project
-from pliant.methods.swr import log_factors
+from pliant.methods.pull import log_factors
 from tests.graph.architectures import ALL
 from tests.graph.test_architectures import prepared
 

@@ -8,6 +8,7 @@ from torch.optim import SGD, Adam
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pliant import SWR
+from pliant.methods.pull import DevicePull
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
 from tests.reference import swr as reference
@@ -317,7 +318,9 @@ def test_survives_a_move_of_the_model_to_other_memory() -> None:
     assert float(model[0].weight.norm()) == pytest.approx(float(swr.initial_norms[0]))
 
 
-def test_step_reads_no_value_back_from_the_device() -> None:
+def test_step_reads_no_value_back_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pliant.methods.swr.HostPull", DevicePull)  # There may be no other device here than the host.
+
     class NoSynchronisation(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             assert func not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default), func
@@ -331,6 +334,21 @@ def test_step_reads_no_value_back_from_the_device() -> None:
         swr._after_step(optimizer, (), {})
     with pytest.raises(AssertionError), NoSynchronisation():
         float(swr.initial_norms[0])
+
+
+def test_a_run_on_a_device_is_the_run_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> dict[str, torch.Tensor]:
+        model = zoo.build("cnn_bn")
+        optimizer = SGD(model.parameters(), lr=0.1)
+        SWR(model, zoo.batch("cnn_bn")[0], lam=0.1, coupled=True).attach(optimizer)
+        train(model, optimizer, "cnn_bn", range(3))
+        optimizer.param_groups[0]["lr"] = 0.05
+        train(model, optimizer, "cnn_bn", range(3, 6))
+        return model.state_dict()
+
+    on_host = run()
+    monkeypatch.setattr("pliant.methods.swr.HostPull", DevicePull)
+    torch.testing.assert_close(run(), on_host, rtol=1e-10, atol=1e-12)
 
 
 def test_explicit_order_leaves_the_rest_alone() -> None:

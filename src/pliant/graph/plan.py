@@ -76,20 +76,21 @@ class BlockTensors:
     """
 
     def __init__(self, model: nn.Module, blocks: Iterable[Block]) -> None:
-        self._places: list[tuple[dict[str, Tensor | None], str, Block]] = []
-        for block in blocks:
+        self._places: list[tuple[dict[str, Tensor], str]] = []
+        self._slices: list[tuple[int, Block]] = []
+        for i, block in enumerate(blocks):
             path, _, leaf = block.name.rpartition(".")
             owner = model.get_submodule(path)
-            holder: dict[str, Tensor | None] = owner._buffers if leaf in owner._buffers else owner._parameters  # type: ignore[assignment]
-            if leaf not in holder:
+            holder: dict[str, Tensor] = owner._buffers if leaf in owner._buffers else owner._parameters  # type: ignore[assignment]
+            if holder.get(leaf) is None:
                 raise ValueError(f"{block.name!r} is no parameter or buffer; is it computed by a parametrization?")
-            self._places.append((holder, leaf, block))
+            self._places.append((holder, leaf))
+            if block.start is not None:
+                self._slices.append((i, block))
 
     def get(self) -> list[Tensor]:
         """Return the tensors, or views of them, as the model holds them now."""
-        tensors = []
-        for holder, leaf, block in self._places:
-            tensor = holder[leaf]
-            assert tensor is not None
-            tensors.append(block.of(tensor))
+        tensors = [holder[leaf] for holder, leaf in self._places]
+        for i, block in self._slices:
+            tensors[i] = block.of(tensors[i])
         return tensors

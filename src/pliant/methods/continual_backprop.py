@@ -85,9 +85,7 @@ class ContinualBackprop(Recycler):
         self.owed = dict.fromkeys(self.groups, 0.0)
 
     def _act(self, groups: Sequence[UnitGroup], seen: dict[str, Activity], step: int) -> None:
-        for group in groups:
-            self._grow_older(group.name)
-            self._update_utility(group, seen[group.name])
+        self._update_averages(groups, seen)
         due = {group.name: self._pay(group.name) for group in groups}
         if not any(due.values()):
             return
@@ -99,25 +97,26 @@ class ContinualBackprop(Recycler):
                     self._chosen[group.name] = self._replace(group, due[group.name])
         self.draws += 1
 
-    def _grow_older(self, name: str) -> None:
-        self.ages[name] += 1
-        young = [[steps - 1, count] for steps, count in self.young[name]]
-        self.mature[name] += sum(count for steps, count in young if steps == 0)
-        self.young[name] = [[steps, count] for steps, count in young if steps > 0]
-
-    def _update_utility(self, group: UnitGroup, activity: Activity) -> None:
-        contribution = activity.mean_size * self._mean_outgoing_size(group)
-        self.utilities[group.name].lerp_(contribution, 1 - self.decay)
-        self.means[group.name].lerp_(activity.mean, 1 - self.decay)
+    def _update_averages(self, groups: Sequence[UnitGroup], seen: dict[str, Activity]) -> None:
+        names = [group.name for group in groups]
+        for name in names:
+            young = [[steps - 1, count] for steps, count in self.young[name]]
+            self.mature[name] += sum(count for steps, count in young if steps == 0)
+            self.young[name] = [[steps, count] for steps, count in young if steps > 0]
+        torch._foreach_add_([self.ages[name] for name in names], 1)
+        contributions = [seen[group.name].mean_size * self._mean_outgoing_size(group) for group in groups]
+        means = [seen[name].mean for name in names]
+        torch._foreach_lerp_([self.utilities[name] for name in names], contributions, 1 - self.decay)
+        torch._foreach_lerp_([self.means[name] for name in names], means, 1 - self.decay)
 
     def _mean_outgoing_size(self, group: UnitGroup) -> Tensor:
         """Return the mean absolute value of all weights that read each unit."""
-        total, entries = torch.zeros_like(self.utilities[group.name]), torch.zeros_like(self.utilities[group.name])
+        totals, entries = [], []
         for reader, by_unit in zip(group.readers, self._outgoing[group.name], strict=True):
             weight = self._tensor(reader.weight.tensor).detach()
-            total += by_unit(sum_except(weight.abs(), reader.weight.dim))
-            entries += by_unit.slices.to(total.device) * (weight.numel() // weight.shape[reader.weight.dim])
-        return total / entries
+            totals.append(by_unit(sum_except(weight.abs(), reader.weight.dim)))
+            entries.append(by_unit.count_entries(weight, reader.weight.dim))
+        return sum(totals[1:], start=totals[0]) / sum(entries[1:], start=entries[0])
 
     def _pay(self, name: str) -> int:
         """Return how many units are to be renewed now, and carry the fraction over."""

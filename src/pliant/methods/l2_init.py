@@ -42,12 +42,8 @@ class L2Init(Penalty):
     @torch.no_grad()
     def value(self, names: Sequence[str] | None = None) -> Tensor:
         """Return λ/2 ‖θ − θ₀‖²."""
-        return half_squared_norm(self._distances(names or tuple(self.parameters)), self.strengths)
+        chosen = [name for name in names or self.parameters if name in self.initial]
+        return half_squared_norm({name: self.parameters[name] - self.initial[name] for name in chosen}, self.strengths)
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
-        add_scaled_(gradients, self._distances(gradients), self.strengths, scale)
-
-    def _distances(self, names: Mapping[str, Tensor] | Sequence[str]) -> dict[str, Tensor]:
-        chosen = [name for name in names if name in self.initial]
-        present: list[Tensor] = [self.parameters[name] for name in chosen]
-        return dict(zip(chosen, torch._foreach_sub(present, [self.initial[name] for name in chosen]), strict=True))
+        add_scaled_(gradients, self.parameters, self.strengths, scale, self.initial)

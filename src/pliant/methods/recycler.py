@@ -26,6 +26,9 @@ from pliant.methods.base import Filter, Kind, Method, Receipt
 from pliant.methods.module_hooks import ModuleHook
 from pliant.surgery import slice_mask, write_, zero_moments_
 
+_FEW = 32
+"""Entries in a row below which torch sums slowly."""
+
 
 class SumByUnit:
     """Adds up values of the slices of a tensor that belong to each unit.
@@ -35,7 +38,7 @@ class SumByUnit:
         count: How many units there are.
 
     Attributes:
-        slices: How many slices each unit has.
+        slices: How many slices each unit has: a number if it is the same for all.
 
     Example:
         >>> SumByUnit(torch.tensor([0, 0, 1, -1]), 2)(torch.tensor([1.0, 2.0, 4.0, 8.0]))
@@ -47,7 +50,8 @@ class SumByUnit:
         # Slices that belong to no unit go to one more, which is dropped.
         self._index = units.where(units >= 0, count)
         self._count = count
-        self.slices = torch.bincount(self._index, minlength=count + 1)[:count]
+        slices = torch.bincount(self._index, minlength=count + 1)[:count]
+        self.slices: Tensor | int = int(slices[0]) if (slices == slices[0]).all() else slices
 
     def __call__(self, values: Tensor) -> Tensor:
         """Return the sums, one for each unit."""
@@ -57,6 +61,11 @@ class SumByUnit:
             self._index = self._index.to(values.device)
         return values.new_zeros(self._count + 1).index_add_(0, self._index, values)[: self._count]
 
+    def count_entries(self, tensor: Tensor, dim: int) -> Tensor | int:
+        """Return how many entries of a tensor, sliced along a dimension, belong to each unit."""
+        each = tensor.numel() // tensor.shape[dim]
+        return each * (self.slices if isinstance(self.slices, int) else self.slices.to(tensor.device))
+
 
 @dataclass
 class Activity:
@@ -65,24 +74,22 @@ class Activity:
     Attributes:
         total: Σ h over examples and places, for each unit.
         total_size: Σ |h|.
-        places: How many entries of each slice that is read these sums are over.
-        slices: How many slices each unit has.
+        entries: How many entries these sums are over: a number if it is the same for all units.
     """
 
     total: Tensor
     total_size: Tensor
-    places: int
-    slices: Tensor
+    entries: Tensor | int
 
     @property
     def mean(self) -> Tensor:
         """The mean activation of each unit."""
-        return self.total / (self.slices * self.places)
+        return self.total / self.entries
 
     @property
     def mean_size(self) -> Tensor:
         """The mean absolute activation of each unit."""
-        return self.total_size / (self.slices * self.places)
+        return self.total_size / self.entries
 
 
 class Recycler(Method):
@@ -219,7 +226,7 @@ class Recycler(Method):
         self._moments_cleared += zero_moments_(self.optimizers, tensor, mask)
 
     def _tensor(self, name: str) -> Tensor:
-        tensor: Tensor = attrgetter(name)(self.model)
+        tensor: Tensor = self.parameters[name] if name in self.parameters else attrgetter(name)(self.model)
         return tensor
 
     def _find_owners(self) -> None:
@@ -276,20 +283,22 @@ class Recycler(Method):
         activity = Activity(
             total=by_unit(sum_except(values, dim)),
             total_size=by_unit(sum_except(values.abs(), dim)),
-            places=values.numel() // values.shape[dim],
-            slices=by_unit.slices.to(values.device),
+            entries=by_unit.count_entries(values, dim),
         )
         before = self._seen.get(name)
         if before is not None:
             activity.total += before.total
             activity.total_size += before.total_size
-            activity.places += before.places
+            activity.entries += before.entries
         self._seen[name] = activity
 
 
 def sum_except(values: Tensor, dim: int) -> Tensor:
     """Return Σ over all dimensions but one, in float32 at least."""
     dtype = torch.promote_types(values.dtype, torch.float32)
+    if dim == 1 and values.ndim > 2 and values.is_contiguous() and values[0, 0].numel() < _FEW:
+        # The places of a kernel are too few for a fast inner loop, all that comes after the first dimension is not.
+        return values.sum(0, dtype=dtype).flatten(1).sum(1)
     return values.sum([d for d in range(values.ndim) if d != dim], dtype=dtype)
 
 

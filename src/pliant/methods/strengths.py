@@ -75,14 +75,16 @@ def add_scaled_(
     directions: Mapping[str, Tensor],
     strengths: Mapping[str, float],
     scale: Tensor | None,
+    origins: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Add strength · scale · direction to each gradient in place, one batched call for each distinct strength.
+    """Add strength · scale · (direction − origin) to each gradient in place, in batches of equal strength.
 
     Args:
         gradients: What is added to, by name.
         directions: What is added, by name; a superset of the gradients that have a strength.
         strengths: A factor for each name; a name without one is left alone.
         scale: One more factor for all of them, on the device (a loss scale); none if None.
+        origins: What is taken off the directions, by name; nothing if None.
     """
     by_strength: dict[float, list[str]] = {}
     for name in gradients:
@@ -90,6 +92,8 @@ def add_scaled_(
             by_strength.setdefault(strengths[name], []).append(name)
     for strength, names in by_strength.items():
         added = [directions[name] for name in names]
+        if origins is not None:
+            added = list(torch._foreach_sub(added, [origins[name] for name in names]))
         if scale is not None:
             added = list(torch._foreach_mul(added, scale))
         torch._foreach_add_([gradients[name] for name in names], added, alpha=strength)

@@ -26,6 +26,7 @@ from pliant.graph.check import drift, run_graph
 from pliant.graph.layers import Layer, called_layers, classifier_names
 from pliant.graph.plan import BlockTensors
 from pliant.methods.base import Filter, Receipt, Rescaler
+from pliant.methods.pull import DevicePull, HostPull
 from pliant.methods.strengths import (
     Strength,
     check_choice,
@@ -35,22 +36,6 @@ from pliant.methods.strengths import (
 )
 
 OnDecay = Literal["keep", "reinit"]
-
-
-def log_factors(norms: Tensor, initial_norms: Tensor, lam: Tensor) -> Tensor:
-    """Return log c for c = (λ‖W₀‖ + (1−λ)‖W‖)/‖W‖ = 1 + λ(‖W₀‖/‖W‖ − 1).
-
-    Args:
-        norms: ‖W‖ of each weight; one that is all zero cannot be scaled back and gets c = 1.
-        initial_norms: ‖W₀‖ of each weight.
-        lam: λ of each weight.
-
-    Example:
-        >>> import torch
-        >>> log_factors(torch.tensor([2.0]), torch.tensor([1.0]), torch.tensor([0.5])).exp()
-        tensor([0.7500])
-    """
-    return torch.log1p(lam * torch.nan_to_num(initial_norms / norms - 1, nan=0.0, posinf=0.0))
 
 
 class SWR(Rescaler):
@@ -125,6 +110,7 @@ class SWR(Rescaler):
         self._names = [str(block) for block in self.plan.wishes]
         self._wished = BlockTensors(model, self.plan.wishes)
         self._written = BlockTensors(model, self.plan.targets)
+        self._pulls: dict[tuple[str, ...], DevicePull | HostPull] = {}
         self._dtype = torch.float32
         for tensor in self._wished.get():
             self._dtype = torch.promote_types(self._dtype, tensor.dtype)
@@ -138,17 +124,15 @@ class SWR(Rescaler):
                 )
             strengths |= {name: lam_classifier for name in self._names if _belongs(name, classifier)}
         self.lam = self.initial_norms.new_tensor([strengths.get(name, 0.0) for name in self._names])
-        self._matrix = self.plan.matrix.to(self.initial_norms)
         names_of = {id(p): name for name, p in self.parameters.items()}
         self._owners = [names_of[id(model.get_parameter(block.name))] for block in self.plan.wishes]
         if where is not None:
             for i, owner in enumerate(self._owners):
                 self.lam[i] *= where(owner, self.parameters[owner])
         self._leave_zero_weights_alone()
-        self._lam_of_names: dict[tuple[str, ...], Tensor] = {}
         self.base_lr = torch.full((len(self._names),), torch.nan, dtype=torch.float64)
         self.last_lr = torch.full((len(self._names),), torch.nan, dtype=torch.float64)
-        self._last: Tensor | None = None
+        self._last: Tensor | Sequence[float] | None = None
 
     def attach(self, *optimizers: Optimizer) -> Self:
         """Rescale after every step of these optimizers, each time the weights that the optimizer holds."""
@@ -163,7 +147,7 @@ class SWR(Rescaler):
     def step(self) -> None:
         """Rescale once, all weights."""
         self._count_step(self._owners)
-        self._last = self._rescale(self.lam, None)
+        self._last = self._rescale(tuple(self.parameters))
 
     @torch.no_grad()
     def reset_initial_norms(self) -> None:
@@ -184,8 +168,7 @@ class SWR(Rescaler):
         written = self._written.get()
         kept = torch._foreach_clone(written)
         before = run_graph(scales.graph, {})
-        log_c = self._rescale(self.lam, None)
-        factors = (self.plan.outputs.to(log_c) @ log_c).exp().tolist()
+        factors = self._output_factors(self._rescale(tuple(self.parameters)))
         moved = drift(scales.graph, before, dict(zip(scales.system.outputs, factors, strict=True)))
         torch._foreach_copy_(written, kept)
         return moved
@@ -197,8 +180,8 @@ class SWR(Rescaler):
             return None
         growth = self._norms() / self.initial_norms
         details = {
-            "factors": dict(zip(self._names, self._last.exp().tolist(), strict=True)),
-            "output_factors": (self.plan.outputs.to(self._last) @ self._last).exp().tolist(),
+            "factors": dict(zip(self._names, _as_tensor(self._last).exp().tolist(), strict=True)),
+            "output_factors": self._output_factors(self._last),
             "norm_growth": dict(zip(self._names, growth.tolist(), strict=True)),
             "steps": sum(self.steps.values()),
         }
@@ -206,6 +189,20 @@ class SWR(Rescaler):
             details["drift"] = self.measure_drift()
         written = self._written.get()
         return Receipt(self.name, "rescale", len(written), sum(t.numel() for t in written), details)
+
+    @property
+    def initial_norms(self) -> Tensor:
+        """‖W₀‖ of each weight that is pulled."""
+        return self._initial_norms
+
+    @initial_norms.setter
+    def initial_norms(self, norms: Tensor) -> None:
+        self._initial_norms = norms
+        self._pulls.clear()
+
+    def _output_factors(self, log_c: Tensor | Sequence[float]) -> list[float]:
+        factors: list[float] = (self.plan.outputs @ _as_tensor(log_c)).exp().tolist()
+        return factors
 
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
         handles = super()._register_hooks(optimizer)
@@ -224,23 +221,23 @@ class SWR(Rescaler):
         names = self._attachments[optimizer].names
         if self._count_step(names) % self.every:
             return
-        if names not in self._lam_of_names:
-            held = set(names)
-            mask = self.lam.new_tensor([owner in held for owner in self._owners])
-            self._lam_of_names[names] = self.lam * mask
-        lam = self._lam_of_names[names]
-        if self.coupled:
-            lam = lam * (self._learning_rates(optimizer) / self.base_lr).nan_to_num(0.0).to(lam)
-        self._last = self._rescale(lam, getattr(optimizer, "found_inf", None))
+        rates = (self._learning_rates(optimizer) / self.base_lr).nan_to_num(0.0) if self.coupled else None
+        self._last = self._rescale(names, rates, getattr(optimizer, "found_inf", None))
 
-    @torch.no_grad()
-    def _rescale(self, lam: Tensor, found_inf: Tensor | None) -> Tensor:
-        log_c = log_factors(self._norms(), self.initial_norms, lam)
-        if found_inf is not None:
-            # A fused optimizer under a GradScaler skipped its step if it met an infinity; only the device knows.
-            log_c = torch.where(found_inf == 0, log_c, 0)
-        torch._foreach_mul_(self._written.get(), (self._matrix @ log_c).exp().unbind())
-        return log_c
+    @torch.set_grad_enabled(False)  # Cheaper than no_grad, where every microsecond counts.
+    def _rescale(
+        self, names: tuple[str, ...], rates: Tensor | None = None, found_inf: Tensor | None = None
+    ) -> Tensor | Sequence[float]:
+        pull = self._pulls.get(names) or self._make_pull(names)
+        norms = torch._foreach_norm(self._wished.get(), 2, self._dtype)
+        return pull(norms, self._written.get(), rates, found_inf)
+
+    def _make_pull(self, names: tuple[str, ...]) -> DevicePull | HostPull:
+        held = set(names)
+        lam = self.lam * self.lam.new_tensor([owner in held for owner in self._owners])
+        kind = HostPull if lam.device.type == "cpu" else DevicePull
+        self._pulls[names] = kind(self.initial_norms, lam, self.plan.matrix)
+        return self._pulls[names]
 
     @torch.no_grad()
     def _norms(self) -> Tensor:
@@ -282,6 +279,10 @@ def _chain(model: nn.Module, example: Any, order: str | Sequence[str]) -> tuple[
     if isinstance(order, str):
         return chain_layers(model, called_layers(model, example))
     return tuple(Layer(name, model.get_submodule(name)) for name in order)
+
+
+def _as_tensor(log_c: Tensor | Sequence[float]) -> Tensor:
+    return torch.as_tensor(log_c, dtype=torch.float64, device="cpu")
 
 
 def _belongs(name: str, modules: Sequence[str]) -> bool:

@@ -1,0 +1,84 @@
+"""The arithmetic of soft weight rescaling: norms of weights in, factors of all that is written out.
+
+It is a handful of numbers, so what it costs is the calls. On an accelerator the small kernels are queued, and nobody
+waits. On the host they would cost as much as both passes over the weights of a small network; Python's own floats do
+the same for a fraction of it.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def log_factors(norms: Tensor, initial_norms: Tensor, lam: Tensor) -> Tensor:
+    """Return log c for c = (λ‖W₀‖ + (1−λ)‖W‖)/‖W‖.
+
+    Args:
+        norms: ‖W‖ of each weight; one that is all zero cannot be scaled back and gets c = 1.
+        initial_norms: ‖W₀‖ of each weight.
+        lam: λ of each weight.
+
+    Example:
+        >>> import torch
+        >>> log_factors(torch.tensor([2.0]), torch.tensor([1.0]), torch.tensor([0.5])).exp()
+        tensor([0.7500])
+    """
+    return torch.lerp(norms, initial_norms, lam).div_(norms).log_().nan_to_num_(nan=0.0, posinf=0.0)
+
+
+class DevicePull:
+    """Rescales where the weights are, and never waits for the device.
+
+    Args:
+        initial_norms: ‖W₀‖ of each weight.
+        lam: λ of each weight.
+        matrix: From log c of the weights to the log-factors of all that is written.
+    """
+
+    def __init__(self, initial_norms: Tensor, lam: Tensor, matrix: Tensor) -> None:
+        self._initial_norms, self._lam, self._matrix = initial_norms, lam, matrix.to(lam)
+
+    def __call__(
+        self, norms: Sequence[Tensor], written: Sequence[Tensor], rates: Tensor | None, found_inf: Tensor | None
+    ) -> Tensor:
+        """Multiply what is written, in place; return log c of each weight.
+
+        Args:
+            norms: ‖W‖ of each weight.
+            written: The tensors to multiply.
+            rates: A factor of each λ; none if None.
+            found_inf: Not zero if the optimizer skipped its step, as a fused one does under a GradScaler: then c = 1.
+        """
+        lam = self._lam if rates is None else self._lam * rates.to(self._lam)
+        log_c = log_factors(torch.stack(list(norms)), self._initial_norms, lam)
+        if found_inf is not None:
+            log_c = torch.where(found_inf == 0, log_c, 0)
+        torch._foreach_mul_(list(written), torch.mv(self._matrix, log_c).exp_().unbind())
+        return log_c
+
+
+class HostPull:
+    """Rescales weights on the host: `DevicePull` in Python's floats."""
+
+    def __init__(self, initial_norms: Tensor, lam: Tensor, matrix: Tensor) -> None:
+        self._weights = list(zip(initial_norms.tolist(), lam.tolist(), strict=True))
+        self._rows = [[(j, entry) for j, entry in enumerate(row) if entry] for row in matrix.tolist()]
+
+    def __call__(
+        self, norms: Sequence[Tensor], written: Sequence[Tensor], rates: Tensor | None, found_inf: Tensor | None
+    ) -> Sequence[float]:
+        """Multiply what is written, in place; return log c of each weight."""
+        if found_inf is not None and found_inf.item():
+            return [0.0] * len(norms)
+        weights = self._weights
+        if rates is not None:
+            weights = [(norm, lam * rate) for (norm, lam), rate in zip(weights, rates.tolist(), strict=True)]
+        log_c = []
+        for tensor, (initial_norm, lam) in zip(norms, weights, strict=True):
+            norm = tensor.item()
+            log_c.append(math.log1p(lam * (initial_norm / norm - 1)) if norm else 0.0)
+        for tensor, row in zip(written, self._rows, strict=True):
+            tensor.mul_(math.exp(sum([entry * log_c[j] for j, entry in row])))
+        return log_c
