@@ -57,11 +57,11 @@ def test_two_that_cannot_be_told_apart_and_how_many_seeds_would(tmp_path: Path) 
     found = ask(tmp_path)
     # The gaps have mean 0.006 and deviation 0.004; two comparisons share the level.
     assert found.reasons[0] == (
-        "3 seeds cannot tell swr from l2; about 4 more would (80% power, if the difference is as large as it looks)."
+        "3 seeds cannot tell swr from l2; about 4 more would (80 % power, if the difference is as large as it looks)."
     )
     assert found.verdict.startswith("Use swr: ")
     assert found.certainty == "unclear"
-    assert any("75% of cases, not 95 %" in reason for reason in found.reasons)
+    assert any("75 % of cases, not 95 %" in reason for reason in found.reasons)
 
 
 def test_nothing_to_be_told_from_doing_nothing(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_nothing_has_finished(tmp_path: Path) -> None:
     write_run(tmp_path, config("vanilla", 0), [0.5, 0.6], status="unfinished")
     write_run(tmp_path, config("swr", 0), [0.5], status="failed", error="boom")
     found = ask(tmp_path)
-    assert str(found) == "No run has finished yet. 1 run begun; the furthest is at 100%."
+    assert str(found) == "No run has finished yet. 1 run begun; the furthest is at 100 %."
     assert found.certainty == "none"
 
 

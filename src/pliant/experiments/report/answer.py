@@ -91,7 +91,7 @@ def _nothing_yet(analysis: Analysis) -> Answer:
         furthest = max(run.progress for run in under_way)
         return Answer(
             "No run has finished yet.",
-            (f"{count(len(under_way), 'run')} begun; the furthest is at {furthest:.0%}.",),
+            (f"{count(len(under_way), 'run')} begun; the furthest is at {100 * furthest:.0f} %.",),
             "none",
         )
     if diverged:
@@ -145,7 +145,8 @@ def _what_would(contrast: Contrast, rival: str, seeds: int, *, alone: bool) -> s
     if needed is None:
         return f"not even {MANY_SEEDS} would tell it from {rival} if the difference is as small as it looks"
     would = "would" if alone else f"would tell it from {rival}"
-    return f"about {max(1, needed - seeds)} more {would} ({POWER:.0%} power, if the difference is as large as it looks)"
+    sure = f"{100 * POWER:.0f} % power, if the difference is as large as it looks"
+    return f"about {max(1, needed - seeds)} more {would} ({sure})"
 
 
 def _caveats(analysis: Analysis, best: Contender) -> list[str]:
@@ -155,7 +156,7 @@ def _caveats(analysis: Analysis, best: Contender) -> list[str]:
     if 2 <= seeds <= FEW_SEEDS:
         found.append(
             f"With {seeds} seeds an interval is hardly wider than the seeds' own range and holds the true mean "
-            f"in about {1 - 2.0 ** (1 - seeds):.0%} of cases, not 95 %."
+            f"in about {100 - 100 * 2.0 ** (1 - seeds):.0f} % of cases, not 95 %."
         )
     found += [
         f"{contender.name} diverged on {contender.diverged} of {count(len(contender.runs), 'seed')} "

@@ -31,6 +31,7 @@ def render_page(sections: Sequence[Section], title: str) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    environment.filters["unbroken"] = _unbroken
     charts = _charts(sections)
     return environment.get_template("page.html").render(
         title=title,
@@ -44,6 +45,11 @@ def render_page(sections: Sequence[Section], title: str) -> str:
         charts=Markup(_json(charts)),
         library=Markup(_library()) if charts["charts"] else "",
     )
+
+
+def _unbroken(text: str) -> str:
+    """Keep a number and its percent sign on one line."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def _charts(sections: Sequence[Section]) -> dict[str, Any]:
