@@ -16,6 +16,7 @@ from pliant.graph.plan import Block, BlockTensors, ScalePlan
 from pliant.graph.projection import project
 from pliant.graph.rules import APPROXIMABLE
 from pliant.graph.scales import Demand, ScaleSystem, build_system
+from pliant.spelling import suggest
 
 OnConflict = Literal["preserve", "rescale"]
 Policy = Literal["error", "fix"]
@@ -138,7 +139,7 @@ class ScaleGraph:
         names = {name for block in self.blocks for name in (str(block), block.name)}
         for name in wishes:
             if name not in names:
-                raise ValueError(f"wishes: {name!r} is no parameter; allowed are {', '.join(sorted(names))}")
+                raise ValueError(f"wishes: {name!r} is no parameter; {suggest(name, sorted(names))}")
         return [n for n, block in enumerate(self.blocks) if {str(block), block.name} & set(wishes)]
 
     def _written(self) -> list[tuple[Block, Form]]:
