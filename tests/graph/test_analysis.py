@@ -317,7 +317,7 @@ def test_contrary_wishes_meet_halfway() -> None:
 def test_wishes_are_checked() -> None:
     model, example = CHAINS["mlp"]()
     graph = analyse(model, example)
-    with pytest.raises(ValueError, match=r"'2.weigth' is no parameter; allowed are 0\.bias"):
+    with pytest.raises(ValueError, match=r"'2.weigth' is no parameter; did you mean '2.weight'\? Allowed: 0\.bias"):
         graph.rescale_({"2.weigth": 0.5})
     with pytest.raises(ValueError, match=r"the factor of '2.weight' is 0; it must be positive"):
         graph.rescale_({"2.weight": 0})
