@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from pliant.diagnostics.batches import Batch, LossFn, sample_losses, summed_loss
 from pliant.diagnostics.lanczos import twice_differentiable
 from pliant.diagnostics.spectra import srank
+from pliant.eigen import eigvalsh
 
 MOST_PARAMETERS = 20_000
 """Above this a d × d matrix is too big to be meant."""
@@ -122,7 +123,7 @@ def relative_rank(matrix: Tensor, most: int, delta: float = 0.01) -> float:
     """
     if most < 1:
         raise ValueError(f"most must be at least 1, got {most}")
-    return srank(torch.linalg.eigvalsh(matrix).abs(), delta) / most
+    return srank(eigvalsh(matrix).abs(), delta) / most
 
 
 def _parameters(model: nn.Module) -> list[nn.Parameter]:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from pliant.eigen import eigh
 from pliant.graph.layers import called_layers, classifier_names
 from pliant.methods.base import Kind, Method, Receipt, closure_of, with_closure
 from pliant.methods.gram import gram
@@ -43,7 +44,7 @@ def feature_rank(features: Tensor) -> tuple[Tensor, Tensor]:
         (8.0, tensor([ 6.,  0., -2.]))
     """
     wide = features.shape[0] < features.shape[1]
-    squares, vectors = torch.linalg.eigh(gram(features if wide else features.mT))
+    squares, vectors = eigh(gram(features if wide else features.mT))
     ends = vectors[:, [-1, 0]]
     signs = ends.new_tensor([2.0, -2.0])
     gradient = (ends * signs) @ (ends.mT @ features) if wide else (features @ ends) @ (ends * signs).mT

@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from pliant.eigen import eigh
 from pliant.methods.strengths import check_choice, check_positive_int
 
 Polynomial = Literal["cubic", "quintic", "exact"]
@@ -157,7 +158,7 @@ def _gram(x: Tensor, iteration: Iteration) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _eigh(x: Tensor, iteration: Iteration) -> tuple[Tensor, Tensor, Tensor]:
-    eigenvalues, vectors = torch.linalg.eigh(x.mT @ x)
+    eigenvalues, vectors = eigh(x.mT @ x)
     gains = iteration.gains(eigenvalues)
     maps = (vectors * gains.unsqueeze(-2)) @ vectors.mT
     results = (x @ maps, _spectral_deviation(eigenvalues.clamp(min=0) * gains**2), maps)

@@ -1,0 +1,50 @@
+"""Eigenvalues of symmetric matrices, also where float32 does not find them.
+
+On matrices that are mostly zero and of low rank up to rounding (Gram matrices of features whose units are dead, of
+weights that were pruned) LAPACK's algorithm fails to converge in float32, or returns NaN without a word. In float64 it
+converges on them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues, smallest first, and the eigenvectors of symmetric matrices.
+
+    Args:
+        matrices: [..., n, n].
+
+    Returns:
+        [..., n] and, in columns, [..., n, n], in the precision of the matrices.
+
+    Example:
+        >>> eigh(torch.tensor([[2.0, 0.0], [0.0, -1.0]]))[0].tolist()
+        [-1.0, 2.0]
+    """
+    values, vectors = _decompose(torch.linalg.eigh, matrices)
+    return values, vectors
+
+
+def eigvalsh(matrices: Tensor) -> Tensor:
+    """Return the eigenvalues of symmetric matrices, smallest first, at a third of the cost of `eigh`.
+
+    Example:
+        >>> eigvalsh(torch.tensor([[2.0, 0.0], [0.0, -1.0]])).tolist()
+        [-1.0, 2.0]
+    """
+    (values,) = _decompose(lambda given: (torch.linalg.eigvalsh(given),), matrices)
+    return values
+
+
+def _decompose(function: Callable[[Tensor], Any], matrices: Tensor) -> list[Tensor]:
+    try:
+        found: list[Tensor] = list(function(matrices))
+        if all(torch.isfinite(part).all() for part in found):
+            return found
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        pass
+    return [part.to(matrices.dtype) for part in function(matrices.double())]
