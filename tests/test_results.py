@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from benchmarks import effects, statements
 from benchmarks.effects import EFFECT, effect_block, name_effect, sum_up
+from benchmarks.figures import PAPERS
 from benchmarks.kept import EXACT, KEPT, Estimate, Kept, find_recipe, load_kept, more_numbers, summarise
 from benchmarks.pages import make_page
 from benchmarks.reproduction import BLOCK, DOCS, PAGES, render
@@ -34,6 +35,10 @@ def test_page_shows_every_statement_and_every_kept_experiment() -> None:
     kept = {file.name.removesuffix(".jsonl.gz") for file in KEPT.glob("*.gz")}
     assert {("table", name) for name in kept - {EFFECT}} <= blocks
     assert ("effect", "all") in blocks
+
+
+def test_list_of_recipes_shows_every_paper() -> None:
+    assert BLOCK.findall((DOCS / "recipes.md").read_text()) == [("figures", paper) for paper in PAPERS]
 
 
 @pytest.mark.parametrize("name", methods.names())
