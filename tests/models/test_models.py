@@ -119,6 +119,10 @@ def test_a_network_of_ones_own(tmp_path: Path) -> None:
         "    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], width), nn.Linear(width, classes))\n"
         "def wrong(shape, classes):\n"
         "    return 'a network'\n"
+        "def bare(width=3):\n"
+        "    return nn.Linear(4, width)\n"
+        "def needy(one, two, three):\n"
+        "    return nn.Linear(4, 4)\n"
     )
     model = models.create(f"{tmp_path / 'own.py'}:build", (4,), 2, seed=1, width=5)
     again = models.create(f"{tmp_path / 'own.py'}:build", (4,), 2, seed=1, width=5)
@@ -126,3 +130,12 @@ def test_a_network_of_ones_own(tmp_path: Path) -> None:
     assert torch.equal(model[1].weight, again[1].weight)
     with pytest.raises(ValueError, match="returned str; it must return"):
         models.create(f"{tmp_path / 'own.py'}:wrong", (4,), 2)
+    assert count(models.create(f"{tmp_path / 'own.py'}:bare", (4,), 2, width=5)) == linear(4, 5)
+    with pytest.raises(
+        ValueError, match=r"takes \(one, two, three\); it is called with \(shape, classes\), or without"
+    ):
+        models.create(f"{tmp_path / 'own.py'}:needy", (4,), 2)
+    with pytest.raises(
+        ValueError, match=r"takes \(shape, classes, width=3\); it is called with \(shape, classes, depth=…\)"
+    ):
+        models.create(f"{tmp_path / 'own.py'}:build", (4,), 2, depth=2)

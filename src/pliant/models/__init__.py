@@ -1,5 +1,7 @@
 """The papers' networks, as plain modules with seeded initial weights."""
 
+import contextlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,7 +94,8 @@ def create(name: str, shape: tuple[int, ...], classes: int, *, seed: int = 0, **
     """Make a network whose initial weights depend on the seed alone; the global generators stay as they were.
 
     Args:
-        name: One of `names()`, or `module:function` or `file.py:function` for a builder of one's own.
+        name: One of `names()`, or `module:function` or `file.py:function` for a builder of one's own, which takes the
+            shape and the number of classes, or neither.
         shape: Shape of one input.
         classes: Number of outputs.
         seed: Decides the initial weights.
@@ -101,13 +104,26 @@ def create(name: str, shape: tuple[int, ...], classes: int, *, seed: int = 0, **
     Returns:
         The network.
     """
+    arguments: tuple[Any, ...] = (shape, classes)
     if ":" in name:
         build: Builder = import_object(name)
+        arguments = _arguments_of(name, build, arguments, options)
     else:
         build, options = info(name).build, info(name).preset | options
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed("model", seed))
-        model = build(shape, classes, **options)
+        model = build(*arguments, **options)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name!r} returned {type(model).__name__}; it must return a torch.nn.Module")
     return model
+
+
+def _arguments_of(name: str, build: Builder, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the arguments that somebody's own builder takes: these, or none."""
+    signature = inspect.signature(build)
+    for chosen in (arguments, ()):
+        with contextlib.suppress(TypeError):
+            signature.bind(*chosen, **options)
+            return chosen
+    given = ", ".join(["shape", "classes", *(f"{key}=…" for key in options)])
+    raise ValueError(f"model {name!r} takes {signature}; it is called with ({given}), or without shape and classes")
