@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 
 
 def rounds_of(contestants: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 5) -> dict[str, list[float]]:
-    """Return each contestant's seconds in every round; in a round each is called once, one after the other."""
+    """Return each contestant's seconds in every round; in a round each is called once, one after the other.
+
+    Seconds of the processor: on a machine that others use too, waiting for a turn is not the contestant's time.
+    """
     for _ in range(warmup):
         for run in contestants.values():
             run()
@@ -15,9 +18,9 @@ def rounds_of(contestants: Mapping[str, Callable[[], object]], rounds: int, warm
     for _ in range(rounds):
         order.append(order.pop(0))  # nobody always runs in the cache that the same neighbour left behind
         for name in order:
-            start = time.perf_counter()
+            start = time.process_time()
             contestants[name]()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(time.process_time() - start)
     return seconds
 
 
@@ -37,13 +40,14 @@ def added(contestants: Mapping[str, Callable[[], object]], *, base: str, rounds:
     }
 
 
-def over_builds(measure: Callable[[], float], builds: int = 9) -> float:
-    """Return the median of a measurement that builds its contestants anew each time.
+def over_builds(measure: Callable[[], Mapping[str, float]], builds: int = 9) -> dict[str, float]:
+    """Return the medians of a measurement that builds its contestants anew each time.
 
     Where the allocator happens to put their tensors moves a step of a small network by several per cent, for as long as
     they live.
     """
-    return statistics.median(measure() for _ in range(builds))
+    found = [measure() for _ in range(builds)]
+    return {name: statistics.median(each[name] for each in found) for name in found[0]}
 
 
 def row(what: str, ratio: float, limit: str) -> None:

@@ -192,11 +192,13 @@ class Spectral(_LargestSingularValue):
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
         super()._add_to(gradients, scale)
         for name, gradient in gradients.items():
-            role, parameter = self.roles.get(name), self.parameters[name].detach()
+            role = self.roles.get(name)
             if role == "scale":
+                parameter = self.parameters[name].detach()
                 slope = self._slope(parameter.abs()) * parameter.sign()
                 gradient.add_(slope if scale is None else slope * scale, alpha=self.strengths[name])
             elif role == "shift":
+                parameter = self.parameters[name].detach()
                 power: Tensor = torch.linalg.vector_norm(widen(parameter)) ** (2 * self.k - 2)
                 factor = power if scale is None else power * scale
                 gradient.addcmul_(parameter, factor, value=2 * self.k * self.strengths[name])
