@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, Optimizer, Rprop
 
 from pliant import ContinualBackprop, ReDo, Spectral
+from pliant.methods.recycler import SumByUnit, sum_except
 from pliant.methods.redraw import draw_fresh, seeded
 from pliant.models import create
 from tests import zoo
@@ -341,6 +342,25 @@ def test_composes_with_a_penalty() -> None:
     assert redo.receipt.entries > 0
     assert spectral.receipt.details["steps"] == 4
     assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_entries_are_counted_for_each_unit() -> None:
+    values = torch.zeros(5, 4)
+    uneven = SumByUnit(torch.tensor([0, 0, 1, -1]), 2).count_entries(values, 1)
+    assert isinstance(uneven, Tensor)
+    assert uneven.tolist() == [10, 5]
+    assert SumByUnit(torch.tensor([0, 1, 0, 1]), 2).count_entries(values, 1) == 10
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 2), (4, 3, 3, 3), (4, 3, 7, 7), (0, 3, 3, 3)])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_sums_over_all_dimensions_but_one(shape: tuple[int, ...], dim: int) -> None:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    exact = values.double().movedim(dim, 0).flatten(1).sum(1)
+    layouts = [values, values.to(memory_format=torch.channels_last)] if values.ndim == 4 else [values]
+    for layout in layouts:
+        torch.testing.assert_close(sum_except(layout, dim).double(), exact, rtol=1e-6, atol=1e-6)
+        assert sum_except(layout.half(), dim).dtype == torch.float32
 
 
 def test_errors() -> None:

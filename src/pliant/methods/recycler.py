@@ -296,7 +296,7 @@ class Recycler(Method):
 def sum_except(values: Tensor, dim: int) -> Tensor:
     """Return Σ over all dimensions but one, in float32 at least."""
     dtype = torch.promote_types(values.dtype, torch.float32)
-    if dim == 1 and values.ndim > 2 and values.is_contiguous() and values[0, 0].numel() < _FEW:
+    if dim == 1 and values.ndim > 2 and values.is_contiguous() and values.shape[2:].numel() < _FEW:
         # The places of a kernel are too few for a fast inner loop, all that comes after the first dimension is not.
         return values.sum(0, dtype=dtype).flatten(1).sum(1)
     return values.sum([d for d in range(values.ndim) if d != dim], dtype=dtype)
