@@ -62,11 +62,11 @@ def sum_up(verdicts: dict[str, list[str]]) -> str:
         >>> sum_up({"helps": ["a"], "hurts": ["b", "c"]})
         'It helps here with a; it hurts with b and c.'
         >>> sum_up({"hurts": ["b"]})
-        '**It does not help here**: it hurts with b.'
+        '**No help was seen here**: it hurts with b.'
     """
     if "too few seeds" in verdicts:
         return f"Too few seeds to say what it does here with {join(verdicts['too few seeds'])}."
     words = {"helps": "helps here", "hurts": "hurts", "diverges": "diverges"}
     words["no difference seen"] = "makes no difference that was seen"
     clauses = "; it ".join(f"{words[v]} with {join(verdicts[v])}" for v in words if v in verdicts)
-    return f"It {clauses}." if "helps" in verdicts else f"**It does not help here**: it {clauses}."
+    return f"It {clauses}." if "helps" in verdicts else f"**No help was seen here**: it {clauses}."

@@ -153,7 +153,7 @@ def test_effect_is_named_by_the_difference_in_error(monkeypatch: pytest.MonkeyPa
 def test_sentence_says_what_all_settings_come_to() -> None:
     assert sum_up({"hurts": ["c"], "helps": ["a", "b"]}) == "It helps here with a and b; it hurts with c."
     assert sum_up({"no difference seen": ["a"], "diverges": ["b"]}) == (
-        "**It does not help here**: it diverges with b; it makes no difference that was seen with a."
+        "**No help was seen here**: it diverges with b; it makes no difference that was seen with a."
     )
     assert sum_up({"too few seeds": ["a", "b", "c"], "helps": ["d"]}) == (
         "Too few seeds to say what it does here with a, b and c."
