@@ -113,7 +113,7 @@ def test_theorem_2_bounds_the_norm_against_an_adversary(lam: float) -> None:
     largest = list(initial)
     for _ in range(3000):
         for weight in weights:
-            norm = float(weight.norm())
+            norm = float(weight.detach().norm())
             weight.grad = -weight.detach() * ((norm**2 + growth) ** 0.5 / norm - 1)
         optimizer.step()
         largest = [max(a, float(w.norm())) for a, w in zip(largest, weights, strict=True)]

@@ -96,7 +96,7 @@ def test_fresh_weights_make_a_network_that_was_built_with_crelu() -> None:
     bound = 32**-0.5  # what nn.Linear draws its weights and biases within, at its new width
     for layer in (model[2], model[4]):
         for parameter in layer.parameters():
-            assert 0.7 * bound < float(parameter.abs().max()) <= bound
+            assert 0.7 * bound < float(parameter.detach().abs().max()) <= bound
         assert float(layer.weight.detach()[:, 16:].std()) == pytest.approx(bound / 3**0.5, rel=0.2)
     other = zoo.build("mlp")
     CReLUConversion(other, zoo.batch("mlp")[0], weights="fresh", seed=3)

@@ -167,7 +167,7 @@ def test_batch_norm_statistics_move_with_their_input() -> None:
 def test_hard_rescaling_restores_the_initial_norms() -> None:
     model = zoo.build("mlp")
     swr = SWR(model, zoo.batch("mlp")[0], lam=1.0)
-    initial = [float(model[i].weight.norm()) for i in (0, 2, 4)]
+    initial = [float(model[i].weight.detach().norm()) for i in (0, 2, 4)]
     train(model, SGD(model.parameters(), lr=0.5), "mlp", range(5))
     swr.step()
     assert [float(model[i].weight.norm()) for i in (0, 2, 4)] == pytest.approx(initial, rel=1e-14)
