@@ -160,7 +160,7 @@ SAMPLE = {
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_sample_runs_to_the_end(name: str, tmp_path: Path) -> None:
-    run_quick(name, SAMPLE[name], tmp_path)
+    assert_quick_form_runs(name, SAMPLE[name], tmp_path)
 
 
 STAND_IN = {"cifar100": "cifar10", "svhn": "cifar10", "emnist": "mnist", "fashion_mnist": "mnist"}
@@ -171,10 +171,10 @@ STAND_IN = {"cifar100": "cifar10", "svhn": "cifar10", "emnist": "mnist", "fashio
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_quick_form_runs_to_the_end(path: Path, tmp_path: Path) -> None:
     data = load_recipe(path, scale="quick").data.name
-    run_quick(path.stem, [f"data.name={STAND_IN[data]}"] if data in STAND_IN else [], tmp_path)
+    assert_quick_form_runs(path.stem, [f"data.name={STAND_IN[data]}"] if data in STAND_IN else [], tmp_path)
 
 
-def run_quick(name: str, overrides: list[str], root: Path) -> None:
+def assert_quick_form_runs(name: str, overrides: list[str], root: Path) -> None:
     recipe = load_recipe(find_recipe(name), overrides, "quick")
     statuses = run_here(recipe, root)
     assert set(statuses.values()) == {"finished"}, [run.error for run in load_runs(root) if run.error]
