@@ -156,9 +156,9 @@ def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
       up to the worst moment of the task. Both are means over all tasks but the first.
     - `train_error_growth` is the training error at the ends of the last fifth of the tasks minus that of the first
       fifth; `late_train_error` is the former.
-    - `MEASURE_change` is the same of a measure, divided by its value in the first fifth; `MEASURE_mean` is over all
-      tasks. A measure counts as it is at a task's first step; that of an optimizer's step as its mean over the
-      measured steps of the task but the first, which is like no other.
+    - `MEASURE_change` is the same of a measure, divided by its value in the first fifth; there is none if that is
+      zero and the other is not. `MEASURE_mean` is over all tasks. A measure counts as it is at a task's first step;
+      that of an optimizer's step as its mean over the measured steps of the task but the first, which is like no other.
     - `MEASURE_last` is its last value, in runs of a single task.
     - `MEASURE_first_gap` and `MEASURE_late_gap` of an approximation of the Hessian's rank are its mean distance from
       that rank in the first and the last fifth of the tasks, `MEASURE_gap_growth` their difference, and
@@ -180,7 +180,8 @@ def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
         else:
             first, late = ends_of(values)
             yield f"{name}_mean", fmean(values)
-            yield f"{name}_change", (late - first) / abs(first)
+            if first or not late:
+                yield f"{name}_change", (late - first) / abs(first) if first else 0.0
     for name in series.keys() & APPROXIMATIONS if EXACT in series else ():
         first, late = ends_of([abs(one - other) for one, other in zip(series[name], series[EXACT], strict=True)])
         yield f"{name}_first_gap", first

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from benchmarks.effects import effect_block
+from benchmarks.explanations import explanations_block
 from benchmarks.figures import figures_block
 from benchmarks.kept import NOTHING, count_seeds, estimate, load_kept
 from benchmarks.markdown import write_table
@@ -16,7 +17,7 @@ from benchmarks.statements import found_block, statements_block
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = [DOCS / "results.md", DOCS / "recipes.md", *sorted((DOCS / "methods").glob("*.md"))]
-BLOCK = re.compile(r"<!-- (found|statements|table|effect|figures): (\S+) -->\n.*?<!-- end -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- (found|statements|table|effect|explanations|figures): (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def table_block(name: str) -> str:
@@ -37,7 +38,8 @@ def table_block(name: str) -> str:
             cells.append("{:.4f} ± {:.4f}".format(*kept.published[label]) if label in kept.published else "–")
         for column in columns:
             values = kept.values(label, column).values()
-            cells.append(estimate(values).show() if values else "–")
+            part = f" ({len(values)} seeds)" if len(values) < len(kept.numbers[label]) else ""
+            cells.append(estimate(values).show() + part if values else "–")
         rows.append([*cells, count_seeds(kept, label)])
     if len(columns) > 2 * len(kept.labels):
         rows = [list(row) for row in zip(*rows, strict=True)]
@@ -51,6 +53,7 @@ def render(page: str) -> str:
         "statements": statements_block,
         "table": table_block,
         "effect": effect_block,
+        "explanations": explanations_block,
         "figures": figures_block,
     }
 

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import effects, statements
+from benchmarks import effects, explanations, statements
 from benchmarks.effects import EFFECT, effect_block, name_effect, sum_up
+from benchmarks.explanations import explanations_block
 from benchmarks.figures import PAPERS
 from benchmarks.kept import EXACT, KEPT, Estimate, Kept, find_recipe, load_kept, more_numbers, summarise
 from benchmarks.pages import make_page
@@ -89,6 +90,26 @@ def test_difference_pairs_seeds() -> None:
     gap = kept.difference("a", "b", "x")
     assert gap is not None
     assert (gap.mean, gap.half, gap.count) == (0.5, 0.0, 2)
+
+
+def test_explanations_sort_measures_by_what_they_tell_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {
+        "lost": {"hessian_rank_change": -0.9, "weight_l1_change": 0.5, "dormancy_change": 0.4, "sharpness_change": 2.0},
+        "kept": {"hessian_rank_change": -0.1, "weight_l1_change": 0.5, "dormancy_change": -0.1},
+    }
+    changes["lost"]["train_error_growth"], changes["kept"]["train_error_growth"] = 0.4, 0.0
+    noise = (-0.01, 0.0, 0.01)
+    numbers = {
+        label: {seed: {name: value + noise[seed] for name, value in values.items()} for seed in range(3)}
+        for label, values in changes.items()
+    }
+    monkeypatch.setattr(explanations, "load_kept", lambda name: make_kept(numbers))
+    assert explanations_block("any").splitlines() == [
+        "- falls more, or rises less, in those that lost it (lost) than in those that kept it (kept): `hessian_rank`",
+        "- rises more, or falls less, in those that lost it: `dormancy`",
+        "- does not tell them apart: `weight_l1`",
+        "- is not defined for all of them, or starts from zero: `sharpness`",
+    ]
 
 
 def test_statement_without_runs_stays_open() -> None:

@@ -1,0 +1,50 @@
+"""Which measures tell networks that lost plasticity from networks that kept it."""
+
+from benchmarks.kept import FEWEST, NOTHING, Estimate, estimate, load_kept
+from benchmarks.markdown import join
+from pliant.diagnostics import measures
+
+
+def explanations_block(name: str) -> str:
+    """Sort the measures of an experiment by whether their change goes with the loss of plasticity.
+
+    A network lost plasticity if its training error grew, the whole 95 % interval above zero.
+    """
+    kept = load_kept(name)
+    if kept is None:
+        return NOTHING
+    growth = {label: estimate(kept.values(label, "train_error_growth").values()) for label in kept.labels}
+    lost = [label for label in kept.labels if growth[label].low > 0]
+    remained = [label for label in kept.labels if label not in lost]
+    if not lost or not remained:
+        return "All networks fared alike: there is nothing to tell apart."
+    told: dict[str, list[str]] = {}
+    for measure in measures.names():
+        changes = {label: kept.values(label, f"{measure}_change").values() for label in kept.labels}
+        if not any(changes.values()):
+            continue
+        enough = all(len(values) >= FEWEST for values in changes.values())
+        found = {label: estimate(values) for label, values in changes.items()} if enough else {}
+        verdict = separates([found[one] for one in lost], [found[one] for one in remained]) if found else "no change"
+        told.setdefault(verdict, []).append(f"`{measure}`")
+    words = {
+        "lower": f"falls more, or rises less, in those that lost it ({join(lost)}) than in those that kept it "
+        f"({join(remained)})",
+        "higher": "rises more, or falls less, in those that lost it",
+        "neither": "does not tell them apart",
+        "no change": "is not defined for all of them, or starts from zero",
+    }
+    return "\n".join(f"- {words[verdict]}: {join(told[verdict])}" for verdict in words if verdict in told)
+
+
+def separates(lost: list[Estimate], remained: list[Estimate]) -> str:
+    """Say whether all intervals of the one kind of network lie on the same side of all intervals of the other.
+
+    Example:
+        >>> fallen, steady = Estimate(-0.9, 0.1, 5), Estimate(0.0, 0.1, 5)
+        >>> separates([fallen], [steady]), separates([steady], [fallen]), separates([fallen, steady], [steady])
+        ('lower', 'higher', 'neither')
+    """
+    if max(one.high for one in lost) < min(one.low for one in remained):
+        return "lower"
+    return "higher" if min(one.low for one in lost) > max(one.high for one in remained) else "neither"
