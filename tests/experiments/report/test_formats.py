@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 
 import pliant
 from pliant.cli import app
+from pliant.experiments.config import Part
 from pliant.experiments.recipe import load_recipe
 from pliant.experiments.report.report import FIGURES, FORMATS, Report
 from pliant.experiments.store import load_runs
-from tests.experiments.report.stores import NASTY, config, write_results, write_run
+from tests.experiments.report.stores import NASTY, config, write_recipe, write_results, write_run
 
 
 def test_figures_come_in_the_order_of_the_report(report: Report) -> None:
@@ -53,6 +54,26 @@ def test_figures_come_in_the_order_of_the_report(report: Report) -> None:
 def test_charts_are_valid(report: Report) -> None:
     for figure in report.sections[0].figures:
         assert figure.chart.to_dict(validate=True)["$schema"] == alt.SCHEMA_URL
+
+
+def test_what_differs_between_networks_is_told_with_each(tmp_path: Path) -> None:
+    for activation in ("relu", "tanh"):
+        run = config(activation, 0, methods=(), model=Part("mlp", {"activation": activation}))
+        write_run(tmp_path, run, [0.5, 0.6])
+    write_recipe(
+        tmp_path,
+        methods=[{"name": "vanilla", "label": name, "model": {"activation": name}} for name in ("relu", "tanh")],
+    )
+    (section,) = pliant.report(tmp_path).sections
+    assert section.setting["network"] == "differs, see the methods' settings"
+    assert section.setting["data"] == "digits"
+    assert [section.settings_of(contender) for contender in section.comparison.contenders] == [
+        "nothing attached; network mlp(activation=relu)",
+        "nothing attached; network mlp(activation=tanh)",
+    ]
+    assert section.facts[:2] == ["2 methods", "1 seed"]
+    (ends,) = (figure for figure in section.figures if figure.name == "task_ends")
+    assert "dashed" not in ends.note
 
 
 def test_every_figure_has_its_numbers(report: Report) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,32 @@ def test_every_chart_is_drawn_and_nothing_sticks_out(page: Page, path: Path, rep
         "return free.filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"
     )
     assert wide == []
+
+
+@pytest.mark.parametrize("ends", [(0.9, 0.5, 0.1), (0.502, 0.501, 0.5), (0.9, 0.101, 0.1), (0.9, 0.899, 0.1)])
+def test_names_stand_beside_the_ends_of_their_curves_and_never_on_each_other(
+    page: Page, tmp_path: Path, ends: tuple[float, ...]
+) -> None:
+    labels = ("L2", "fresh", "vanilla")
+    write_results(tmp_path / "runs", {label: [end] * 3 for label, end in zip(labels, ends, strict=True)})
+    (path,) = pliant.report(tmp_path / "runs").save(tmp_path / "report.html")
+    page.open(path)
+    boxes = page.run(
+        "const chart = document.querySelector('#s0-curves-0 svg');"
+        "const middle = e => { const b = e.getBoundingClientRect(); return (b.top + b.bottom) / 2 };"
+        "const texts = [...chart.querySelectorAll('.mark-text text')].map(e => [e.textContent, middle(e)]);"
+        "const lines = [...chart.querySelectorAll('.mark-line path')].map(e => {"
+        " const p = e.getPointAtLength(e.getTotalLength()).matrixTransform(e.getScreenCTM()); return p.y });"
+        "return [Object.fromEntries(texts), lines.sort((a, b) => a - b), chart.getBoundingClientRect().bottom]"
+    )
+    places, lines, bottom = boxes
+    heights = [places[label] for label in labels]
+    assert all(below - above > 11 for above, below in pairwise(heights))
+    assert max(heights) < bottom
+    crowd = 3 * 14
+    for place, line in zip(heights, lines, strict=True):
+        alone = sum(abs(line - other) < crowd for other in lines) == 1
+        assert abs(place - line) < (3 if alone else crowd)
 
 
 def test_curves_are_compared_under_the_pointer(page: Page, path: Path) -> None:

@@ -177,13 +177,13 @@ def task_ends(comparison: Comparison, histories: Histories, series: Sequence[Ser
     curves = {key: curve for key, table in ends.items() if (curve := _over_tasks(table)) is not None}
     if not curves:
         return []
-    points = histories.tasks <= 40
+    fresh, points = comparison.baseline("fresh"), histories.tasks <= 40
     figures = [
         Figure(
             name="task_ends",
             title=f"{name_of(shown_as).capitalize()} at the end of each task",
-            note="A network that keeps its plasticity stays level; one that loses it rises. "
-            "The dashed line is a network trained from scratch on each task.",
+            note="A network that keeps its plasticity stays level; one that loses it rises."
+            + (" The dashed line is a network trained from scratch on each task." if fresh else ""),
             chart=lines(curves, series, x_title="task", y_title=name_of(shown_as), metric=shown_as, points=points),
             table=curve_table(curves, series, shown_as, "task"),
         )

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pliant.experiments.config import RunConfig
 from pliant.experiments.report.analysis import Analysis
 from pliant.experiments.report.answer import Answer, answer
 from pliant.experiments.report.histories import Histories, read_histories
-from pliant.experiments.report.reading import Broken, Comparison
+from pliant.experiments.report.reading import Broken, Comparison, Contender
 from pliant.experiments.report.style import Series, assign_series
 from pliant.experiments.report.table import ResultTable, metric_table, result_table
 from pliant.experiments.report.wording import count, name_of
@@ -116,7 +117,7 @@ class Section:
             ),
             Group(
                 "tasks",
-                "The end of each task, against a fresh network",
+                "The end of each task" + (", against a fresh network" if comparison.baseline("fresh") else ""),
                 "Plasticity itself: can the network still learn what a new one learns?",
                 charts.task_ends(comparison, histories, series),
                 "half",
@@ -172,9 +173,10 @@ class Section:
         runs = self.comparison.runs
         seeds = {run.config.seed for run in runs}
         finished = sum(run.status == "finished" for run in runs)
+        baselines = sum(contender.role != "method" for contender in self.comparison.contenders)
         facts = [
-            count(sum(contender.role == "method" for contender in self.comparison.contenders), "method"),
-            count(sum(contender.role != "method" for contender in self.comparison.contenders), "baseline"),
+            count(len(self.comparison.contenders) - baselines, "method"),
+            *([count(baselines, "baseline")] if baselines else []),
             count(len(seeds), "seed"),
             f"{finished} of {count(len(runs), 'run')} finished",
         ]
@@ -185,19 +187,28 @@ class Section:
 
     @property
     def setting(self) -> dict[str, str]:
-        """Data, network, stream and training, as the first run has them."""
-        runs = [*self.comparison.runs, *self.comparison.trials]
-        if not runs:
-            return {}
-        config = runs[0].config
-        training = {key: value for key, value in vars(config.training).items() if value not in (None, ())}
+        """Data, network, stream, training and device."""
         return {
-            "data": str(config.data),
-            "network": str(config.model),
-            "stream": str(config.stream),
-            "training": ", ".join(f"{key}={value}" for key, value in training.items()),
-            "device": config.device,
+            name: values[0] if len(values) == 1 else "differs, see the methods' settings"
+            for name, values in self._settings.items()
         }
+
+    def settings_of(self, contender: Contender) -> str:
+        """A contender's methods with their settings, and what else is its own."""
+        plain = "an untrained network at every task" if contender.role == "fresh" else "nothing attached"
+        described = _describe(contender.runs[0].config)
+        own = [f"{name} {described[name]}" for name, values in self._settings.items() if len(values) > 1]
+        return "; ".join([contender.settings or plain, *own])
+
+    @cached_property
+    def _settings(self) -> dict[str, list[str]]:
+        """Every value that a part of the setting has among the runs."""
+        found: dict[str, list[str]] = {}
+        for run in self.comparison.runs or self.comparison.trials:
+            for name, value in _describe(run.config).items():
+                if value not in found.setdefault(name, []):
+                    found[name].append(value)
+        return found
 
     @cached_property
     def environment(self) -> dict[str, str]:
@@ -208,6 +219,17 @@ class Section:
                 if key != "pid" and value is not None:
                     found.setdefault(key, {})[_flat(value)] = None
         return {key: ", ".join(values) for key, values in found.items()}
+
+
+def _describe(config: RunConfig) -> dict[str, str]:
+    training = {key: value for key, value in vars(config.training).items() if value not in (None, ())}
+    return {
+        "data": str(config.data),
+        "network": str(config.model),
+        "stream": str(config.stream),
+        "training": ", ".join(f"{key}={value}" for key, value in training.items()),
+        "device": config.device,
+    }
 
 
 def _environment(run: Run) -> dict[str, Any]:

@@ -206,7 +206,7 @@ def lines(
         layers.append(base.mark_point(filled=True, size=36, opacity=1).encode(x=x, y=y, color=colours))
     layers += _hover(data, series, x, metric)
     if labels:
-        layers += _end_labels(curves, series, colours, edge)
+        layers += _end_labels(curves, series, y, colours, edge, log)
     return alt.layer(*layers).add_params(shown_parameter(series)).properties(width=WIDTH, height=height)
 
 
@@ -229,37 +229,48 @@ def _hover(data: alt.InlineData, series: Sequence[Series], x: alt.X, metric: str
     return [rule]
 
 
-def _end_labels(curves: dict[str, Curve], series: Sequence[Series], colours: alt.Color, edge: str) -> list[alt.Chart]:
-    """Names at the right, in the order of the curves' ends, evenly spaced so that none covers another."""
+def _end_labels(
+    curves: dict[str, Curve], series: Sequence[Series], y: alt.Y, colours: alt.Color, edge: str, log: bool
+) -> list[alt.Chart]:
+    """Names at the right, each beside the end of its curve, or below the name above it where that would cover it."""
     names = {each.key: each.name for each in series}
     ends = []
     for key, curve in curves.items():
-        known = [place for place, mean in enumerate(curve.mean.tolist()) if math.isfinite(mean)]
-        if known:
-            ends.append([key, names[key], float(curve.x[known[-1]]), float(curve.mean[known[-1]])])
-    data = inline({"key": "string", "name": "string", "x": "number", "mean": "number"}, ends)
-    top = (
-        f"clamp(scale('y', datum.middle) - (datum.total - 1) * {_LABEL_STEP / 2}, 0,"
-        f" max(0, height - datum.total * {_LABEL_STEP}))"
-    )
-    place = alt.ExprRef(f"{top} + (datum.place - 0.5) * {_LABEL_STEP}")
-    visible = f"width > {_NARROW} && datum.total * {_LABEL_STEP} <= height + {_LABEL_STEP}"
+        known = np.flatnonzero(np.isfinite(curve.mean))
+        if len(known):
+            bounds = [float(np.nanmin(curve.low[known], initial=curve.mean[known].min()))]
+            bounds.append(float(np.nanmax(curve.high[known], initial=curve.mean[known].max())))
+            ends.append([key, names[key], float(curve.x[known[-1]]), float(curve.mean[known[-1]]), *bounds])
+    columns = dict.fromkeys(("key", "name"), "string") | dict.fromkeys(("x", "mean", "low", "high"), "number")
+    to, back = ("log({})", "exp({})") if log else ("{}", "{}")
+    step = f"datum.step * {_LABEL_STEP} / height"
     base = (
-        alt.Chart(data)
+        alt.Chart(inline(columns, ends))
         .transform_filter(IS_SHOWN)
         .transform_window(place="row_number()", sort=[alt.SortField("mean", order="descending")])
-        .transform_joinaggregate(total="count()", middle="mean(mean)")
-        .transform_filter(visible)
+        .transform_joinaggregate(total="count()", lowest="min(low)", highest="max(high)")
+        .transform_filter(f"width > {_NARROW} && datum.total * {_LABEL_STEP} <= height + {_LABEL_STEP}")
+        .transform_calculate(step=f"{to.format('datum.highest')} - {to.format('datum.lowest')}")
+        .transform_calculate(room=f"{to.format('datum.mean')} + datum.place * {step}")
+        .transform_window(room="min(room)", sort=[alt.SortField("place")], frame=[None, 0])
+        .transform_calculate(
+            at=back.format(
+                f"max(datum.room - datum.place * {step}, "
+                f"{to.format('datum.lowest')} + (datum.total - datum.place) * {step})"
+            )
+        )
     )
+    at = y.copy()
+    at.shorthand = "at:Q"
     leader = base.mark_rule(strokeWidth=0.8).encode(
         x=alt.value(alt.ExprRef("scale('x', datum.x) + 2")),
         x2=alt.value(alt.ExprRef(f"{edge} + 14")),
-        y=alt.value(alt.ExprRef("scale('y', datum.mean)")),
-        y2=alt.value(place),
+        y=y,
+        y2="at:Q",
         color=colours,
     )
     text = base.mark_text(align="left", baseline="middle", limit=_LABEL_ROOM - 20).encode(
-        x=alt.value(alt.ExprRef(f"{edge} + 18")), y=alt.value(place), text="name:N", color=colours
+        x=alt.value(alt.ExprRef(f"{edge} + 18")), y=at, text="name:N", color=colours
     )
     return [leader, text]
 
