@@ -6,6 +6,7 @@ The runs are in `results/reproduction/RECIPE.jsonl.gz`, packed by `pliant pack`.
 import math
 import tempfile
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -105,18 +106,22 @@ def find_recipe(name: str) -> Recipe:
     return load_recipe(recipe_folder() / f"{stem}.toml", scale="quick" if quick else "paper")
 
 
+@contextmanager
+def kept_runs(name: str) -> Iterator[tuple[list[Run], dict[str, Any]]]:
+    """Unpack the kept runs of an experiment for a while, with the settings that were chosen, by label."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "experiment"
+        unpack(KEPT / f"{name}.jsonl.gz", root)
+        yield [run for run in load_runs(root) if run.config.purpose == "result"], load_selection(root).get("labels", {})
+
+
 @cache
 def load_kept(name: str) -> Kept | None:
     """Read the kept results of an experiment; None if there are none."""
-    file = KEPT / f"{name}.jsonl.gz"
-    if not file.exists():
+    if not (KEPT / f"{name}.jsonl.gz").exists():
         return None
-    recipe = find_recipe(name)
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "experiment"
-        unpack(file, root)
-        runs = [run for run in load_runs(root) if run.config.purpose == "result"]
-        return summarise(name, recipe, runs, load_selection(root).get("labels", {}))
+    with kept_runs(name) as (runs, selection):
+        return summarise(name, find_recipe(name), runs, selection)
 
 
 def summarise(name: str, recipe: Recipe, runs: list[Run], selection: dict[str, Any]) -> Kept:
@@ -164,10 +169,7 @@ def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
       that rank in the first and the last fifth of the tasks, `MEASURE_gap_growth` their difference, and
       `MEASURE_correlation` is Pearson's, over tasks.
     """
-    by_task: dict[int, list[Record]] = {}
-    for record in run.records:
-        by_task.setdefault(record["task"], []).append(record)
-    tasks = [by_task[index] for index in sorted(by_task)]
+    tasks = split_tasks(run)
     yield from test_numbers(tasks)
     if len(tasks) > 1:
         first, late = ends_of([1 - records[-1]["train_accuracy"] for records in tasks])
@@ -188,6 +190,14 @@ def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
         yield f"{name}_late_gap", late
         yield f"{name}_gap_growth", late - first
         yield f"{name}_correlation", float(stats.pearsonr(series[name], series[EXACT]).statistic)
+
+
+def split_tasks(run: Run) -> list[list[Record]]:
+    """Return a run's records, task by task."""
+    by_task: dict[int, list[Record]] = {}
+    for record in run.records:
+        by_task.setdefault(record["task"], []).append(record)
+    return [by_task[index] for index in sorted(by_task)]
 
 
 def test_numbers(tasks: list[list[Record]]) -> Iterator[tuple[str, float]]:

@@ -2,12 +2,13 @@
 
 Every number and verdict in docs/results.md, in the tables of the method cards and in the list of recipes stands between
 the marks of a generated block and comes from the kept runs; the prose around is kept. A test makes sure that the pages
-are what this command writes.
+are what this command writes. The figures of docs/results.md are drawn from the same runs.
 """
 
 import re
 from pathlib import Path
 
+from benchmarks.drawings import known_drawings, write_drawing
 from benchmarks.effects import effect_block
 from benchmarks.explanations import explanations_block
 from benchmarks.figures import figures_block
@@ -65,5 +66,7 @@ def render(page: str) -> str:
 
 
 if __name__ == "__main__":
+    for drawing in known_drawings():
+        write_drawing(drawing, DOCS / "images")
     for page in PAGES:
         page.write_text(render(page.read_text()))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from benchmarks import effects, explanations, statements
+from benchmarks.drawings import Drawing, digest, known_drawings, make_rows
 from benchmarks.effects import EFFECT, effect_block, name_effect, sum_up
 from benchmarks.explanations import explanations_block
 from benchmarks.figures import PAPERS
@@ -36,6 +37,18 @@ def test_page_shows_every_statement_and_every_kept_experiment() -> None:
     kept = {file.name.removesuffix(".jsonl.gz") for file in KEPT.glob("*.gz")}
     assert {("table", name) for name in kept - {EFFECT}} <= blocks
     assert ("effect", "all") in blocks
+
+
+@pytest.mark.parametrize("drawing", known_drawings(), ids=lambda drawing: drawing.name)
+def test_figure_shows_the_kept_runs(drawing: Drawing) -> None:
+    path = DOCS / "images" / f"{drawing.name}.svg"
+    rows = make_rows(drawing)
+    assert path.read_text().startswith(f"<!-- numbers: {digest(rows)} -->"), (
+        "python -m benchmarks.reproduction draws it"
+    )
+    assert f"(images/{path.name})" in (DOCS / "results.md").read_text()
+    assert {row["label"] for row in rows} <= {entry.label for entry in find_recipe(drawing.name).methods}
+    assert {row["quantity"] for row in rows} == set(drawing.quantities.values())
 
 
 def test_list_of_recipes_shows_every_paper() -> None:

@@ -1,0 +1,144 @@
+"""The figures of docs/results.md, drawn from the kept runs task by task."""
+
+import hashlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import vl_convert
+
+from benchmarks.kept import KEPT, estimate, find_recipe, kept_runs, split_tasks, take_measure
+from pliant.experiments.report.style import LIGHT, print_config
+from pliant.experiments.store import Run
+
+ERROR = "train_error"
+"""The error on a task's own images at its end."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure of small panels.
+
+    Args:
+        name: The kept experiment.
+        quantities: What is shown, and what it is called: measures, or the error.
+        panel_is: What has a panel of its own, "quantity" or "label"; the other is told apart by colour.
+        shared: Whether all panels have one scale.
+    """
+
+    name: str
+    quantities: dict[str, str]
+    panel_is: str = "quantity"
+    shared: bool = False
+
+
+DRAWINGS = (
+    Drawing(
+        "p3_fig1_explanations",
+        {
+            ERROR: "error at the end of a task",
+            "update_l1": "update norm",
+            "feature_rank": "feature rank",
+            "dormancy": "dormancy",
+            "weight_l1": "weight norm",
+            "hessian_rank": "Hessian rank",
+        },
+    ),
+    Drawing(
+        "p3_fig3_hessian_rank",
+        {
+            "hessian_exact_rank": "Hessian",
+            "gauss_newton_rank": "Gauss–Newton",
+            "fisher_rank": "Fisher",
+            "hessian_rank": "empirical Fisher",
+        },
+        panel_is="label",
+        shared=True,
+    ),
+    Drawing("p2_random_labels_mnist", {ERROR: "error at the end of a task"}),
+    Drawing("p2_random_labels_mnist_ln", {ERROR: "error at the end of a task"}),
+)
+
+
+def read_series(run: Run, quantity: str) -> list[float]:
+    """Return a quantity of a run in each of its tasks; [] if it was not measured."""
+    tasks = split_tasks(run)
+    return (
+        [1 - records[-1]["train_accuracy"] for records in tasks] if quantity == ERROR else take_measure(quantity, tasks)
+    )
+
+
+def make_rows(drawing: Drawing) -> list[dict[str, Any]]:
+    """Average the quantities of a figure over seeds, task by task, with 95 % intervals."""
+    found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+    with kept_runs(drawing.name) as (runs, _):
+        for run in runs:
+            for quantity in drawing.quantities if run.status == "finished" else ():
+                for task, value in enumerate(read_series(run, quantity)):
+                    found[run.config.label, quantity, task + 1].append(value)
+    rows = []
+    order = [entry.label for entry in find_recipe(drawing.name).methods]
+    for (label, quantity, task), values in sorted(found.items(), key=lambda item: order.index(item[0][0])):
+        mean = estimate(values)
+        low, high = (mean.mean, mean.mean) if math.isnan(mean.half) else (mean.low, mean.high)
+        shown = {"label": label, "quantity": drawing.quantities[quantity], "task": task}
+        rows.append(
+            shown | {name: float(f"{x:.4g}") for name, x in (("mean", mean.mean), ("low", low), ("high", high))}
+        )
+    return rows
+
+
+def draw(drawing: Drawing, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Make the Vega-Lite specification of a figure."""
+    panel, line = ("quantity", "label") if drawing.panel_is == "quantity" else ("label", "quantity")
+    panels, lines = (list(dict.fromkeys(row[name] for row in rows)) for name in (panel, line))
+    legend = alt.Legend(symbolType="stroke", symbolOpacity=1, symbolStrokeWidth=2.5, orient="bottom", labelFontSize=12)
+    hues = [*LIGHT["hues"], LIGHT["vanilla"], LIGHT["fresh"]][: len(lines)]
+    colour = alt.Color(f"{line}:N", title=None, scale=alt.Scale(domain=lines, range=hues), legend=legend)
+    last = max(row["task"] for row in rows)
+    x = alt.X(
+        "task:Q", title="task", axis=alt.Axis(tickMinStep=1, format="d"), scale=alt.Scale(domain=[1, last], nice=False)
+    )
+    base = alt.Chart().encode(x=x, color=colour)
+    band = base.mark_area(opacity=0.14, clip=True).encode(y=alt.Y("low:Q", title=None), y2="high:Q")
+    curve = base.mark_line().encode(y=alt.Y("mean:Q", title=None).scale(zero=False))
+    size = {"width": 240, "height": 150} if len(panels) > 1 else {"width": 560, "height": 240}
+    chart = alt.layer(band, curve, data=alt.InlineData(values=list(rows))).properties(**size)
+    facets = chart.facet(alt.Facet(f"{panel}:N", title=None, sort=panels), columns=3)
+    scale = "shared" if drawing.shared else "independent"
+    spec: dict[str, Any] = facets.resolve_scale(y=scale).resolve_axis(x="independent").to_dict()
+    config = print_config([])
+    del config["range"]
+    return spec | {"config": config | {"header": {"labelFontSize": 12, "labelAnchor": "start"}}}
+
+
+def digest(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a mark of the numbers behind a figure, by which a test knows them again."""
+    return hashlib.sha256(json.dumps(list(rows)).encode()).hexdigest()[:16]
+
+
+def write_drawing(drawing: Drawing, folder: Path) -> Path:
+    """Draw a figure into a file.
+
+    Args:
+        drawing: What to draw.
+        folder: Where.
+
+    Returns:
+        The file.
+    """
+    rows = make_rows(drawing)
+    picture = vl_convert.vegalite_to_svg(draw(drawing, rows))
+    path = folder / f"{drawing.name}.svg"
+    path.write_text(f"<!-- numbers: {digest(rows)} -->\n{picture}\n")
+    return path
+
+
+def known_drawings() -> list[Drawing]:
+    """Return the figures of which runs are kept."""
+    return [drawing for drawing in DRAWINGS if (KEPT / f"{drawing.name}.jsonl.gz").exists()]
