@@ -139,3 +139,16 @@ def test_a_network_of_ones_own(tmp_path: Path) -> None:
         ValueError, match=r"takes \(shape, classes, width=3\); it is called with \(shape, classes, depth=…\)"
     ):
         models.create(f"{tmp_path / 'own.py'}:build", (4,), 2, depth=2)
+
+
+@pytest.mark.parametrize(("initial", "variance"), [("torch", 1 / 3 / 400), ("he", 2 / 400), ("xavier", 2 / (400 + 300))])
+def test_initial_weights_have_the_variance_of_their_rule(initial: str, variance: float) -> None:
+    model = models.create("mlp", (400,), 10, widths=[300], initial=initial)
+    first = model[1]
+    torch.testing.assert_close(first.weight.var().item(), variance, rtol=0.02, atol=0)
+    assert bool((first.bias == 0).all()) == (initial != "torch")
+
+
+def test_unknown_initial_weights_are_named() -> None:
+    with pytest.raises(ValueError, match="initial is 'her'; did you mean 'he'"):
+        models.create("mlp", (4,), 2, initial="her")

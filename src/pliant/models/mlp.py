@@ -6,6 +6,7 @@ from math import prod
 from torch import nn
 
 from pliant.models.layers import activation as make_activation
+from pliant.models.layers import initialise_
 
 
 def mlp(
@@ -15,6 +16,7 @@ def mlp(
     widths: Sequence[int] = (100, 100),
     activation: str = "relu",
     layer_norm: bool = False,
+    initial: str = "torch",
 ) -> nn.Sequential:
     """Build a multilayer perceptron.
 
@@ -27,6 +29,7 @@ def mlp(
         widths: Width of each hidden layer.
         activation: relu, leaky_relu, tanh, gelu or identity.
         layer_norm: Whether a LayerNorm stands between every hidden linear map and its activation.
+        initial: How weights are drawn: as PyTorch does it, or "he" or "xavier" with biases of zero.
 
     Returns:
         The network.
@@ -43,4 +46,6 @@ def mlp(
             layers.append(nn.LayerNorm(width))
         layers.append(make_activation(activation))
         inputs = width
-    return nn.Sequential(*layers, nn.Linear(inputs, classes))
+    model = nn.Sequential(*layers, nn.Linear(inputs, classes))
+    initialise_(model, initial)
+    return model
