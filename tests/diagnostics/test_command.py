@@ -1,4 +1,5 @@
 import os
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from pliant.cli import app
 from pliant.diagnostics import diagnose
 from pliant.diagnostics.checkpoint import load_into, load_weights
 from pliant.diagnostics.page import page
+from pliant.experiments.run import make_learner, make_stream
+from pliant.experiments.store import RunFolder
 from tests import zoo
+from tests.experiments.helpers import small
 
 FEW = "weight_l2,dormant_fraction,hessian_rank"
 
@@ -100,13 +104,47 @@ def test_state_dicts_are_found_where_loops_and_wrappers_put_them(tmp_path: Path)
         {"state_dict": state, "hyper": {"lr": 0.1}},
         {"model": {"module": state}},
         {f"module.{k}": v for k, v in state.items()},
+        {f"module.module.{k}": v for k, v in state.items()},
         {f"_orig_mod.module.{k}": v for k, v in state.items()},
+        {f"module._orig_mod.{k}": v for k, v in state.items()},
     ]
     for form in forms:
         torch.save(form, tmp_path / "saved.pt")
-        found = load_weights(tmp_path / "saved.pt")
-        assert list(found) == list(state)
         assert load_into(nn.Linear(3, 2), tmp_path / "saved.pt").weight.equal(state["weight"])
+
+
+def test_names_of_the_models_own_are_kept_and_wrappers_on_either_side_do_not_matter(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Linear(3, 2)
+
+    net, path = Net(), tmp_path / "saved.pt"
+    for wrapped in (net, torch.compile(net), nn.DataParallel(net)):
+        torch.save(wrapped.state_dict(), path)
+        assert list(load_weights(path)) == list(wrapped.state_dict())
+        assert load_into(Net(), path).module.weight.equal(net.module.weight)
+    torch.save(net.state_dict(), path)
+    inner = Net()
+    load_into(torch.compile(inner), path)
+    assert inner.module.weight.equal(net.module.weight)
+    inside = nn.Sequential(torch.compile(nn.Linear(3, 2)), nn.ReLU())
+    torch.save(inside.state_dict(), path)
+    assert load_into(nn.Sequential(nn.Linear(3, 2), nn.ReLU()), path)[0].weight.equal(inside[0].weight)
+    with pytest.raises(ValueError, match=r"Missing key.*\"module.weight\".*Unexpected key.*\"0._orig_mod.weight\""):
+        load_into(Net(), path)
+
+
+def test_a_checkpoint_of_a_run_is_read(tmp_path: Path) -> None:
+    config = small()
+    learner = make_learner(config, make_stream(config))
+    folder = RunFolder(tmp_path, config)
+    with folder.open():
+        folder.append({"epoch": 0})
+        folder.save_checkpoint(learner.state_dict(), 1)
+    (path,) = folder.path.glob("checkpoint-*.pt")
+    found = load_weights(path)
+    assert all(tensor.equal(found[name]) for name, tensor in learner.model.state_dict().items())
 
 
 def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
@@ -118,12 +156,84 @@ def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
     torch.save([1, 2], tmp_path / "b.pt")
     with pytest.raises(ValueError, match="must hold a state dict, got list"):
         load_weights(tmp_path / "b.pt")
-    (tmp_path / "c.pt").write_bytes(b"not a checkpoint")
-    with pytest.raises(ValueError, match="cannot be read"):
-        load_weights(tmp_path / "c.pt")
     torch.save(nn.Linear(4, 2).state_dict(), tmp_path / "d.pt")
-    with pytest.raises(ValueError, match=r"does not fit the model: .*\s+size mismatch"):
+    with pytest.raises(ValueError, match=r"does not fit the model: .*\s+size mismatch") as error:
         load_into(nn.Linear(3, 2), tmp_path / "d.pt")
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_are_damaged_are_named(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.pt"
+    torch.save(nn.Linear(3, 2).state_dict(), whole)
+    content = whole.read_bytes()
+    renamed = content.replace(b"_rebuild_tensor_v2", b"\xff" * 18)
+    for damaged in (b"not a checkpoint", content[: len(content) // 2], renamed):
+        (tmp_path / "c.pt").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"c\.pt' cannot be read as tensors and plain types"):
+            load_weights(tmp_path / "c.pt")
+    (tmp_path / "c.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"plain types \(it is empty or cut off\)"):
+        load_weights(tmp_path / "c.pt")
+    (tmp_path / "c.safetensors").write_bytes(b"hello world, not safetensors")
+    with pytest.raises(ValueError, match=r"c\.safetensors' cannot be read as a safetensors file .*header"):
+        load_weights(tmp_path / "c.safetensors")
+
+
+FACTORIES = """
+from torch import nn
+
+def plain():
+    return nn.Linear(3, 2)
+
+def wanting(shape, classes):
+    return nn.Linear(3, 2)
+
+def raising():
+    raise KeyError("boom")
+
+def small():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--model", "mine.py:plain", "--html", "none/p.html"], "--html is 'none/p.html'; there is no folder 'none'"),
+        (["--model", "mine.py:plain", "--html", "."], "--html is '.', which is a folder; it must be a file"),
+        (["--model", "mine.py:plain", "--parquet", "none/p"], "--parquet is 'none/p'; there is no folder 'none'"),
+        (["--model", "mine.py:plain", "--measures", "weight_l2, nope"], "there is no measure 'nope'"),
+        (["--model", "mine.py:wanting"], "model 'mine.py:wanting' cannot be built without --data: TypeError: wanting"),
+        (["--model", "mine.py:raising"], "model 'mine.py:raising' cannot be built without --data: KeyError: 'boom'"),
+        (["--model", "mine.py:raising", "--data", "digits"], "model 'mine.py:raising' cannot be built: KeyError"),
+        (["--model", "mine.py:plain", "--data", "digits", "--measures", "dead_fraction"],
+         "model 'mine.py:plain' does not take data 'digits', inputs of shape (1, 8, 8): RuntimeError: mat1 and mat2"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named_before_anything_is_measured(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(FACTORIES)
+    torch.save(nn.Linear(3, 2).state_dict(), tmp_path / "saved.pt")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(says)) as error:
+        run("saved.pt", *arguments)
+    assert "\n" not in str(error.value)
+    assert not Path("diagnosis.html").exists()
+
+
+def test_outputs_that_are_too_few_for_the_classes_matter_to_labelled_measures_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(FACTORIES)
+    torch.save({f"1.{k}": v for k, v in nn.Linear(64, 3).state_dict().items()}, tmp_path / "saved.pt")
+    monkeypatch.chdir(tmp_path)
+    settings = ["saved.pt", "--model", "mine.py:small", "--data", "digits", "--samples", "32", "--measures"]
+    assert "feature_rank" in run(*settings, "weight_l2, feature_rank").output
+    with pytest.raises(
+        ValueError, match=r"the outputs of model 'mine.py:small' do not fit the labels of data 'digits'"
+    ):
+        run(*settings, "weight_l2,loss")
 
 
 class Tags(HTMLParser):

@@ -11,9 +11,11 @@ from torch.nn.functional import cross_entropy
 from pliant import data as datasets
 from pliant import models
 from pliant.data.dataset import Dataset
+from pliant.diagnostics import measures as registry
 from pliant.diagnostics.checkpoint import load_into
 from pliant.diagnostics.diagnosing import diagnose
 from pliant.diagnostics.page import write_page
+from pliant.diagnostics.probe import undisturbed
 from pliant.importing import import_object
 from pliant.seeding import generator, permutation
 
@@ -41,6 +43,11 @@ def diagnose_command(
     parquet: Annotated[Path | None, typer.Option(help="Where to write the values as a table.")] = None,
 ) -> None:
     """Say whether a network shows signs of lost plasticity, where, and what they are known to explain."""
+    _check_file("--html", html)
+    if parquet is not None:
+        _check_file("--parquet", parquet)
+    chosen = [name.strip() for name in measures.split(",")] if measures is not None else None
+    labelled = any("labels" in measure.needs for measure in registry.select(chosen))
     dataset = datasets.load(data) if data is not None else None
     network = load_into(_build(model, dataset, seed), checkpoint)
     other = None
@@ -48,8 +55,10 @@ def diagnose_command(
         other = _build(model, dataset, seed)
         if reference != "fresh":
             load_into(other, reference)
-    batch = _examples(dataset, split, labels, samples, seed) if dataset is not None else None
-    chosen = measures.split(",") if measures is not None else None
+    batch = None
+    if dataset is not None:
+        batch = _examples(dataset, split, labels, samples, seed)
+        _check_fit(network, batch, labelled, f"model {model!r}", f"data {data!r}")
     found = diagnose(network, batch, cross_entropy, other, measures=chosen)
     typer.echo(f"{found.table()}\n\n{found.verdict}" if layers else str(found))
     write_page(found, html, f"{checkpoint.name}: {model}" + (f" on {data}" if data is not None else ""))
@@ -59,17 +68,50 @@ def diagnose_command(
         typer.echo(f"table: {parquet}")
 
 
+def _check_file(option: str, path: Path) -> None:
+    if path.is_dir():
+        raise ValueError(f"{option} is {str(path)!r}, which is a folder; it must be a file")
+    if not path.parent.is_dir():
+        raise ValueError(f"{option} is {str(path)!r}; there is no folder {str(path.parent)!r}")
+
+
 def _build(name: str, dataset: Dataset | None, seed: int) -> nn.Module:
-    if dataset is not None:
-        return models.create(name, dataset.shape, len(dataset.classes), seed=seed)
-    if ":" not in name:
-        raise ValueError(f"model {name!r} needs --data, which tells the shape of its inputs and its classes")
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = import_object(name)()
+    try:
+        if dataset is not None:
+            return models.create(name, dataset.shape, len(dataset.classes), seed=seed)
+        if ":" not in name:
+            raise ValueError(f"model {name!r} needs --data, which tells the shape of its inputs and its classes")
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = import_object(name)()
+    except (ValueError, ImportError):
+        raise
+    except Exception as error:  # what somebody's own function raises may be anything
+        without = " without --data" if dataset is None else ""
+        raise ValueError(f"model {name!r} cannot be built{without}: {_reason(error)}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name!r} returned {type(model).__name__}; it must return a torch.nn.Module")
     return model
+
+
+def _check_fit(network: nn.Module, batch: tuple[Tensor, Tensor], labelled: bool, model: str, data: str) -> None:
+    """Try the network on the batch: what goes wrong there is a mistake in what was asked for."""
+    x, y = batch
+    with undisturbed(network), torch.no_grad():
+        try:
+            output = network(x)
+        except Exception as error:
+            shape = tuple(x.shape[1:])
+            raise ValueError(f"{model} does not take {data}, inputs of shape {shape}: {_reason(error)}") from error
+        try:
+            if labelled:
+                cross_entropy(output, y)
+        except Exception as error:
+            raise ValueError(f"the outputs of {model} do not fit the labels of {data}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _examples(dataset: Dataset, split: str, labels: str, samples: int, seed: int) -> tuple[Tensor, Tensor]:
