@@ -12,7 +12,8 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from benchmarks.kept import KEPT, estimate, find_recipe, kept_runs, split_tasks, take_measure
+from benchmarks.kept import KEPT, asks_for, estimate, find_recipe, kept_runs
+from benchmarks.numbers import split_tasks, take_measure
 from pliant.experiments.report.style import LIGHT, print_config
 from pliant.experiments.store import Run
 
@@ -76,13 +77,14 @@ def read_series(run: Run, quantity: str) -> list[float]:
 def make_rows(drawing: Drawing) -> list[dict[str, Any]]:
     """Average the quantities of a figure over seeds, task by task, with 95 % intervals."""
     found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+    recipe = find_recipe(drawing.name)
     with kept_runs(drawing.name) as (runs, _):
         for run in runs:
-            for quantity in drawing.quantities if run.status == "finished" else ():
+            for quantity in drawing.quantities if run.status == "finished" and asks_for(recipe, run) else ():
                 for task, value in enumerate(read_series(run, quantity)):
                     found[run.config.label, quantity, task + 1].append(value)
     rows = []
-    order = [entry.label for entry in find_recipe(drawing.name).methods]
+    order = [entry.label for entry in recipe.methods]
     for (label, quantity, task), values in sorted(found.items(), key=lambda item: order.index(item[0][0])):
         mean = estimate(values)
         low, high = (mean.mean, mean.mean) if math.isnan(mean.half) else (mean.low, mean.high)

@@ -4,23 +4,26 @@ from benchmarks.kept import FEWEST, NOTHING, Estimate, estimate, load_kept
 from benchmarks.markdown import join
 from pliant.diagnostics import measures
 
+KEPT_BELOW = 0.05
+
 
 def explanations_block(name: str) -> str:
     """Sort the measures of an experiment by whether their change goes with the loss of plasticity.
 
-    A network lost plasticity if its training error grew, the whole 95 % interval above zero.
+    A network lost plasticity if its training error grew, the whole 95 % interval above zero, and kept it if that lies
+    below 0.05; of the others nothing is said.
     """
     kept = load_kept(name)
     if kept is None:
         return NOTHING
     growth = {label: estimate(kept.values(label, "train_error_growth").values()) for label in kept.labels}
     lost = [label for label in kept.labels if growth[label].low > 0]
-    remained = [label for label in kept.labels if label not in lost]
+    remained = [label for label in kept.labels if growth[label].high < KEPT_BELOW and label not in lost]
     if not lost or not remained:
-        return "All networks fared alike: there is nothing to tell apart."
+        return "No two networks are known to have fared differently: there is nothing to tell apart."
     told: dict[str, list[str]] = {}
     for measure in measures.names():
-        changes = {label: kept.values(label, f"{measure}_change").values() for label in kept.labels}
+        changes = {label: kept.values(label, f"{measure}_change").values() for label in (*lost, *remained)}
         if not any(changes.values()):
             continue
         enough = all(len(values) >= FEWEST for values in changes.values())
@@ -34,7 +37,9 @@ def explanations_block(name: str) -> str:
         "neither": "does not tell them apart",
         "no change": "is not defined for all of them, or starts from zero",
     }
-    return "\n".join(f"- {words[verdict]}: {join(told[verdict])}" for verdict in words if verdict in told)
+    unknown = [label for label in kept.labels if label not in (*lost, *remained)]
+    left = [f"- (of {join(unknown)} the runs do not tell whether it was kept)"] if unknown else []
+    return "\n".join(left + [f"- {words[verdict]}: {join(told[verdict])}" for verdict in words if verdict in told])
 
 
 def separates(lost: list[Estimate], remained: list[Estimate]) -> str:

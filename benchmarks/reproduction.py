@@ -26,9 +26,21 @@ def table_block(name: str) -> str:
     kept = load_kept(name)
     if kept is None:
         return NOTHING
-    columns = [kept.headline, "best_test_accuracy", "mean_drop", "mean_dip", "train_error_growth", "setting_range"]
+    columns = [
+        kept.headline,
+        "late_test_accuracy",
+        "best_test_accuracy",
+        "mean_drop",
+        "mean_first_loss",
+        "train_error_growth",
+        "setting_range",
+    ]
     known = {name for numbers in kept.numbers.values() for run in numbers.values() for name in run}
-    columns += sorted(name for name in known if name.endswith(("_change", "_last", "_gap", "_correlation")))
+    columns += sorted(
+        name
+        for name in known
+        if name.endswith(("_change", "_last", "_gap", "_correlation")) and not name.endswith("_late_change")
+    )
     columns = [column for column in columns if any(kept.values(label, column) for label in kept.labels)]
     rows = [
         ["", *(["published"] if kept.published else []), *(column.replace("_", " ") for column in columns), "seeds"]

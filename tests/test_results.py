@@ -1,6 +1,7 @@
 """docs/results.md and the method cards say what the kept runs say."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from benchmarks.drawings import Drawing, digest, known_drawings, make_rows
 from benchmarks.effects import EFFECT, effect_block, name_effect, sum_up
 from benchmarks.explanations import explanations_block
 from benchmarks.figures import PAPERS
-from benchmarks.kept import EXACT, KEPT, Estimate, Kept, find_recipe, load_kept, more_numbers, summarise
+from benchmarks.kept import KEPT, Estimate, Kept, find_recipe, load_kept, summarise
+from benchmarks.numbers import EXACT, more_numbers
 from benchmarks.pages import make_page
 from benchmarks.reproduction import BLOCK, DOCS, PAGES, render
 from benchmarks.statements import SECTIONS, found_block, judge, load_statements
@@ -66,21 +68,27 @@ def test_statement_names_labels_and_numbers_of_its_recipe(statement: dict) -> No
     if "needs" in statement:
         assert set(statement) == {"paper", "claim", "needs"}
         return
-    named = {statement[key] for key in ("label", "higher", "lower") if key in statement}
-    assert len(named) == (1 if "label" in statement else 2)
-    recipe = find_recipe(statement["recipe"])
-    assert named <= {entry.label for entry in recipe.methods}
+    recipe, other = (find_recipe(statement.get(key, statement["recipe"])) for key in ("recipe", "lower_recipe"))
+    assert ("label" in statement) != ({"higher", "lower"} <= set(statement))
+    assert {statement.get("label", statement.get("higher"))} <= {entry.label for entry in recipe.methods}
+    assert "label" in statement or statement["lower"] in {entry.label for entry in other.methods}
+    assert statement.get("higher") != statement.get("lower") or "lower_recipe" in statement or "label" in statement
     plain = {
         "worst_setting",
         "setting_range",
         "mean_drop",
-        "mean_dip",
+        "mean_first_loss",
         "best_gain",
+        "early_train_error",
         "late_train_error",
         "train_error_growth",
     }
+    grids = [len(entry.variants()) for entry in recipe.methods]
+    plain |= {f"setting_{place}" for place in range(1, max(grids) + 1)}
     of_ranks = ("first_gap", "late_gap", "gap_growth", "correlation") if EXACT in recipe.measures else ()
-    of_measures = {f"{name}_{what}" for name in recipe.measures for what in ("mean", "change", "last", *of_ranks)}
+    of_measures = {
+        f"{name}_{what}" for name in recipe.measures for what in ("mean", "change", "late_change", "last", *of_ranks)
+    }
     assert statement.get("number", "mean_drop") in plain | of_measures
     low, high = statement.get("claimed", (0, 1))
     assert low < high
@@ -151,6 +159,25 @@ def test_verdict_asks_where_the_whole_interval_lies(
     monkeypatch.setattr(statements, "load_kept", lambda name: kept)
     statement = {"recipe": "r", "label": "a"} | ({} if claimed is None else {"claimed": claimed})
     assert judge(statement)[0] == verdict
+
+
+def test_nothing_is_reproduced_by_the_runs_that_did_not_diverge(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = {"a": {seed: {"x": 0.2 + 0.01 * seed} for seed in range(3)}}
+    monkeypatch.setattr(statements, "load_kept", lambda name: Kept("x", {}, ["a"], numbers, {"a": 2}))
+    verdict, shown = judge({"recipe": "r", "label": "a"})
+    assert verdict == "not decided"
+    assert shown.endswith("3 seeds, 2 diverged")
+
+
+def test_labels_of_two_recipes_are_compared_seed_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {
+        "one": make_kept({"a": {seed: {"x": 0.5 + 0.1 * seed} for seed in range(4)}}),
+        "other": make_kept({"a": {seed: {"x": 0.2 + 0.1 * seed + 0.01 * (seed % 2)} for seed in range(1, 4)}}),
+    }
+    monkeypatch.setattr(statements, "load_kept", kept.get)
+    statement = {"recipe": "one", "higher": "a", "lower": "a", "lower_recipe": "other"}
+    assert judge(statement)[0] == "reproduced"
+    assert judge(statement)[1].endswith("3 seeds")
 
 
 def test_summary_counts_every_statement_and_lists_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,8 +256,11 @@ def test_settings_of_a_grid_are_compared_where_all_were_run() -> None:
     kept = summarise("x", recipe, runs, {"l2": {"chosen": "l2(lam=0.2)"}})
     assert kept.values("l2", "final_test_accuracy") == {0: 0.75}
     assert kept.values("l2", "setting_range") == {0: 0.25}
-    assert kept.values("l2", "worst_setting") == {0: 0.5}
+    assert kept.values("l2", "worst_setting") == kept.values("l2", "setting_1") == {0: 0.5}
+    assert kept.values("l2", "setting_2") == {0: 0.75}
     assert kept.values("vanilla", "setting_range") == {}
+    unchosen = summarise("x", recipe, runs, {})
+    assert (unchosen.values("l2", "final_test_accuracy"), len(unchosen.numbers["vanilla"])) == ({}, 2)
 
 
 def test_change_is_from_the_first_tasks_to_the_last() -> None:
@@ -248,13 +278,16 @@ def test_change_is_from_the_first_tasks_to_the_last() -> None:
             "weight_l1_mean": 5.5,
             "update_l1_change": (15.5 - 7.5) / 7.5,  # over the task, its first step left out
             "update_l1_mean": 11.5,
+            "weight_l1_late_change": (9.5 - 7.5) / 7.5,
+            "update_l1_late_change": (15.5 - 13.5) / 13.5,
             "train_error_growth": 0.08,
+            "early_train_error": 0.105,
             "late_train_error": 0.185,
         }
     )
 
 
-def test_drop_is_at_once_and_dip_is_the_worst_moment() -> None:
+def test_drop_is_at_once_and_first_loss_is_after_an_epoch() -> None:
     def epoch(task: int, accuracy: float, **more: float) -> dict[str, Any]:
         return {"task": task, "test_accuracy": accuracy, "train_accuracy": 1.0} | more
 
@@ -267,9 +300,37 @@ def test_drop_is_at_once_and_dip_is_the_worst_moment() -> None:
     ]
     numbers = dict(more_numbers(make_run(records)))
     assert numbers["mean_drop"] == pytest.approx((0.1 + 0.03) / 2)
-    assert numbers["mean_dip"] == pytest.approx((0.2 + 0.03) / 2)
+    assert numbers["mean_first_loss"] == pytest.approx((0.2 + 0.02) / 2)
     assert numbers["best_test_accuracy"] == 0.93
     assert numbers["best_gain"] == pytest.approx(0.03)
+    del records[2]["test_accuracy"]
+    assert "mean_first_loss" not in dict(more_numbers(make_run(records)))
+
+
+def test_late_accuracy_is_over_the_last_ten_tests() -> None:
+    records = [{"task": 0, "test_accuracy": float(epoch), "train_accuracy": 1.0} for epoch in range(12)]
+    assert dict(more_numbers(make_run(records)))["late_test_accuracy"] == 6.5
+    assert "late_test_accuracy" not in dict(more_numbers(make_run(records[:9])))
+
+
+def test_runs_of_an_earlier_form_of_the_recipe_do_not_count() -> None:
+    values = {"data": "digits", "model": "mlp", "stream": {"name": "single", "epochs": 1}}
+    entry = {"name": "l2", "lam": 0.1}
+    recipe = make_recipe(values | {"methods": [entry], "seeds": 2})
+    (asked,) = recipe.methods
+    config = recipe.config(asked, asked.variants()[0], 0, "result")
+    runs = [
+        Run(Path("x"), changed, "finished", {"final_test_accuracy": 0.5}, "")
+        for changed in (
+            replace(config, measures=("loss",)),
+            replace(config, seed=1, training=Settings(batch_size=3)),
+            replace(config, seed=1, methods=(Part("l2", {"lam": 0.2}),)),
+            replace(config, seed=1, label="gone"),
+        )
+    ]
+    for run in runs:
+        run.__dict__["records"] = [{"task": 0, "train_accuracy": 1.0}]
+    assert summarise("x", recipe, runs, {}).values("l2", "final_test_accuracy") == {0: 0.5}
 
 
 def test_single_task_has_its_last_measure() -> None:

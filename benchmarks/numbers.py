@@ -1,0 +1,112 @@
+"""Numbers that a run's records tell beyond its result."""
+
+from collections.abc import Iterator
+from statistics import fmean
+from typing import Any
+
+from scipy import stats
+
+from pliant.diagnostics import measures
+from pliant.experiments.store import Run
+
+EXACT, APPROXIMATIONS = "hessian_exact_rank", {"hessian_rank", "fisher_rank", "gauss_newton_rank"}
+LATE_TESTS = 10
+Record = dict[str, Any]
+"""What is known after an epoch."""
+
+
+def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
+    """Yield numbers that a run's records tell beyond its result.
+
+    - `best_test_accuracy` is that of the last task, and `best_gain` how far it is above the best of the first.
+      `late_test_accuracy` is the mean of its last 10 tests, which single epochs move less than the last one.
+    - `mean_drop` is the test accuracy that is lost when a task begins, before any step on it; `mean_first_loss` what is
+      lost after the first epoch on it. Both are means over all tasks but the first.
+    - `train_error_growth` is the training error at the ends of the last fifth of the tasks minus that of the first
+      fifth; `late_train_error` and `early_train_error` are the two.
+    - `MEASURE_change` is the same of a measure, divided by its value in the first fifth; there is none if that is
+      zero and the other is not. `MEASURE_mean` is over all tasks. A measure counts as it is at a task's first step;
+      that of an optimizer's step as its mean over the measured steps of the task but the first, which is like no other.
+      `MEASURE_late_change` is from the last fifth but one to the last.
+    - `MEASURE_last` is its last value, in runs of a single task.
+    - `MEASURE_first_gap` and `MEASURE_late_gap` of an approximation of the Hessian's rank are its mean distance from
+      that rank in the first and the last fifth of the tasks, `MEASURE_gap_growth` their difference, and
+      `MEASURE_correlation` is Pearson's, over tasks.
+    """
+    tasks = split_tasks(run)
+    yield from test_numbers(tasks)
+    if len(tasks) > 1:
+        first, late = ends_of([1 - records[-1]["train_accuracy"] for records in tasks])
+        yield "early_train_error", first
+        yield "late_train_error", late
+        yield "train_error_growth", late - first
+    series = {name: values for name in run.config.measures if (values := take_measure(name, tasks))}
+    for name, values in series.items():
+        if len(tasks) == 1:
+            yield f"{name}_last", values[-1]
+        else:
+            first, late = ends_of(values)
+            yield f"{name}_mean", fmean(values)
+            if first or not late:
+                yield f"{name}_change", (late - first) / abs(first) if first else 0.0
+            part = fifth_of(values)
+            if before := fmean(values[-2 * part : -part]):
+                yield f"{name}_late_change", (late - before) / abs(before)
+    for name in series.keys() & APPROXIMATIONS if EXACT in series else ():
+        first, late = ends_of([abs(one - other) for one, other in zip(series[name], series[EXACT], strict=True)])
+        yield f"{name}_first_gap", first
+        yield f"{name}_late_gap", late
+        yield f"{name}_gap_growth", late - first
+        yield f"{name}_correlation", float(stats.pearsonr(series[name], series[EXACT]).statistic)
+
+
+def split_tasks(run: Run) -> list[list[Record]]:
+    """Return a run's records, task by task."""
+    by_task: dict[int, list[Record]] = {}
+    for record in run.records:
+        by_task.setdefault(record["task"], []).append(record)
+    return [by_task[index] for index in sorted(by_task)]
+
+
+def test_numbers(tasks: list[list[Record]]) -> Iterator[tuple[str, float]]:
+    """Yield what becomes of the test accuracy, in streams that have a test."""
+    tested = [[record["test_accuracy"] for record in records if "test_accuracy" in record] for records in tasks]
+    if not tested[-1]:
+        return
+    yield "best_test_accuracy", max(tested[-1])
+    if len(tested[-1]) >= LATE_TESTS:
+        yield "late_test_accuracy", fmean(tested[-1][-LATE_TESTS:])
+    if len(tasks) > 1:
+        yield "best_gain", max(tested[-1]) - max(tested[0])
+        before = [values[-1] for values in tested[:-1]]
+        entries = [records[0]["entry_test_accuracy"] for records in tasks[1:]]
+        yield "mean_drop", fmean(before) - fmean(entries)
+        if all("test_accuracy" in records[0] for records in tasks):
+            yield "mean_first_loss", fmean(before) - fmean(values[0] for values in tested[1:])
+
+
+def take_measure(name: str, tasks: list[list[Record]]) -> list[float]:
+    """Return a measure's value in each task, or all values of a single task; [] if one was not a number."""
+    taken = [[record["measures"].get(name) for record in records if "measures" in record] for records in tasks]
+    if any(value is None for values in taken for value in values):
+        return []
+    if len(tasks) == 1:
+        return taken[0]
+    stepwise = "step" in measures.info(name).needs
+    return [fmean(values[1:] or values) if stepwise else values[0] for values in taken]
+
+
+def ends_of(values: list[float]) -> tuple[float, float]:
+    """Return the mean over the first fifth of some values, and over the last.
+
+    Example:
+        >>> ends_of([1.0, 3.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 5.0, 7.0])
+        (2.0, 6.0)
+    """
+    part = fifth_of(values)
+    return fmean(values[:part]), fmean(values[-part:])
+
+
+def fifth_of(values: list[float]) -> int:
+    """Return how many a fifth of some values is, at least one."""
+    return max(1, len(values) // 5)
