@@ -141,7 +141,9 @@ def test_a_network_of_ones_own(tmp_path: Path) -> None:
         models.create(f"{tmp_path / 'own.py'}:build", (4,), 2, depth=2)
 
 
-@pytest.mark.parametrize(("initial", "variance"), [("torch", 1 / 3 / 400), ("he", 2 / 400), ("xavier", 2 / (400 + 300))])
+@pytest.mark.parametrize(
+    ("initial", "variance"), [("torch", 1 / 3 / 400), ("he", 2 / 400), ("xavier", 2 / (400 + 300))]
+)
 def test_initial_weights_have_the_variance_of_their_rule(initial: str, variance: float) -> None:
     model = models.create("mlp", (400,), 10, widths=[300], initial=initial)
     first = model[1]
