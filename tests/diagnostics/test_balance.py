@@ -139,9 +139,30 @@ def test_what_is_no_homogeneous_chain_is_refused() -> None:
         balancedness(nn.Sequential(shared, nn.ReLU(), shared), Batch.of(zoo.batch("mlp")))
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("where", ["input", "bias"])
+def test_outputs_that_are_not_finite_prove_nothing(where: str, bad: float) -> None:
+    model, (x, _) = zoo.build("mlp"), zoo.batch("mlp")
+    with torch.no_grad():
+        (x if where == "input" else model[2].bias).view(-1)[0] = bad
+    with pytest.raises(ValueError, match="proved on the outputs, which must be tensors of finite numbers"):
+        balancedness(model, Batch.of(x))
+
+
+def test_outputs_that_cannot_be_seen_prove_nothing() -> None:
+    class Hidden(nn.Sequential):
+        def forward(self, x: Tensor) -> object:
+            return iter([super().forward(x)])
+
+    with pytest.raises(ValueError, match="proved on the outputs"):
+        balancedness(Hidden(nn.Linear(12, 5)), Batch.of(zoo.batch("mlp")))
+
+
 def test_arguments_out_of_range_are_named() -> None:
     with pytest.raises(ValueError, match=r"p and q must be at least 1, got 0.5"):
         balance(layers([2, 2, 2]), p=0.5)
+    with pytest.raises(ValueError, match="weights must hold at least one layer, got none"):
+        balance([])
     with pytest.raises(ValueError, match="5 inputs cannot follow one with 3 units"):
         balance([torch.ones(3, 2), torch.ones(2, 5)])
     with pytest.raises(ValueError, match="finite"):

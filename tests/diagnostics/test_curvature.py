@@ -210,6 +210,15 @@ def test_lanczos_stops_early_and_says_so() -> None:
     assert enough.largest == pytest.approx(1, abs=1e-8)
 
 
+@pytest.mark.parametrize("lowest", [-1.0, -10.0, -100.0, -1000.0])
+def test_lanczos_converges_to_the_largest_and_not_to_the_largest_in_absolute_value(lowest: float) -> None:
+    inner = torch.linspace(0, 1, 2000, dtype=torch.float64) ** 3
+    diagonal = torch.cat([inner, torch.tensor([lowest], dtype=torch.float64)])
+    found = lanczos(lambda v: diagonal * v, len(diagonal), iterations=100, tolerance=1e-2)
+    assert found.converged
+    assert found.largest == pytest.approx(1, rel=1e-2)
+
+
 def test_lanczos_measures_asymmetry() -> None:
     matrix = torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64))
     assert lanczos(lambda v: matrix @ v, 4).asymmetry < 1e-14

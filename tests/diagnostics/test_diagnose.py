@@ -14,7 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 import pliant
 from pliant.diagnostics import Diagnosis, Sign, curvature, diagnose, measures
-from pliant.diagnostics.batches import Batch
+from pliant.diagnostics.batches import Batch, LossFn
 from tests import zoo
 from tests.diagnostics.networks import NETWORKS, network
 
@@ -110,8 +110,22 @@ def test_ranks_of_whole_matrices_are_those_of_the_formulas_and_only_on_demand() 
     assert not set(names) & set(diagnose(model, (x, y), cross_entropy).values)
     wide = nn.Sequential(nn.Linear(x.shape[1], 3000), nn.ReLU(), nn.Linear(3000, classes)).double()
     assert set(diagnose(wide, (x, y), cross_entropy, measures=names).skipped) == set(names)
-    several = diagnose(nn.Linear(3, 2), (torch.ones(2, 4, 3), torch.ones(2, 4, 2)), mse_loss, measures=names)
-    assert several.skipped["fisher_rank"] == "it needs logits, [samples, classes]"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "target", "loss_fn", "reason"),
+    [
+        (3, torch.randn(8, 3), mse_loss, "it needs a class for each sample, as an integer"),
+        (1, torch.randint(0, 2, (8, 1)), lambda out, y: mse_loss(out, y.float()), "of at least two classes"),
+        (3, torch.randint(0, 3, (8, 3)), lambda out, y: mse_loss(out, y.float()), "it needs a class for each sample"),
+    ],
+)
+def test_ranks_that_count_classes_need_classes(outputs: int, target: Tensor, loss_fn: LossFn, reason: str) -> None:
+    names = ["gauss_newton_rank", "fisher_rank"]
+    found = diagnose(nn.Linear(12, outputs), (torch.randn(8, 12), target), loss_fn, measures=names)
+    assert all(reason in found.skipped[name] for name in names)
+    tokens = diagnose(nn.Linear(3, 2), (torch.ones(2, 4, 3), torch.ones(2, 4, 2)), mse_loss, measures=names)
+    assert "it needs logits, [samples, classes]" in tokens.skipped["fisher_rank"]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -217,6 +231,38 @@ def test_what_is_not_finite_is_named_and_does_not_stop_the_rest(bad: float) -> N
     assert math.isfinite(found.values["spectral_norm/0"])
     assert math.isfinite(found.values["weight_l2/4"])
     assert any("the model's output" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("where", ["input", "bias"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_batch_or_bias_that_is_not_finite_gives_no_healthy_number(where: str, bad: float) -> None:
+    model, initial = trained()
+    x, y = zoo.batch("mlp")
+    with torch.no_grad():
+        (x if where == "input" else model[2].bias).view(-1)[0] = bad
+    found = diagnose(model, (x, y), cross_entropy, initial)
+    for key in ("dormant_fraction", "dead_fraction", "dormancy", "loss", "feature_rank", "error"):
+        assert math.isnan(found.values[key]), key
+    assert "finite" in found.skipped["balancedness"]
+    assert math.isfinite(found.values["spectral_norm_max"])
+
+
+@pytest.mark.parametrize("layer", [0, 2, 4])
+def test_the_largest_of_what_is_not_a_number_is_none(layer: int) -> None:
+    model, initial = trained(steps=1)
+    with torch.no_grad():
+        model[layer].weight[0, 0] = math.nan
+    found = diagnose(model, reference=initial, measures=["spectral_norm_max", "layer_balance"])
+    assert math.isnan(found.values["spectral_norm_max"])
+    assert math.isnan(found.values["layer_balance"])
+
+
+def test_a_network_without_a_weight_has_no_spectrum() -> None:
+    model, x = nn.Sequential(nn.LayerNorm(6)), torch.randn(4, 6)
+    found = diagnose(model, (x, x), mse_loss, copy.deepcopy(model))
+    for name in ("spectral_norm", "lipschitz_bound", "frobenius_bound", "isometry_deviation", "layer_balance"):
+        assert found.skipped[name] == "it needs a weight of two or more dimensions, and the model has none"
+    assert found.values["hessian_rank"] > 0
 
 
 def test_half_precision() -> None:

@@ -29,6 +29,11 @@ def test_a_silent_layer_is_dormant_altogether() -> None:
     assert features.negative_entropy(torch.zeros(6)) == 0
 
 
+def test_a_unit_that_is_not_a_number_leaves_no_number() -> None:
+    for bad in (math.nan, math.inf):
+        assert math.isnan(features.dormant_fraction(features.unit_scores(torch.tensor([0.0, bad, 1.0]))))
+
+
 def test_negative_entropy_between_all_alike_and_one_alone() -> None:
     assert features.negative_entropy(torch.ones(8)) == pytest.approx(-math.log(8))
     assert features.negative_entropy(torch.tensor([0.0, 5.0, 0.0])) == 0
@@ -114,3 +119,17 @@ def test_error_rate_counts_positions() -> None:
     assert error_rate(output, torch.tensor([[0, 1, 2], [0, 0, 0]])) == pytest.approx(2 / 6)
     with pytest.raises(ValueError, match="target must have"):
         error_rate(torch.eye(3), torch.zeros(2))
+
+
+def test_what_is_ignored_is_neither_right_nor_wrong() -> None:
+    output = torch.eye(4).repeat(2, 1, 1)
+    target = torch.tensor([[0, 1, 2, 0], [0, 1, -100, -100]])
+    assert error_rate(output, target) == pytest.approx(1 / 6)
+    assert math.isnan(error_rate(output, torch.full((2, 4), -100)))
+
+
+def test_an_output_that_is_not_a_number_leaves_no_error() -> None:
+    output, target = torch.eye(3), torch.tensor([0, 1, 2])
+    output[1, 0] = math.nan
+    assert math.isnan(error_rate(output, target))
+    assert error_rate(output, torch.tensor([0, -100, 0])) == 0.5

@@ -110,3 +110,13 @@ def test_mismatches_are_named() -> None:
 
 def test_non_finite_entries_are_counted() -> None:
     assert weights.non_finite(torch.tensor([math.nan, 1.0, -math.inf])) == 2
+
+
+def test_complex_numbers_count_with_both_parts() -> None:
+    w, reference = torch.tensor([3 + 4j, 1j]), torch.tensor([0j, 1 + 1j])
+    assert weights.l1_norm([w]) == 6
+    assert weights.l2_norm([w]) == pytest.approx(26**0.5)
+    assert weights.frobenius_error(w, reference) == pytest.approx(26)
+    assert weights.frobenius_error(w, reference, normalized=True) == pytest.approx(13)
+    with pytest.raises(ValueError, match="must be real"):
+        weights.wasserstein_distance(w, reference)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pliant.diagnostics.batches import Batch
-from pliant.graph.layers import WEIGHT_LAYERS, call_with, called_layers
+from pliant.graph.layers import WEIGHT_LAYERS, call_with, called_layers, eval_mode
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def balance(
         iterations: The most updates.
 
     Raises:
-        ValueError: If an argument is out of range, the layers do not fit together, a weight is not finite or all are
-            zero.
+        ValueError: If an argument is out of range, there is no layer, the layers do not fit together, a weight is not
+            finite or all are zero.
         ArithmeticError: If the updates did not converge.
 
     Example:
@@ -78,25 +78,31 @@ def balance(
     """
     if p < 1 or q < 1:
         raise ValueError(f"p and q must be at least 1, got {p} and {q}")
+    if not weights:
+        raise ValueError("weights must hold at least one layer, got none")
     powers = [_powers(weight, p) for weight in weights]
     fans = [_fan(before, after) for before, after in pairwise(weights)]
-    norm = _norm(powers, p, q)
+    norm = _norm([power.sum(1) for power in powers], p, q)
     powers = _without_lone_units(powers, fans)
     if not any(float(power.sum()) for power in powers):
         raise ValueError("weights must connect some input with some output, got none that does")
     logs = [power.new_zeros(len(power)) for power in powers[:-1]]
     for step in range(iterations + 1):
-        scaled = [_rescale(power, p, logs, layer, fans) for layer, power in enumerate(powers)]
-        rows = [power.sum(1) for power in scaled]
-        # |W_ij|^p (Σ_k |W_ik|^p)^{(q−p)/p}: what a weight adds to ‖W‖^q; rows that are all zero add nothing.
-        shares = [s * torch.where(r > 0, r, 1).pow((q - p) / p).unsqueeze(1) for s, r in zip(scaled, rows, strict=True)]
+        # The rescaled |W_ij|^p is left_i |W_ij|^p right_j: products with vectors do, and no matrix is formed.
+        left = [*((p * log).exp() for log in logs), powers[-1].new_ones(len(powers[-1]))]
+        inverse = ((-p * log).exp().repeat_interleave(fan) for log, fan in zip(logs, fans, strict=True))
+        right = [powers[0].new_ones(powers[0].shape[1]), *inverse]
+        rows = [a * (power @ b) for a, power, b in zip(left, powers, right, strict=True)]
+        # A weight adds |W_ij|^p (Σ_k |W_ik|^p)^{(q−p)/p} to ‖W‖^q; rows that are all zero add nothing.
+        shares = [torch.where(row > 0, row, 1).pow((q - p) / p) for row in rows]
         updates = []
         for layer, fan in enumerate(fans):
-            into = shares[layer].sum(1)
-            out = shares[layer + 1].sum(0).reshape(-1, fan).sum(1)
-            updates.append(torch.where(into > 0, out / torch.where(into > 0, into, 1), 1).log())
+            into, after = rows[layer] * shares[layer], layer + 1
+            out = right[after] * ((left[after] * shares[after]) @ powers[after])
+            ratio = out.reshape(-1, fan).sum(1) / torch.where(into > 0, into, 1)
+            updates.append(torch.where(into > 0, ratio, 1).log())
         if max((float(update.abs().max()) for update in updates), default=0.0) <= tolerance:
-            return Balance(tuple(log.exp() for log in logs), norm, _norm(scaled, p, q), step)
+            return Balance(tuple(log.exp() for log in logs), norm, _norm(rows, p, q), step)
         logs = [log + update / (4 * max(p, q)) for log, update in zip(logs, updates, strict=True)]
     raise ArithmeticError(f"weight balancing did not reach tolerance {tolerance} in {iterations} updates")
 
@@ -114,7 +120,8 @@ def balancedness(model: nn.Module, batch: Batch, p: float = 2.0, q: float = 2.0)
         q: Exponent over units.
 
     Raises:
-        ValueError: If the model has other layers with parameters, or is no homogeneous chain.
+        ValueError: If the model has other layers with parameters, is no homogeneous chain, or has outputs on the batch
+            that cannot tell.
     """
     batch = batch.on(model)
     layers = called_layers(model, batch.kwargs or batch.args)
@@ -128,13 +135,15 @@ def balancedness(model: nn.Module, batch: Batch, p: float = 2.0, q: float = 2.0)
     if len(set(names)) != len(names):
         raise ValueError(f"balancedness is defined for chains in which each layer is called once, got {names}")
     found = balance([layer.module.get_parameter("weight").detach() for layer in layers], p, q)
-    twin = copy.deepcopy(model).double().eval()
+    twin = copy.deepcopy(model).double()
     inputs = batch.on(twin)
-    with torch.no_grad():
-        before = call_with(twin, inputs.kwargs or inputs.args)
+    with eval_mode(twin), torch.no_grad():
+        before = _floats(call_with(twin, inputs.kwargs or inputs.args))
         _apply([twin.get_submodule(name) for name in names], found.scales)
-        after = call_with(twin, inputs.kwargs or inputs.args)
-    pairs = zip(_floats(before), _floats(after), strict=True)
+        after = _floats(call_with(twin, inputs.kwargs or inputs.args))
+    if not before or not all(torch.isfinite(output).all() for output in before):
+        raise ValueError("balancedness is proved on the outputs, which must be tensors of finite numbers on the batch")
+    pairs = zip(before, after, strict=True)
     if not all(torch.allclose(b, a, rtol=1e-6, atol=1e-6 * float(b.abs().max())) for b, a in pairs):
         raise ValueError(
             "balancedness is defined for chains with homogeneous activations such as relu, but rescaling the units of "
@@ -161,16 +170,9 @@ def _fan(before: Tensor, after: Tensor) -> int:
     return int(after.shape[1] // len(before))
 
 
-def _rescale(power: Tensor, p: float, logs: list[Tensor], layer: int, fans: list[int]) -> Tensor:
-    if layer < len(logs):
-        power = power * (p * logs[layer]).exp().unsqueeze(1)
-    if layer > 0:
-        power = power * (-p * logs[layer - 1]).exp().repeat_interleave(fans[layer - 1])
-    return power
-
-
-def _norm(powers: list[Tensor], p: float, q: float) -> float:
-    total = torch.stack([power.sum(1).pow(q / p).sum() for power in powers]).sum()
+def _norm(rows: list[Tensor], p: float, q: float) -> float:
+    """Return ‖W‖_{p,q} from Σ_j |W_ij|^p of each layer's units."""
+    total = torch.stack([row.pow(q / p).sum() for row in rows]).sum()
     return float(total.pow(1 / q))
 
 

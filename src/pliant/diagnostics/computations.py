@@ -29,8 +29,9 @@ def mean(values: Iterable[float]) -> float:
 
 
 def most(values: Iterable[float]) -> float:
-    """Return the largest of all layers; NaN without any."""
-    return max(values, default=math.nan)
+    """Return the largest of all layers; NaN without any, or if one is NaN."""
+    listed = list(values)
+    return max(listed) if listed and not any(map(math.isnan, listed)) else math.nan
 
 
 def _by_layer(values: Values, total: float) -> Values:
@@ -71,11 +72,12 @@ def of_spectra(number: Callable[[Tensor], float], reduce: Reduce = mean) -> Comp
 
 
 def of_features(number: Callable[[Features], float]) -> Compute:
-    """A number of each layer's hidden features, averaged over units."""
+    """A number of each layer's hidden features, averaged over units; NaN where activations are not finite."""
 
     def compute(probe: Probe, _: Probe | None) -> Values:
         layers = _hidden(probe)
-        by_layer = {name: number(layer) for name, layer in layers.items()}
+        finite = {name: bool(torch.isfinite(layer.mean_abs).all()) for name, layer in layers.items()}
+        by_layer = {name: number(layer) if finite[name] else math.nan for name, layer in layers.items()}
         units = {name: len(layer.mean_abs) for name, layer in layers.items()}
         return _by_layer(by_layer, sum(by_layer[n] * units[n] for n in units) / sum(units.values()))
 
@@ -257,9 +259,11 @@ def fisher_rank(probe: Probe) -> float:
 
 
 def _logits(probe: Probe) -> Tensor:
-    output = probe.captured.output
-    if not isinstance(output, Tensor) or output.ndim != 2:
-        raise ValueError("it needs logits, [samples, classes]")
+    output, target = probe.captured.output, probe.batch.target
+    if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < 2:
+        raise ValueError("it needs logits, [samples, classes], of at least two classes")
+    if not isinstance(target, Tensor) or target.is_floating_point() or target.shape != output.shape[:1]:
+        raise ValueError("it needs a class for each sample, as an integer")
     return output
 
 

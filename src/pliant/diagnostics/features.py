@@ -30,7 +30,7 @@ def unit_scores(mean_abs: Tensor) -> Tensor:
 
 
 def dormant_fraction(scores: Tensor, tau: float = 0.025) -> float:
-    """Return the fraction of units with score ≤ τ.
+    """Return the fraction of units with score ≤ τ; NaN if a score is.
 
     Args:
         scores: As of `unit_scores`.
@@ -42,7 +42,7 @@ def dormant_fraction(scores: Tensor, tau: float = 0.025) -> float:
     """
     if tau < 0:
         raise ValueError(f"tau must not be negative, got {tau}")
-    return float((scores <= tau).double().mean())
+    return math.nan if scores.isnan().any() else float((scores <= tau).double().mean())
 
 
 def dead_fraction(active: Tensor) -> float:

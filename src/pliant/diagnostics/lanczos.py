@@ -46,7 +46,8 @@ def lanczos(
         multiply: From a float64 vector v to Av.
         size: The length of v.
         iterations: The most products to take.
-        tolerance: Stop when the residual is below this times the largest eigenvalue in absolute value.
+        tolerance: Stop when the residual is below this times the absolute value of the largest eigenvalue, or as
+            small as the rounding of the one that is largest in absolute value.
         seed: Of the start vector, drawn from a generator of its own.
 
     Raises:
@@ -91,7 +92,7 @@ def _ritz(diagonal: list[float], beside: list[float], beta: float, tolerance: fl
     values, vectors = torch.linalg.eigh(matrix)
     scale = float(values.abs().max())
     residual = beta * abs(float(vectors[-1, -1]))
-    converged = residual <= max(tolerance, 1e-14) * scale
+    converged = residual <= max(tolerance * abs(float(values[-1])), 1e-14 * scale)
     relative = asymmetry / scale if scale else 0.0
     return Extremes(float(values[-1]), float(values[0]), residual, len(diagonal), converged, relative)
 
@@ -133,7 +134,7 @@ def sharpness(
         batch: The samples.
         loss_fn: `loss_fn(output, target)`.
         iterations: The most Hessian-vector products to take, each about two backward passes.
-        tolerance: Of the residual, relative to the eigenvalue, whose own error is of the order of its square.
+        tolerance: Of the residual, relative to the largest eigenvalue, whose own error is of the order of its square.
     """
     multiply, size = hessian_product(model, batch, loss_fn)
     return lanczos(multiply, size, iterations, tolerance)

@@ -6,9 +6,13 @@ error (or loss) for each task, lower is better.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf, nan
 from statistics import fmean
 
 from torch import Tensor
+
+IGNORED = -100
+"""The class index of what does not count, as that of `torch.nn.functional.cross_entropy`."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,11 @@ class Plasticity:
 def error_rate(output: Tensor, target: Tensor) -> float:
     """Return the fraction of samples whose largest output is not at the target class.
 
+    NaN if there is none, or if an output that counts is NaN or +inf.
+
     Args:
         output: [samples, …, classes].
-        target: Class indices of the shape of `output` without its last dimension.
+        target: Class indices of the shape of `output` without its last dimension; `IGNORED` where nothing counts.
 
     Example:
         >>> import torch
@@ -69,6 +75,10 @@ def error_rate(output: Tensor, target: Tensor) -> float:
         raise ValueError(
             f"target must have the output's shape without classes, got {tuple(target.shape)} for {tuple(output.shape)}"
         )
+    counted = target != IGNORED
+    output, target = output[counted], target[counted]
+    if not (output < inf).all():  # −inf stands for a class that is ruled out
+        return nan
     return float((output.argmax(-1) != target).double().mean())
 
 

@@ -120,7 +120,10 @@ class Probe:
     @cached_property
     def matrices(self) -> dict[str, Tensor]:
         """The weights that are matrices, by layer."""
-        return layers.matrices(self.model)
+        found = layers.matrices(self.model)
+        if not found:
+            raise ValueError("it needs a weight of two or more dimensions, and the model has none")
+        return found
 
     @cached_property
     def tensors(self) -> dict[str, list[Tensor]]:

@@ -1,7 +1,7 @@
 """What the weights alone say: norms, isometry, distance from where they started, Lipschitz bounds.
 
-Every function takes plain tensors and works in float64, or on singular values (`spectra.singular_values`) where one
-decomposition serves several measures.
+Every function takes plain tensors and works in double precision, or on singular values (`spectra.singular_values`)
+where one decomposition serves several measures.
 """
 
 import math
@@ -19,18 +19,17 @@ def l1_norm(tensors: Iterable[Tensor]) -> float:
         >>> l1_norm([torch.tensor([1.0, -2.0]), torch.tensor([[3.0]])])
         6.0
     """
-    return float(sum((t.detach().double().abs().sum() for t in tensors), torch.zeros((), dtype=torch.float64)))
+    return float(sum((_wide(t).abs().sum() for t in tensors), torch.zeros((), dtype=torch.float64)))
 
 
 def l2_norm(tensors: Iterable[Tensor]) -> float:
-    """Return √Σθ² over all entries of all tensors.
+    """Return √Σ|θ|² over all entries of all tensors.
 
     Example:
         >>> l2_norm([torch.tensor([3.0]), torch.tensor([[4.0]])])
         5.0
     """
-    total = sum((t.detach().double().square().sum() for t in tensors), torch.zeros((), dtype=torch.float64))
-    return math.sqrt(total)
+    return math.sqrt(sum((_squares(_wide(t)) for t in tensors), torch.zeros((), dtype=torch.float64)))
 
 
 def isometry_deviation(
@@ -79,11 +78,11 @@ def frobenius_error(weight: Tensor, reference: Tensor, normalized: bool = False)
         0.5
     """
     _same_shape(weight, reference)
-    reference = reference.detach().double()
-    error = float((weight.detach().double() - reference).square().sum())
+    reference = _wide(reference)
+    error = float(_squares(_wide(weight) - reference))
     if not normalized:
         return error
-    scale = float(reference.square().sum())
+    scale = float(_squares(reference))
     return error / scale if scale else math.inf if error else 0.0
 
 
@@ -97,6 +96,8 @@ def wasserstein_distance(weight: Tensor, reference: Tensor) -> float:
         0.0
     """
     _same_shape(weight, reference)
+    if weight.is_complex() or reference.is_complex():
+        raise ValueError("weight and reference must be real, or they have no order, got complex numbers")
     ordered = weight.detach().double().flatten().sort().values
     return float((ordered - reference.detach().double().flatten().sort().values).norm())
 
@@ -140,6 +141,15 @@ def product_bound(norms: Iterable[float]) -> float:
         6.0
     """
     return math.prod(norms)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _squares(tensor: Tensor) -> Tensor:
+    """Return Σ|θ|²."""
+    return (tensor * tensor.conj()).real.sum() if tensor.is_complex() else tensor.square().sum()
 
 
 def _same_shape(weight: Tensor, reference: Tensor) -> None:

@@ -1,6 +1,7 @@
 """The layers of a model in the order in which it calls them, seen by running an example."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,23 @@ def call_with(model: nn.Module, example: Any) -> Any:
     return model(*example) if isinstance(example, tuple) else model(example)
 
 
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model in eval mode, and afterwards every module in the mode it was in.
+
+    The flags are set as they are: `train()` and `eval()` of a module may do more, such as merging an adapter into a
+    weight, which would change the model.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def called_layers(model: nn.Module, example: Any) -> tuple[Layer, ...]:
     """Return the modules with parameters of their own in the order in which the model calls them on the example.
 
@@ -45,20 +63,16 @@ def called_layers(model: nn.Module, example: Any) -> tuple[Layer, ...]:
     """
     called: list[Layer] = []
     handles = []
-    modes = {module: module.training for module in model.modules()}
     for name, module in model.named_modules():
         if next(module.parameters(recurse=False), None) is not None or isinstance(module, NORM_LAYERS):
             layer = Layer(name, module)
             handles.append(module.register_forward_pre_hook(lambda _m, _args, layer=layer: called.append(layer)))
     try:
-        model.eval()
-        with torch.no_grad():
+        with eval_mode(model), torch.no_grad():
             call_with(model, example)
     finally:
         for handle in handles:
             handle.remove()
-        for module, training in modes.items():
-            module.training = training
     return tuple(called)
 
 
