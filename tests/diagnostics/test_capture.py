@@ -1,10 +1,12 @@
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pliant.diagnostics import diagnose
 from pliant.diagnostics.batches import Batch
 from pliant.diagnostics.capture import capture
 from pliant.diagnostics.probe import batch_statistics, undisturbed
@@ -64,6 +66,8 @@ def test_units_of_a_convolution_are_channels() -> None:
     h = model[:2](IMAGES.args[0])
     torch.testing.assert_close(found.layers["0"].mean_abs, h.double().abs().mean((0, 2, 3)))
     assert found.representation.shape == (6, 108)
+    back = nn.Sequential(nn.ConvTranspose2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(300, 2))
+    assert len(capture(back, IMAGES).layers["0"].mean_abs) == 3
 
 
 def test_positions_count_as_samples_of_a_linear_layer() -> None:
@@ -124,3 +128,111 @@ def test_batch_statistics_come_back_after_an_error() -> None:
         raise RuntimeError("on purpose")
     assert all(v.equal(before[k]) for k, v in model.state_dict().items())
     assert model.training
+
+
+MODULES = [
+    nn.Threshold(0.1, 0), nn.Hardshrink(), nn.Softshrink(), nn.Tanhshrink(), nn.LogSigmoid(), nn.GLU(), nn.RReLU(),
+    nn.SELU(), nn.CELU(), nn.Mish(), nn.Softsign(), nn.Hardtanh(),
+]  # fmt: skip
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "leaky_relu_": functional.leaky_relu_,
+    "threshold_": lambda h: functional.threshold(h, 0.1, 0, inplace=True),
+    "tanh_": Tensor.tanh_,
+    "clamp": lambda h: h.clamp(min=0),
+    "clamp to six": lambda h: torch.clamp(h, 0, 6),
+    "clamp_min": lambda h: h.clamp_min(0),
+    "clamp_": lambda h: h.clamp_(0),
+    "maximum": lambda h: torch.maximum(h, torch.zeros_like(h)),
+}
+
+
+class Between(nn.Module):
+    """Two layers and a function between them."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], into: int = 6) -> None:
+        super().__init__()
+        self.a, self.b, self.function = nn.Linear(4, 6), nn.Linear(into, 2), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.function(self.a(x)))
+
+
+@pytest.mark.parametrize("function", [*MODULES, *FUNCTIONS.values()], ids=[*map(str, MODULES), *FUNCTIONS])
+def test_activations_of_every_kind_are_seen(function: Callable[[Tensor], Tensor]) -> None:
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.ReLU(), Between(function, 3 if isinstance(function, nn.GLU) else 6).eval()
+    )
+    found = capture(model, BATCH, keep=True)
+    assert list(found.layers) == ["0", "2.a"]
+    torch.testing.assert_close(found.layers["2.a"].values, found.representation)
+
+
+def test_functions_with_other_uses_are_no_activations() -> None:
+    gate = nn.Parameter(torch.ones(3))
+
+    def others(h: Tensor) -> Tensor:
+        h = h / h.norm(dim=-1, keepdim=True).clamp_min(0)
+        return h.clamp(-5, 5) * torch.sigmoid(gate)[0] + torch.maximum(h.mean(), h.sum())
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Between(others))
+    assert list(capture(model, BATCH).layers) == ["0"]
+
+
+def test_units_are_found_where_dimensions_were_permuted() -> None:
+    class Mixer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 5), nn.Linear(7, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.relu(self.a(x).transpose(1, 2)))
+
+    model, batch = Mixer(), Batch.of(torch.randn(3, 7, 4))
+    h = torch.relu(model.a(batch.args[0]))
+    torch.testing.assert_close(capture(model, batch).layers["a"].mean_abs, h.double().abs().mean((0, 1)))
+    halves = nn.Sequential(nn.Linear(4, 6), nn.GLU(), nn.Linear(3, 2))
+    assert len(capture(halves, Batch.of(torch.randn(3, 6, 4))).layers["0"].mean_abs) == 3, "as many positions as units"
+
+
+def test_layers_of_the_model_itself_go_by_their_weights() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Parameter(torch.randn(5, 4)), nn.Parameter(torch.randn(3, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.relu(functional.linear(x, self.first))
+            h = torch.relu(functional.linear(h, 2 * self.second))
+            return functional.linear(h, torch.ones(2, 3))
+
+    found = diagnose(Plain(), BATCH, measures=["dead_fraction", "spectral_norm"])
+    dead = {row.layer for row in found.rows() if row.measure == "dead_fraction"}
+    assert dead == {"", "first", "linear"}, "the one that is computed has no name of its own"
+    assert {row.layer for row in found.rows() if row.measure == "spectral_norm"} == {"", "first", "second"}
+
+
+def test_layers_without_a_batch_of_their_own_are_one_sample() -> None:
+    class Hyper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.code, self.make, self.head = nn.Parameter(torch.randn(3)), nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x * torch.relu(self.make(self.code)))
+
+    model = Hyper()
+    found = capture(model, BATCH, keep=True)
+    torch.testing.assert_close(found.layers["make"].mean_abs, torch.relu(model.make(model.code)).detach().double())
+    assert found.layers["make"].values is None
+
+
+def test_compiled_parts_are_seen_once_and_under_their_names() -> None:
+    body = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU())
+    plain = nn.Sequential(body, nn.Linear(5, 2))
+    compiled = nn.Sequential(torch.compile(body, backend="eager"), plain[1])
+    compiled(BATCH.args[0])
+    found = capture(compiled, BATCH)
+    expected = capture(plain, BATCH)
+    assert list(found.layers) == ["0._orig_mod.0", "0._orig_mod.2"]
+    for ours, theirs in zip(found.layers.values(), expected.layers.values(), strict=True):
+        assert ours.mean_abs.equal(theirs.mean_abs)

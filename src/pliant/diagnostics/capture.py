@@ -4,13 +4,18 @@ A torch function mode sees every layer with a weight (linear, convolution) and e
 pass calls, as a module or as a function. The *hidden features of a layer* are the output of the first activation that
 follows it, so after the norm layer and the nonlinearity; in a network without activations, its own output. The
 *representation* is what the last linear layer receives: the last hidden features, which it maps to the outputs. Units
-are channels after a convolution, and entries of the last dimension after a linear layer.
+are channels after a convolution, and entries of the last dimension after a linear layer; where dimensions are permuted
+before the activation, those of the dimension that has as many entries, if there is but one.
+
+Activations are recognised from a list of functions. A clamp is one if its lower bound is 0, and a maximum of two
+tensors is, where they leave the layer its units: both have other uses.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,17 +24,33 @@ from torch.overrides import TorchFunctionMode
 
 from pliant.diagnostics.batches import Batch
 
-_CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
+_CONVOLUTIONS = (
+    functional.conv1d, functional.conv2d, functional.conv3d,
+    functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d,
+)  # fmt: skip
 
 _ACTIVATIONS = frozenset(
     {
         torch.relu, torch.relu_, torch.Tensor.relu, torch.Tensor.relu_, functional.relu, functional.relu6,
-        functional.leaky_relu, functional.rrelu, functional.prelu, functional.elu, functional.celu, functional.selu,
-        functional.gelu, functional.silu, functional.mish, functional.hardswish, functional.hardtanh,
-        functional.softplus, functional.softsign, functional.sigmoid, functional.tanh, functional.hardsigmoid,
-        torch.tanh, torch.sigmoid, torch.Tensor.tanh, torch.Tensor.sigmoid,
+        functional.leaky_relu, functional.leaky_relu_, functional.rrelu, functional.rrelu_, torch.rrelu, torch.rrelu_,
+        torch.prelu, torch.Tensor.prelu, functional.prelu, functional.elu, functional.elu_, torch.celu, torch.celu_,
+        functional.celu, functional.celu_, torch.selu, torch.selu_, functional.selu, functional.selu_,
+        functional.gelu, functional.silu, functional.mish, functional.glu, functional.hardswish, functional.hardtanh,
+        functional.hardtanh_, functional.hardsigmoid, functional.softplus, functional.softsign, functional.logsigmoid,
+        functional.threshold, torch.threshold, torch.threshold_, torch.hardshrink, torch.Tensor.hardshrink,
+        functional.hardshrink, functional.softshrink, functional.tanhshrink,
+        functional.sigmoid, torch.sigmoid, torch.sigmoid_, torch.Tensor.sigmoid, torch.Tensor.sigmoid_,
+        functional.tanh, torch.tanh, torch.tanh_, torch.Tensor.tanh, torch.Tensor.tanh_,
     }
 )  # fmt: skip
+_CLAMPS = frozenset(
+    {
+        torch.clamp, torch.clamp_, torch.clip, torch.clip_, torch.clamp_min, torch.clamp_min_,
+        torch.Tensor.clamp, torch.Tensor.clamp_, torch.Tensor.clip, torch.Tensor.clip_, torch.Tensor.clamp_min,
+        torch.Tensor.clamp_min_,
+    }
+)  # fmt: skip
+_MAXIMA = frozenset({torch.maximum, torch.Tensor.maximum})
 
 
 @dataclass(frozen=True)
@@ -62,6 +83,35 @@ class Captured:
     representation: Tensor | None
 
 
+class _Layer(NamedTuple):
+    """A call of a layer with a weight: its name, the shape of its output, and the dimension where its units are."""
+
+    name: str
+    shape: torch.Size
+    dim: int
+
+    @property
+    def units(self) -> int:
+        return self.shape[self.dim]
+
+    def where(self, out: Tensor) -> int:
+        """Return the dimension of a later tensor where the units are: the same, unless it was permuted."""
+        fits = [dim for dim in range(1, out.ndim) if out.shape[dim] == self.units]
+        return fits[0] if len(fits) == 1 and sorted(out.shape) == sorted(self.shape) else self.dim
+
+
+def _is_activation(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], out: Any, layer: _Layer) -> bool:
+    if func in _ACTIVATIONS:
+        return not isinstance(args[0] if args else kwargs["input"], nn.Parameter)  # a gate that was learnt, not units
+    if func in _CLAMPS:
+        low = args[1] if len(args) > 1 else kwargs.get("min")
+        if not isinstance(low, int | float) or low != 0:
+            return False
+    elif func not in _MAXIMA:
+        return False
+    return isinstance(out, Tensor) and out.ndim > 1 and out.shape[layer.where(out)] == layer.units
+
+
 class _Watch(TorchFunctionMode):
     def __init__(self, model: nn.Module, samples: int, keep: bool) -> None:
         super().__init__()
@@ -69,7 +119,8 @@ class _Watch(TorchFunctionMode):
         self._keep = keep
         self._path: list[str] = []
         self._model = model
-        self._layer: tuple[str, int] | None = None  # the last layer with a weight, and where its units are
+        self._own = {id(p): name for name, p in model.named_parameters(recurse=False)}
+        self._layer: _Layer | None = None  # the last one that was called
         self._activations: dict[str, Features] = {}
         self._outputs: dict[str, Features] = {}
         self._after_last: list[str] = []
@@ -96,27 +147,32 @@ class _Watch(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is functional.linear:
+        linear = func is functional.linear
+        if linear:
             x = args[0] if args else kwargs["input"]
-            self.representation = x.detach().flatten(0, -2).clone()
+            self.representation = x.detach().reshape(-1, x.shape[-1]).clone()
         out = func(*args, **kwargs)
-        if func is functional.linear or func in _CONVOLUTIONS:
-            name = self._path[-1] if self._path else ""
-            self._layer = (name, -1 if func is functional.linear else 1)
+        if linear or func in _CONVOLUTIONS:
+            weight = args[1] if len(args) > 1 else kwargs["weight"]
+            self._layer = _Layer(self._name(func, weight), out.shape, -1 if linear else 1)
             self._after_last = []
-            self._note(self._outputs, out)
-        elif func in _ACTIVATIONS and self._layer is not None:
-            self._after_last.append(self._note(self._activations, out))
+            self._note(self._outputs, self._layer, out)
+        elif self._layer is not None and _is_activation(func, args, kwargs, out, self._layer):
+            self._after_last.append(self._note(self._activations, self._layer, out))
         return out
 
-    def _note(self, found: dict[str, Features], out: Tensor) -> str:
-        assert self._layer is not None
-        layer, dim = self._layer
-        name, again = layer, 2
+    def _name(self, func: Callable[..., Any], weight: Tensor) -> str:
+        """Return the name of the module at work; in the model itself that of the weight, as other measures have it."""
+        return (self._path[-1] if self._path else "") or self._own.get(id(weight), func.__name__)
+
+    def _note(self, found: dict[str, Features], layer: _Layer, out: Tensor) -> str:
+        name, again = layer.name, 2
         while name in found:
-            name, again = f"{layer}:{again}", again + 1
+            name, again = f"{layer.name}:{again}", again + 1
         h = out.detach()
-        by_unit = h.movedim(dim, 0).flatten(1)
+        if h.ndim < 2:  # one sample without a dimension of its own
+            h = h.reshape(1, -1)
+        by_unit = h.movedim(layer.where(h), 0).flatten(1)
         found[name] = Features(
             by_unit.abs().mean(1, dtype=torch.float64),
             (by_unit != 0).sum(1),
@@ -140,6 +196,14 @@ def capture(model: nn.Module, batch: Batch, keep: bool = False) -> Captured:
         keep: Whether to keep the activations themselves.
     """
     watch = _Watch(model, batch.size, keep)
-    with torch.no_grad(), watch.named(), watch:
+    with torch.no_grad(), _uncompiled(), watch.named(), watch:
         output = batch.forward(model)
     return Captured(output, watch.layers(), watch.representation)
+
+
+def _uncompiled() -> AbstractContextManager[None]:
+    """Run compiled parts of a model as they were written, for they hide their modules and call functions to trace."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and it takes long to import
+        return nullcontext()
+    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance
