@@ -16,7 +16,6 @@ from typing import Any
 from scipy import stats
 
 from benchmarks.numbers import more_numbers
-from pliant import streams
 from pliant.experiments.archive import unpack
 from pliant.experiments.recipe import Recipe, load_recipe, recipe_folder
 from pliant.experiments.store import Run, load_runs, load_selection
@@ -132,7 +131,7 @@ def summarise(name: str, recipe: Recipe, runs: list[Run], selection: dict[str, A
     results, `setting_1` … are their headlines in the order of the grid, `worst_setting` is the worst of them and
     `setting_range` how far the best is above it.
     """
-    headline = streams.stream_class(recipe.stream.name).headline
+    headline = recipe.deciding
     entries = {entry.label: entry for entry in recipe.methods}
     numbers: dict[str, dict[int, dict[str, float]]] = {label: {} for label in entries}
     bad = dict.fromkeys(entries, 0)

@@ -5,7 +5,7 @@ import math
 import random
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import numpy
 import pytest
@@ -20,6 +20,7 @@ from pliant.streams.base import Stream
 from pliant.training import (
     DivergedError,
     Learner,
+    Reference,
     Settings,
     evaluate,
     learning_rate,
@@ -335,13 +336,43 @@ def test_measures_are_those_of_the_first_step_and_leave_the_training_alone(datas
     assert {name for values in measured for name in values} >= set(MEASURES)
 
 
-def test_measures_of_a_resumed_run_are_the_same(dataset: Dataset) -> None:
-    stream = streams.create("continual_limited", dataset, chunks=2, epochs=3)
+@pytest.mark.parametrize("reference", get_args(Reference))
+def test_measures_compare_with_the_reference_that_was_asked_for(dataset: Dataset, reference: Reference) -> None:
+    stream = streams.create("continual_limited", dataset, chunks=3, epochs=2)
+    learner = make_learner(Settings(batch_size=16), ("shrink_perturb",))
+    learner.measure(("distance_l2",), stream[0], reference)
+
+    def weights() -> torch.Tensor:
+        return torch.cat([parameter.detach().flatten() for parameter in learner.model.parameters()])
+
+    before_steps: list[torch.Tensor] = []
+    learner.optimizer.register_step_pre_hook(lambda *_: before_steps.append(weights()))
+    starts, ends, measured = [], [], []
+    for record in train(learner, stream, 1):
+        if record["epoch"] == 1:
+            measured.append(record["measures"]["distance_l2"])
+            starts.append(before_steps[0])
+        else:
+            ends.append(weights())
+            before_steps.clear()
+    compared = {
+        "initial": [starts[0]] * 3,
+        "boundary": [starts[0], *ends[:2]],
+        "previous_task": [starts[0], *starts[:2]],
+    }
+    expected = [(start - other).norm().item() for start, other in zip(starts, compared[reference], strict=True)]
+    assert measured == pytest.approx(expected, rel=1e-5)
+    assert all(value > 0 for value in measured[1:])
+
+
+@pytest.mark.parametrize("reference", get_args(Reference))
+def test_measures_of_a_resumed_run_are_the_same(dataset: Dataset, reference: Reference) -> None:
+    stream = streams.create("continual_limited", dataset, chunks=3, epochs=3)
     settings = Settings(batch_size=16, new_optimizer=True)
 
     def fresh_learner() -> Learner:
         learner = make_learner(settings, ("shrink_perturb",))
-        learner.measure(MEASURES, stream[0])
+        learner.measure(MEASURES, stream[0], reference)
         return learner
 
     learner = fresh_learner()

@@ -26,6 +26,10 @@ Record = dict[str, Any]
 """What is known after an epoch, in plain types."""
 
 
+Reference = Literal["initial", "boundary", "previous_task"]
+"""What measures compare a network with: see `Learner.measure`."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """How a network is trained. The defaults are those of the soft weight rescaling paper, appendix D.
@@ -99,6 +103,7 @@ class Learner:
         self.methods = list(methods)
         self.head = head
         self.monitor: Monitor | None = None
+        self.references: References | None = None
         self.task = 0
         self.epoch = 0
         self.step = 0
@@ -108,16 +113,20 @@ class Learner:
         for method in self.methods:
             method.attach(self.optimizer)
 
-    def measure(self, names: Sequence[str], task: Task) -> None:
-        """Take measures on the way, which are in the records then, against the network as it is now.
+    def measure(self, names: Sequence[str], task: Task, reference: Reference = "initial") -> None:
+        """Take measures on the way, which are in the records then.
 
         They are taken at the first step of a task and of every `evaluate_every`th epoch of it.
 
         Args:
             names: Some of `pliant.diagnostics.measures.names()`.
             task: The first task, on whose examples measures are taken until the next.
+            reference: What to compare with, where a measure does: the network as it is now ("initial"), as it was at
+                the end of the task before, before any method acted ("boundary"), or as it was when the task before
+                began ("previous_task").
         """
-        probe, reference = probe_batch(task), copy.deepcopy(self.model)
+        self.references = References(reference, self.model)
+        probe = probe_batch(task)
         self.monitor = Monitor(
             self.model,
             self.optimizer,
@@ -125,7 +134,7 @@ class Learner:
             measures=names,
             probe=probe,
             loss_fn=cross_entropy,
-            reference=reference,
+            reference=self.references.model,
             budget=None,
         )
         self.monitor.detach()
@@ -145,6 +154,7 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "methods": [method.state_dict() for method in self._stateful()],
             "position": {name: getattr(self, name) for name in _POSITION},
+            "references": None if self.references is None else self.references.state_dict(),
             "random": random_state(),
         }
 
@@ -156,10 +166,49 @@ class Learner:
             method.load_state_dict(saved)
         for name in _POSITION:
             setattr(self, name, state["position"][name])
+        if self.references is not None and state.get("references"):
+            self.references.load_state_dict(state["references"])
         set_random_state(state["random"])
 
     def _stateful(self) -> list[Method]:
         return self.methods if self.head is None else [*self.methods, self.head]
+
+
+class References:
+    """What measures compare a network with, as tasks go by.
+
+    Args:
+        kind: Which network it is; see `Learner.measure`.
+        model: The network in its first state.
+    """
+
+    def __init__(self, kind: Reference, model: nn.Module) -> None:
+        self.kind = kind
+        self.model = copy.deepcopy(model)
+        self.start = copy.deepcopy(model) if kind == "previous_task" else None
+
+    def leave_task(self, model: nn.Module) -> None:
+        """Take note of a network at the end of a task."""
+        if self.kind == "boundary":
+            self.model.load_state_dict(model.state_dict())
+
+    def enter_task(self, model: nn.Module) -> None:
+        """Take note of a network at the beginning of a task, when the methods have acted."""
+        if self.start is not None:
+            self.model.load_state_dict(self.start.state_dict())
+            self.start.load_state_dict(model.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what changes on the way; nothing if it is the initial network, which every start makes anew."""
+        if self.kind == "initial":
+            return {}
+        return {name: part.state_dict() for name, part in (("model", self.model), ("start", self.start)) if part}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict()` returned."""
+        self.model.load_state_dict(state["model"])
+        if self.start is not None:
+            self.start.load_state_dict(state["start"])
 
 
 _POSITION = ("task", "epoch", "step", "examples", "online_correct")
@@ -197,7 +246,11 @@ def train(
             learner.monitor.set_probe(probe_batch(task))
         entry: Record = {"receipts": []}
         if learner.epoch == 0 and index > 0:
+            if learner.references is not None:
+                learner.references.leave_task(learner.model)
             entry["receipts"] = enter_task(learner, task, fresh)
+            if learner.references is not None:
+                learner.references.enter_task(learner.model)
             if task.test is not None:
                 entry["entry_test_accuracy"], _ = evaluate(learner.model, task.test)
         while learner.epoch < task.epochs:
@@ -362,6 +415,11 @@ def make_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
     raise ValueError(f"optimizer is {settings.optimizer!r}; allowed: adam, adamw, sgd")
 
 
+_AT_ENDS = ("test_accuracy", "train_accuracy", "task_online_accuracy")
+RESULTS = tuple(f"{which}_{name}" for name in _AT_ENDS for which in ("final", "mean"))
+"""What a run's result may tell."""
+
+
 def summarise(records: Sequence[Record]) -> dict[str, float]:
     """Condense a run's records into its result.
 
@@ -374,7 +432,7 @@ def summarise(records: Sequence[Record]) -> dict[str, float]:
     """
     ends = [record for record in records if "task_online_accuracy" in record]
     result: dict[str, float] = {}
-    for name in ("test_accuracy", "train_accuracy", "task_online_accuracy"):
+    for name in _AT_ENDS:
         values = [record[name] for record in ends if name in record]
         if values:
             result[f"final_{name}"] = values[-1]

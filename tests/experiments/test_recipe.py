@@ -1,11 +1,13 @@
 """Recipes: what they say, and what they answer when something is wrong."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pliant.experiments.config import Part
+from pliant.experiments.config import Part, RunConfig
 from pliant.experiments.recipe import (
     Recipe,
     RecipeError,
@@ -94,6 +96,8 @@ def test_methods_as_tables() -> None:
         ({"methods": []}, "methods: is empty"),
         ({"methods": [{"name": "swr", "grid": {"lam": []}}]}, "grid of swr.lam is empty"),
         ({"measures": ["wait_l2"]}, "measures: there is no 'wait_l2'; did you mean 'weight_l2'?"),
+        ({"headline": "mean_train_acuracy"}, "headline: there is no 'mean_train_acuracy'; did you mean"),
+        ({"reference": "start"}, "reference is 'start': input should be 'initial', 'boundary' or 'previous_task'"),
         ({"seeds": 0}, "seeds: is empty; there must be at least one"),
         ({"seeds": [1, 1]}, "seeds: [1, 1] has one twice"),
         ({"seeds": "many"}, "seeds is 'many'"),
@@ -156,3 +160,18 @@ def test_a_result_does_not_depend_on_how_settings_are_chosen() -> None:
     entry = one.methods[0]
     assert one.config(entry, (), 0, "result") == other.config(entry, (), 0, "result")
     assert one.config(entry, (), 0, "selection") != other.config(entry, (), 0, "selection")
+
+
+def test_the_stream_decides_by_its_own_number_unless_the_recipe_names_one() -> None:
+    assert make(stream={"name": "label_flip", "tasks": 2, "epochs": 1}).deciding == "mean_test_accuracy"
+    assert make(headline="mean_train_accuracy").deciding == "mean_train_accuracy"
+
+
+def test_a_run_with_the_initial_reference_has_the_name_it_always_had() -> None:
+    recipe = make(reference="boundary")
+    config = recipe.config(recipe.methods[0], (), 0, "result")
+    initial = replace(config, reference="initial")
+    assert "reference" not in json.loads(initial.to_json())
+    assert RunConfig.from_dict(json.loads(initial.to_json())) == initial
+    assert RunConfig.from_dict(json.loads(config.to_json())) == config
+    assert config.id != initial.id

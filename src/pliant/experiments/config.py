@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from pliant.training import Settings
+from pliant.training import Reference, Settings
 
 Purpose = Literal["result", "selection"]
 
@@ -51,6 +51,7 @@ class RunConfig:
             the training data takes the place of the test data, which is not looked at.
         holdout: How large that part is.
         device: Where to compute.
+        reference: Which network measures compare with.
     """
 
     label: str
@@ -65,6 +66,7 @@ class RunConfig:
     purpose: Purpose
     holdout: float
     device: str
+    reference: Reference = "initial"
 
     @cached_property
     def id(self) -> str:
@@ -79,7 +81,10 @@ class RunConfig:
 
     def to_json(self) -> str:
         """Write down as JSON, the same text for the same configuration."""
-        return json.dumps(asdict(self), sort_keys=True)
+        values = asdict(self)
+        if self.reference == "initial":  # Left out: runs keep the names that they had before there was a choice.
+            del values["reference"]
+        return json.dumps(values, sort_keys=True)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunConfig":

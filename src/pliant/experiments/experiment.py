@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pliant import streams
 from pliant.experiments.config import Part, RunConfig
 from pliant.experiments.files import write_atomically
 from pliant.experiments.recipe import Entry, Recipe
@@ -75,7 +74,7 @@ def choose(
     Returns:
         The settings by label. One with a run that failed or diverged is only picked if all have one.
     """
-    headline = streams.stream_class(recipe.stream.name).headline
+    headline = recipe.deciding
     scores = {run.id: run.result.get(headline, -math.inf) for run in load_runs(root)}
     choice: dict[str, tuple[Part, ...]] = {}
     report = {}

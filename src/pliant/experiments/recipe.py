@@ -20,7 +20,7 @@ from pliant.diagnostics import measures
 from pliant.experiments.config import Part, Purpose, RunConfig
 from pliant.importing import import_object
 from pliant.spelling import suggest
-from pliant.training import Settings
+from pliant.training import RESULTS, Reference, Settings
 
 BASELINES = {"vanilla": "plain training, nothing attached", "fresh": "an untrained network at every task"}
 """What can stand among the methods without being one."""
@@ -177,6 +177,9 @@ class Recipe(_Strict):
         seeds: The seeds, or how many.
         selection: How settings are chosen.
         measures: What is measured on the way.
+        reference: Which network measures compare with: the initial one, the one at the end of the task before
+            ("boundary"), or the one when the task before began ("previous_task").
+        headline: The result that decides; the stream's own if there is none here.
         device: Where to compute.
     """
 
@@ -192,6 +195,8 @@ class Recipe(_Strict):
     seeds: Annotated[tuple[int, ...], BeforeValidator(_as_seeds)] = (0, 1, 2, 3, 4)
     selection: Selection = Selection()
     measures: tuple[str, ...] = ()
+    reference: Reference = "initial"
+    headline: str = ""
     device: str = "cpu"
 
     @model_validator(mode="before")
@@ -214,6 +219,7 @@ class Recipe(_Strict):
                 raise ValueError(f"methods: {label!r} stands there {labels.count(label)} times; give each a label")
         _check_names("published", self.published, labels)
         _check_names("measures", self.measures, list(measures.names()))
+        _check_names("headline", [self.headline] if self.headline else [], list(RESULTS))
         for entry in self.methods:
             _check_names("training", entry.training, [field.name for field in fields(Settings)])
             config = self.config(entry, (), 0, "result")
@@ -238,7 +244,13 @@ class Recipe(_Strict):
             # Only where it matters: a result must not be done again because a selection would differ.
             holdout=self.selection.fraction if purpose == "selection" else 0.0,
             device=self.device,
+            reference=self.reference,
         )
+
+    @property
+    def deciding(self) -> str:
+        """The result that decides."""
+        return self.headline or streams.stream_class(self.stream.name).headline
 
 
 def _change(part: Part, changes: Mapping[str, Any]) -> Part:

@@ -145,5 +145,5 @@ def make_learner(config: RunConfig, stream: Stream) -> Learner:
         head = methods.HeadReset(model, head=[output], seed=derive_seed("head", config.seed))
     learner = Learner(model, config.training, attached, head)
     if config.measures:
-        learner.measure(config.measures, stream[0])
+        learner.measure(config.measures, stream[0], config.reference)
     return learner

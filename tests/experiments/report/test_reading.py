@@ -90,6 +90,13 @@ def test_chosen_settings_are_the_contender_and_all_were_tried(tmp_path: Path, on
     assert len(comparison.trials) == trials
 
 
+def test_the_recipe_may_name_the_number_that_decides(tmp_path: Path) -> None:
+    write_recipe(tmp_path, headline="mean_train_accuracy")
+    write_results(tmp_path, {"vanilla": [0.5, 0.6, 0.7]})
+    (comparison,) = read_folders([tmp_path])
+    assert comparison.headline == "mean_train_accuracy"
+
+
 def test_broken_folders_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
     write_recipe(tmp_path)
     write_results(tmp_path, {"vanilla": [0.5, 0.6, 0.7], "L2": [0.6, 0.7, 0.8]})

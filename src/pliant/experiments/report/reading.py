@@ -264,7 +264,8 @@ def _compare(question: _Question) -> Comparison:
     contenders.sort(key=lambda contender: (rank.get(contender.label, len(rank)), _ROLES.index(contender.role)))
     return Comparison(
         title=question.title,
-        headline=_headline([run for contender in contenders for run in contender.runs] or trials),
+        headline=(question.recipe or {}).get("headline")
+        or _headline([run for contender in contenders for run in contender.runs] or trials),
         contenders=tuple(contenders),
         trials=tuple(trials),
         recipe=question.recipe,
