@@ -1,5 +1,8 @@
+import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -49,12 +52,32 @@ def test_a_loader_gives_its_first_samples() -> None:
     assert batch.target.tolist() == [0, 1, 2]
     assert gather(loader, 100).size == 5
     assert gather((X, Y), 2).size == 5, "a batch is taken as it is"
+    assert gather([(X, Y), (X, Y)], 100).size == 10, "a list of tuples is a loader"
     with pytest.raises(ValueError, match="at least one batch"):
         gather(iter([]), 3)
     with pytest.raises(ValueError, match="one structure"):
         gather(iter([(X, Y), X]), 10)
     with pytest.raises(ValueError, match="samples must be at least 1"):
         gather(loader, 0)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_loader_draws_no_random_number_of_the_training(shuffle: bool, own: bool) -> None:
+    class Noisy(TensorDataset):
+        def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+            return super().__getitem__(index)[0] * (random.random() + numpy.random.rand()), Y[index]
+
+    generator = torch.Generator().manual_seed(3) if own else None
+    loader = DataLoader(Noisy(X, Y), batch_size=2, shuffle=shuffle, generator=generator)
+
+    def states() -> list[object]:
+        drawn = generator.get_state().tolist() if generator is not None else None
+        return [torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist(), drawn]
+
+    before = states()
+    gather(loader, 3)
+    assert states() == before
 
 
 @pytest.mark.parametrize("nothing", [None, (), {}, (None, None), torch.ones(0, 3), "text"])
@@ -94,18 +117,77 @@ def test_a_loss_of_another_shape_is_named() -> None:
         sample_losses(lambda out, y: out, torch.randn(5, 7), Batch.of((X, Y)))
 
 
+@dataclass
+class Unregistered:
+    logits: Tensor
+
+
+@pytest.mark.parametrize(
+    ("output", "target", "named"),
+    [
+        (Unregistered(torch.randn(5, 7)), Y, "output must have a row .* got a Unregistered"),
+        ((torch.randn(5, 7), Unregistered(X)), Y, "output must have a row .* got a Unregistered"),
+        (torch.randn(7, 5), Y, r"row for each of the 5 samples .* got a tensor of shape \(7, 5\)"),
+        (torch.randn(5, 7), Y.tolist(), "target must be made of tensors .* got a list"),
+        (torch.randn(5, 7), {"a": Y, "b": Y.numpy()}, "target must be made of tensors .* got a ndarray"),
+        (torch.randn(5, 7), Unregistered(X), "target must be made of tensors .* got a Unregistered"),
+    ],
+)
+def test_what_cannot_be_cut_into_samples_is_named(output: object, target: object, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        sample_losses(lambda out, y: torch.ones(()), output, Batch.of((X, target)))
+
+
+def test_a_loss_may_write_into_what_it_gets() -> None:
+    def masking(out: Tensor, y: Tensor) -> Tensor:
+        out[:, 5:] = -torch.inf
+        return cross_entropy(out, y)
+
+    leaf = torch.randn(5, 7, requires_grad=True)
+    total, losses = summed_loss(masking, leaf * 1, Batch.of((X, Y)))
+    expected = cross_entropy(leaf[:, :5], Y, reduction="none")
+    torch.testing.assert_close(losses, expected.detach())
+    (ours,), (theirs,) = torch.autograd.grad(total, leaf), torch.autograd.grad(expected.sum(), leaf)
+    torch.testing.assert_close(ours, theirs)
+
+
 def weighted(output: Tensor, target: Tensor) -> Tensor:
     """A mean whose weights depend on the labels: of one sample alone, they cancel."""
     return cross_entropy(output, target, torch.arange(1.0, 8.0))
 
 
+@pytest.mark.parametrize("output", [torch.randn(5, 7), torch.zeros(5, 7)], ids=["any", "equal losses"])
 @pytest.mark.parametrize("loss_fn", [cross_entropy, nn.CrossEntropyLoss(reduction="sum"),
                                      nn.CrossEntropyLoss(reduction="none"), weighted])  # fmt: skip
-def test_the_sum_of_the_samples_losses_has_their_gradient(loss_fn: Callable[[Tensor, Tensor], Tensor]) -> None:
-    output, batch = torch.randn(5, 7, requires_grad=True), Batch.of((X, Y))
+def test_the_sum_of_the_samples_losses_has_their_gradient(
+    loss_fn: Callable[[Tensor, Tensor], Tensor], output: Tensor
+) -> None:
+    output, batch = output.requires_grad_(), Batch.of((X, Y))
     total, losses = summed_loss(loss_fn, output, batch)
     expected = cross_entropy(output, Y, reduction="none")
     torch.testing.assert_close(losses, expected.detach())
     (ours,), (theirs,) = torch.autograd.grad(total, output), torch.autograd.grad(expected.sum(), output)
     torch.testing.assert_close(ours, theirs)
     assert not losses.requires_grad
+
+
+def test_where_the_slope_is_zero_the_second_derivatives_are_still_those_of_the_samples() -> None:
+    """At a perfect fit a weighted mean has the value and the slope of the plain one, zero, but not its curvature."""
+    weight = torch.tensor([[1.0], [1], [1], [1], [50]])
+
+    def loss_fn(out: Tensor, y: Tensor) -> Tensor:
+        return (weight[y.flatten()] * out.square()).sum() / weight[y.flatten()].sum()
+
+    output = torch.zeros(5, 1, requires_grad=True)
+    total, _ = summed_loss(loss_fn, output, Batch.of((X, Y)))
+    (slope,) = torch.autograd.grad(total, output, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope.sum(), output)
+    assert curvature.tolist() == [[2.0]] * 5
+
+
+def test_tensors_of_inference_mode_become_ordinary_ones() -> None:
+    with torch.inference_mode():
+        batch = Batch.of((torch.ones(2, 3), torch.zeros(2)))
+    moved = batch.on(nn.Linear(3, 2))
+    assert not moved.args[0].is_inference()
+    assert not moved.target.is_inference()

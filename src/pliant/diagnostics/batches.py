@@ -7,16 +7,23 @@ A batch is one of:
   and the target may be `None`; a longer tuple holds several positional inputs and the target last;
 - a mapping: keyword arguments of the model, with the target under one of `TARGET_KEYS`, if there is one.
 
-Anything else that can be iterated is a loader of such batches.
+Anything else that can be iterated is a loader of such batches, and so is a list of tuples.
+
+Every tensor whose first dimension is as long as the batch is taken to be indexed by sample; others are shared. This
+goes for inputs, targets and a model's outputs alike.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
+from itertools import repeat
+from numbers import Number
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from pliant.diagnostics.randomness import undrawn
 
 LossFn = Callable[[Any, Any], Tensor]
 
@@ -31,8 +38,7 @@ class Batch:
         args: Positional arguments of the model.
         kwargs: Keyword arguments of the model.
         target: What the loss compares with; `None` if there is none.
-        size: The number of samples. Every tensor whose first dimension has this size is taken to be indexed by sample;
-            others are shared.
+        size: The number of samples.
     """
 
     args: tuple[Any, ...]
@@ -87,10 +93,10 @@ class Batch:
                 return leaf
             # Two floating types of different width do not multiply; a target keeps its own, as the loss may want it.
             cast = leaf.is_floating_point() and parameter.is_floating_point()
-            return leaf.to(parameter.device, parameter.dtype if cast else None)
+            return _ordinary(leaf.to(parameter.device, parameter.dtype if cast else None))
 
         args, kwargs = tree_map(move, (self.args, self.kwargs))
-        target = tree_map(lambda t: t.to(parameter.device) if isinstance(t, Tensor) else t, self.target)
+        target = tree_map(lambda t: _ordinary(t.to(parameter.device)) if isinstance(t, Tensor) else t, self.target)
         return Batch(args, kwargs, target, self.size)
 
     def forward(self, model: nn.Module) -> Any:
@@ -101,14 +107,22 @@ class Batch:
 def select(tree: Any, size: int, index: Tensor | slice) -> Any:
     """Return a nested structure with its sample-indexed tensors (first dimension of `size`) cut to some samples."""
 
-    def cut(leaf: Any) -> Any:
-        return leaf[index] if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == size else leaf
+    return tree_map(lambda leaf: leaf[index] if _by_sample(leaf, size) else leaf, tree)
 
-    return tree_map(cut, tree)
+
+def _by_sample(leaf: Any, size: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == size
+
+
+def _ordinary(tensor: Tensor) -> Tensor:
+    """Return a tensor that gradients can be taken with: one of inference mode cannot be saved for a backward pass."""
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def gather(data: Any, samples: int) -> Batch:
     """Return a batch as it is, or the first samples of a loader as one batch.
+
+    Random generators, a loader's own included, are left as they were.
 
     Args:
         data: A batch, or an iterable of batches.
@@ -119,13 +133,19 @@ def gather(data: Any, samples: int) -> Batch:
     """
     if samples < 1:
         raise ValueError(f"samples must be at least 1, got {samples}")
-    if isinstance(data, (Batch, Tensor, Mapping, tuple, list)) or not isinstance(data, Iterable):
+    # Collating makes lists of tensors, of lists and of mappings, but never of tuples.
+    batches = isinstance(data, list) and bool(data) and all(isinstance(part, tuple) for part in data)
+    single = isinstance(data, (Batch, Tensor, Mapping, tuple, list)) and not batches
+    if single or not isinstance(data, Iterable):
         return Batch.of(data)
+    owners = (data, getattr(data, "sampler", None), getattr(data, "batch_sampler", None))
+    found = (getattr(owner, "generator", None) for owner in owners)
     parts: list[Batch] = []
-    for part in data:
-        parts.append(Batch.of(part))
-        if sum(p.size for p in parts) >= samples:
-            break
+    with undrawn(generators=[generator for generator in found if isinstance(generator, torch.Generator)]):
+        for part in data:
+            parts.append(Batch.of(part))
+            if sum(p.size for p in parts) >= samples:
+                break
     if not parts:
         raise ValueError("the loader must give at least one batch, got none")
     return _merge(parts).select(slice(0, samples))
@@ -139,8 +159,7 @@ def _merge(parts: list[Batch]) -> Batch:
             raise ValueError("batches of one loader must have one structure, got different ones")
 
     def join(pieces: tuple[Any, ...]) -> Any:
-        by_sample = isinstance(pieces[0], Tensor) and pieces[0].ndim and len(pieces[0]) == parts[0].size
-        return torch.cat(pieces) if by_sample else pieces[0]
+        return torch.cat(pieces) if _by_sample(pieces[0], parts[0].size) else pieces[0]
 
     joined = [join(pieces) for pieces in zip(*(leaves for leaves, _ in flat), strict=True)]
     args, kwargs, target = tree_unflatten(joined, spec)
@@ -159,7 +178,7 @@ def sample_losses(loss_fn: LossFn, output: Any, batch: Batch) -> Tensor:
         batch: Its samples.
 
     Raises:
-        ValueError: If the loss is neither.
+        ValueError: If the loss is neither, or if output or target cannot be cut into samples.
     """
     value = loss_fn(output, batch.target)
     if value.ndim == 1 and len(value) == batch.size > 1:
@@ -168,28 +187,87 @@ def sample_losses(loss_fn: LossFn, output: Any, batch: Batch) -> Tensor:
         raise ValueError(f"loss_fn must return a scalar or {batch.size} numbers, got shape {tuple(value.shape)}")
     if batch.size == 1:
         return value.reshape(1)
-    pairs = (select((output, batch.target), batch.size, slice(i, i + 1)) for i in range(batch.size))
-    return torch.stack([loss_fn(out, target).reshape(()) for out, target in pairs])
+    _check_cuts(output, batch)
+    return torch.stack([loss_fn(*pair).reshape(()) for pair in _apart((output, batch.target), batch.size)])
+
+
+def _apart(tree: Any, size: int) -> Iterator[Any]:
+    """Yield each sample of a nested structure on its own.
+
+    Tensors are split once: the derivative of a slice would be as large as the batch for every sample. The pieces are
+    copies, so that a loss may write into them.
+    """
+    leaves, spec = tree_flatten(tree)
+    pieces = [map(Tensor.clone, leaf.split(1)) if _by_sample(leaf, size) else repeat(leaf, size) for leaf in leaves]
+    for sample in zip(*pieces, strict=True):
+        yield tree_unflatten(list(sample), spec)
+
+
+def _check_cuts(output: Any, batch: Batch) -> None:
+    """Raise if a part of an output or a target would be taken for shared only because it cannot be looked into."""
+    rule = "tensors in tuples, lists, dictionaries or types registered with `torch.utils._pytree`"
+    leaves = tree_leaves(output)
+    unseen = next((leaf for leaf in leaves if is_dataclass(leaf)), output)
+    if unseen is not output or not any(_by_sample(leaf, batch.size) for leaf in leaves):
+        raise ValueError(
+            f"the model's output must have a row for each of the {batch.size} samples and be made of {rule}, got "
+            f"{_described(unseen)}"
+        )
+
+    def listed(node: Any) -> bool:
+        plain = isinstance(node, (tuple, list)) and len(node) == batch.size
+        return plain and not any(isinstance(leaf, Tensor) for leaf in tree_leaves(node))
+
+    for leaf in tree_leaves(batch.target, is_leaf=listed):
+        if leaf is not None and not isinstance(leaf, (Tensor, Number, str)):
+            raise ValueError(f"the target must be made of {rule}, got {_described(leaf)}")
+
+
+def _described(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def summed_loss(loss_fn: LossFn, output: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return Σℓ_i with its graph, and the ℓ_i without.
 
     If the loss of the whole batch is the mean or the sum of the ℓ_i, as most are, that is what carries the graph: one
-    small graph instead of one for each sample.
+    small graph instead of one for each sample. It is if its value is, and its derivative by the output.
 
     Args:
         loss_fn: `loss_fn(output, target)`.
         output: The model's output on the batch.
         batch: Its samples.
     """
-    with torch.no_grad():
-        losses = sample_losses(loss_fn, output, batch)
-    whole = loss_fn(output, batch.target)
-    total = losses.double().sum()
-    if whole.numel() == 1:
-        tolerance = torch.finfo(whole.dtype).eps ** 0.7
-        for scaled in (whole * batch.size, whole):
-            if torch.isclose(scaled.detach().double().reshape(()), total, rtol=tolerance, atol=0):
-                return scaled.reshape(()), losses
-    return sample_losses(loss_fn, output, batch).sum(), losses
+    with torch.enable_grad():
+        apart, slopes = _with_slopes(lambda out: sample_losses(loss_fn, out, batch), output)
+        whole, slopes_of_whole = _with_slopes(lambda out: loss_fn(out, batch.target), output)
+    # Where all slopes are zero, equal ones say nothing of the second derivatives.
+    if whole.numel() == 1 and any(bool(slope.any()) for slope in slopes):
+        for factor in (batch.size, 1):
+            pairs = zip((factor * slope for slope in slopes_of_whole), slopes, strict=True)
+            if _near(factor * whole.double().sum(), apart.double().sum(), whole.dtype) and all(
+                _near(ours, theirs, theirs.dtype) for ours, theirs in pairs
+            ):
+                return factor * loss_fn(output, batch.target).reshape(()), apart
+    return sample_losses(loss_fn, output, batch).sum(), apart
+
+
+def _with_slopes(loss: Callable[[Any], Tensor], output: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return a loss without its graph, and the derivatives of its sum by the tensors of the output."""
+    free = tree_map(lambda leaf: leaf.detach().requires_grad_() if _smooth(leaf) else leaf, output)
+    inputs = [leaf for leaf in tree_leaves(free) if _smooth(leaf)]
+    # Not the inputs themselves, but copies: a loss may write into what it gets.
+    value = loss(tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, free))
+    if not inputs or not value.requires_grad:
+        return value.detach(), ()
+    slopes = torch.autograd.grad(value.sum(), inputs, allow_unused=True, materialize_grads=True)
+    return value.detach(), slopes
+
+
+def _smooth(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()) and leaf.numel() > 0
+
+
+def _near(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
+    """Say whether two tensors are equal to rounding, relative to the largest entry."""
+    return bool((ours - theirs).abs().max() <= torch.finfo(dtype).eps ** 0.7 * theirs.abs().max())
