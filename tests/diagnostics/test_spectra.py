@@ -39,6 +39,9 @@ def test_rank_one_matrix_has_rank_one_by_every_definition() -> None:
     assert participation_ratio(sigma) == pytest.approx(1)
     assert srank(sigma) == 1
     assert condition_number(sigma) > 1e14
+    single = torch.outer(torch.randn(7), torch.randn(5))
+    assert condition_number(singular_values(single)) > 1e6
+    assert singular_values(single).dtype == torch.float64
 
 
 def test_diagonal_matrix_by_hand() -> None:

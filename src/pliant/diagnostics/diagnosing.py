@@ -1,25 +1,25 @@
 """Diagnose a network: every measure that applies, on one batch, against a reference."""
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
+from torch.nn.parameter import is_lazy
 
 from pliant.diagnostics import measures as registry
+from pliant.diagnostics import notes as note
 from pliant.diagnostics.batches import Batch, LossFn, gather
 from pliant.diagnostics.diagnosis import Diagnosis, combine
-from pliant.diagnostics.probe import Probe, Statistics, batch_statistics, undisturbed
+from pliant.diagnostics.probe import Probe, Statistics, batch_norms, batch_statistics, undisturbed
 from pliant.diagnostics.record import Measure
-from pliant.diagnostics.weights import non_finite
 
 Found = dict[str, Mapping[str, float]]
 
-# What a measure raises that cannot be taken of this model and batch.
-SKIPPED = (ValueError, ArithmeticError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
+# What a measure raises that cannot be taken of this model and batch; torch raises NotImplementedError where a second
+# derivative is missing.
+SKIPPED = (ValueError, ArithmeticError, NotImplementedError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 
 
 def diagnose(
@@ -54,7 +54,7 @@ def diagnose(
         The values, the verdict, and what was skipped.
 
     Raises:
-        ValueError: If a measure is unknown or an argument makes no sense.
+        ValueError: If a measure is unknown, a model is not initialised, or an argument makes no sense.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -65,15 +65,17 @@ def diagnose(
     if statistics not in ("batch", "running"):
         raise ValueError(f"statistics must be 'batch' or 'running', got {statistics!r}")
     chosen = registry.select(measures)
-    model, reference = unwrapped(model), unwrapped(reference) if reference is not None else None
+    model = initialised(model, "model")
+    reference = initialised(reference, "reference") if reference is not None else None
     batch = gather(data, samples) if data is not None else None
-    losses = dict(loss_fn) if isinstance(loss_fn, Mapping) else {"": loss_fn}
+    losses = _by_name(loss_fn)
     keep = reference is not None and any({"batch", "reference"} <= measure.needs for measure in chosen)
-    with ExitStack() as stack:
+    with torch.inference_mode(False), ExitStack() as stack:
         ours = prepare(stack, model, batch, statistics)
         theirs = prepare(stack, reference, batch, statistics) if reference is not None else None
-        notes = _notes_on_weights(model, "the model")
-        notes += _notes_on_weights(reference, "the reference") if reference is not None else []
+        notes = note.on_weights(model, "the model") | note.on_statistics(model, ours, statistics)
+        if reference is not None:
+            notes |= note.on_weights(reference, "the reference") | note.on_statistics(reference, theirs, statistics)
         found: Found = {}
         beside: Found = {}
         skipped: dict[str, str] = {}
@@ -83,13 +85,25 @@ def diagnose(
             run = [measure for measure in chosen if "labels" in measure.needs or name == next(iter(losses))]
             _take(run, probe, other, name, found, skipped)
             if other is not None:
-                _take([m for m in run if "reference" not in m.needs], other, None, name, beside, {})
-            notes += _notes_on_probe(probe, name)
+                lacking: dict[str, str] = {}
+                _take([m for m in run if "reference" not in m.needs], other, None, name, beside, lacking)
+                absent = ((m, why) for m, why in lacking.items() if m not in skipped)
+                notes |= {f"the reference's {m}": f"the reference has no {m}: {why}" for m, why in absent}
+            notes |= note.on_probe(probe, name)
     values, compared = combine(found), combine(beside)
-    strange = [f"{key} is {value}" for key, value in values.items() if not math.isfinite(value)]
-    if strange:
-        notes.append(f"not finite: {', '.join(strange)}")
-    return Diagnosis(values, compared, skipped, tuple(notes), batch.size if batch else 0)
+    notes |= note.on_values(values)
+    return Diagnosis(values, compared, skipped, tuple(notes.values()), batch.size if batch else 0)
+
+
+def _by_name(loss_fn: LossFn | Mapping[str, LossFn] | None) -> dict[str, LossFn | None]:
+    if not isinstance(loss_fn, Mapping):
+        return {"": loss_fn}
+    if not loss_fn:
+        raise ValueError("loss_fn must be a loss, or hold at least one by name, got an empty mapping")
+    for name in loss_fn:
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ValueError(f"loss_fn must have names without '/', which stands before a layer, got {name!r}")
+    return dict(loss_fn)
 
 
 def _take(
@@ -105,49 +119,38 @@ def _take(
 
 def prepare(stack: ExitStack, model: nn.Module, batch: Batch | None, statistics: Statistics) -> Batch | None:
     """Put a model at rest until the stack unwinds, and return a batch where the model is."""
+    norms = batch_norms(model, statistics)  # which depends on the modes
     stack.enter_context(undisturbed(model))
     if batch is None:
         return None
     moved = batch.on(model)
-    if statistics == "batch" and moved.size > 1:
-        stack.enter_context(batch_statistics(model, moved))
+    if moved.size > 1:
+        stack.enter_context(batch_statistics(model, moved, norms))
     return moved
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return what `torch.compile` wrapped: a compiled forward pass cannot be watched."""
-    inner = getattr(model, "_orig_mod", model)
-    assert isinstance(inner, nn.Module)
-    return inner
+    """Return what `torch.compile` and data parallelism wrapped.
+
+    A compiled forward pass cannot be watched, and that of a parallel model waits for other processes.
+    """
+    while True:
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
 
 
-def _notes_on_weights(model: nn.Module, whose: str) -> list[str]:
-    named = [*model.named_parameters(), *model.named_buffers()]
-    counts = {name: non_finite(tensor) for name, tensor in named if tensor.is_floating_point()}
-    return [f"{whose} has {count} NaN or infinite entries in {name}" for name, count in counts.items() if count]
+def initialised(model: nn.Module, argument: str) -> nn.Module:
+    """Return a model without its wrappers.
 
-
-def _notes_on_probe(probe: Probe, loss: str) -> list[str]:
-    done = probe.__dict__
-    of = f" of {loss}" if loss else ""
-    notes = []
-    if "captured" in done and not loss:
-        outputs = [leaf for leaf in tree_leaves(probe.captured.output) if isinstance(leaf, Tensor)]
-        strange = sum(non_finite(leaf) for leaf in outputs if leaf.is_floating_point())
-        notes += [f"{strange} entries of the model's output are NaN or infinite"] if strange else []
-    if "gram" in done:
-        notes += [
-            f"gradients{of} taken sample by sample for {name}: {why}" for name, why in probe.gram.one_by_one.items()
-        ]
-        if probe.gram.cut_off:
-            notes.append(f"used without a gradient{of}: {', '.join(probe.gram.cut_off)}")
-    if "sharpness" in done:
-        ends = probe.sharpness
-        if not ends.converged:
-            notes.append(f"sharpness{of} is right only to ±{ends.residual:.2g} after {ends.iterations} products")
-        if ends.asymmetry > 1e-3:
-            notes.append(
-                f"sharpness{of} is doubtful: the Hessian is not symmetric (by {ends.asymmetry:.2g} of it), so that a "
-                "second derivative in it is wrong"
-            )
-    return notes
+    Raises:
+        ValueError: If it has lazy parameters that were never given a shape; names the argument.
+    """
+    model = unwrapped(model)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(tensor):
+            raise ValueError(f"{argument} must be initialised, but {name} has no shape yet: call it on a batch first")
+    return model

@@ -97,8 +97,8 @@ class Diagnosis:
     samples: int
 
     def to_dict(self) -> dict[str, float]:
-        """Return the values, flat: `measure` and `measure/layer`."""
-        return dict(self.values)
+        """Return the values, flat: `measure` and `measure/layer`, the reference's under `reference/` and the same."""
+        return {**self.values, **{f"reference/{key}": value for key, value in self.reference.items()}}
 
     def rows(self) -> list[Row]:
         """Return the values one by one."""
@@ -115,20 +115,34 @@ class Diagnosis:
         write_table(path, {"measure": str, "layer": str, "value": float, "reference": float}, cells)
 
     def write_scalars(self, writer: ScalarWriter, step: int | None = None, prefix: str = "diagnosis") -> None:
-        """Give all values to a writer of scalars, such as TensorBoard's, under `prefix/measure/layer`."""
-        for key, value in self.values.items():
+        """Give all values to a writer of scalars, such as TensorBoard's, under `prefix/` and the keys of `to_dict`."""
+        for key, value in self.to_dict().items():
             writer.add_scalar(f"{prefix}/{key}", value, step)
 
     def findings(self) -> list[Finding]:
         """Return every sign that can be judged, present or not."""
         found = []
-        for row in self.rows():
-            sign = measures.info(row.measure.partition("@")[0]).sign
-            limit = sign.limit(row.reference) if sign is not None else None
-            if row.layer or sign is None or limit is None or math.isnan(row.value):
-                continue
-            found.append(Finding(row.measure, sign, row.value, row.reference, limit, self._where(row.measure, sign)))
+        for row, sign in self._signs():
+            limit = sign.limit(row.reference)
+            if limit is not None and not math.isnan(row.value):
+                where = self._where(row.measure, sign)
+                found.append(Finding(row.measure, sign, row.value, row.reference, limit, where))
         return found
+
+    def unjudged(self) -> dict[str, str]:
+        """Return the measures that are NaN, or whose reference allows no judgement, and why."""
+        found = {}
+        for row, sign in self._signs():
+            if math.isnan(row.value):
+                found[row.measure] = "it is nan"
+            elif self.reference and sign.limit(row.reference) is None:
+                theirs = f"the reference's is {_text(row.reference)}"
+                found[row.measure] = theirs if row.reference is not None else "the reference has none"
+        return found
+
+    def _signs(self) -> list[tuple[Row, Sign]]:
+        totals = [(row, measures.info(row.measure.partition("@")[0]).sign) for row in self.rows() if not row.layer]
+        return [(row, sign) for row, sign in totals if sign is not None]
 
     def _where(self, measure: str, sign: Sign) -> tuple[str, ...]:
         rows = [row for row in self.rows() if row.measure == measure and row.layer]
@@ -144,6 +158,8 @@ class Diagnosis:
         absent = ", ".join(finding.measure for finding in findings if not finding.present)
         if absent:
             lines.append(f"Not present: {absent}.")
+        if self.unjudged():
+            lines.append(f"Could not be judged: {', '.join(f'{m} ({why})' for m, why in self.unjudged().items())}.")
         return "\n".join([*lines, CAUTION])
 
     @property
@@ -158,8 +174,10 @@ class Diagnosis:
     def table(self, layers: bool = True) -> str:
         """Return the values as text: one line a measure, then one block of lines for the layers."""
         named = dict.fromkeys(row.measure for row in self.rows())
-        lines = [_line("", "network", "reference" if self.reference else "")]
-        lines += [_line(m, _text(self.values[m]), _text(self.reference.get(m))) for m in named if m in self.values]
+        totals = [m for m in named if m in self.values]
+        width = max([30, *map(len, totals)])
+        lines = [" " * width + _cells("network", "reference" if self.reference else "")]
+        lines += [m.ljust(width) + _cells(_text(self.values[m]), _text(self.reference.get(m))) for m in totals]
         if layers:
             per_layer = [m for m in named if any(key.startswith(f"{m}/") for key in self.values)]
             for start in range(0, len(per_layer), _COLUMNS_ON_A_PAGE):
@@ -219,8 +237,8 @@ def write_table(path: str | Path, columns: Mapping[str, type], cells: Sequence[S
     parquet.write_table(pyarrow.table(arrays, schema=schema), path)
 
 
-def _line(name: str, value: str, reference: str) -> str:
-    return f"{name:<30}{value:>12}{reference:>12}"
+def _cells(value: str, reference: str) -> str:
+    return f"{value:>12}{reference:>12}"
 
 
 def _text(value: float | None) -> str:

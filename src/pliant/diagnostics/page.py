@@ -38,6 +38,7 @@ def page(diagnosis: Diagnosis, title: str) -> str:
         "<h2>Verdict</h2>",
         f"<p>{_escape(diagnosis.summary)}</p>",
         *(_sign(finding) for finding in sorted(findings, key=lambda finding: not finding.present)),
+        *(f"<p>{_escape(f'{name} could not be judged: {why}.')}</p>" for name, why in diagnosis.unjudged().items()),
         f"<p>{_escape(CAUTION)}</p>",
         "<h2>The network</h2>",
         '<div class="wide">' + _totals(diagnosis, named, set(marked)) + "</div>",

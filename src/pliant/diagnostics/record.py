@@ -1,5 +1,6 @@
 """What there is to know of a measure: one frozen record, from which everything else follows."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -41,13 +42,20 @@ class Sign:
     level: float | None = None
 
     def limit(self, reference: float | None) -> float | None:
-        """Return the value beyond which there is a sign; `None` if nothing can be said."""
+        """Return the value beyond which there is a sign; `None` if nothing can be said.
+
+        Nothing can if the reference is NaN or infinite, or if a factor is to be taken of one that is not positive.
+        """
+        if reference is None or (self.factor is None and self.amount is None):
+            return self.level
+        if not math.isfinite(reference):
+            return None
         up = self.worse == "higher"
-        if reference is not None and self.factor is not None:
-            return reference * self.factor if up else reference / self.factor
-        if reference is not None and self.amount is not None:
-            return reference + self.amount if up else reference - self.amount
-        return self.level
+        if self.factor is not None:
+            scaled = reference * self.factor if up else reference / self.factor
+            return scaled if reference > 0 else None
+        assert self.amount is not None
+        return reference + self.amount if up else reference - self.amount
 
     def present(self, value: float, reference: float | None) -> bool:
         """Say whether a value is a sign. NaN is none: it is reported as what it is."""

@@ -35,10 +35,11 @@ def as_matrix(weight: Tensor) -> Tensor:
 
 
 def singular_values(matrix: Tensor) -> Tensor:
-    """Return the singular values of a matrix in float64, largest first.
+    """Return the singular values of a matrix, largest first, as float64.
 
-    Non-finite entries give non-finite values rather than an error of the decomposition, so that a caller can name
-    the layer at fault.
+    They are as exact as the matrix's own precision, float32 at least, in which it is decomposed. Non-finite
+    entries give non-finite values rather than an error of the decomposition, so that a caller can name the layer at
+    fault.
 
     Example:
         >>> singular_values(torch.diag(torch.tensor([3.0, 4.0]))).tolist()
@@ -124,7 +125,10 @@ def participation_ratio(sigma: Tensor) -> float:
 
 
 def condition_number(sigma: Tensor) -> float:
-    """Return σ₁ / σ_min, infinite for a matrix that is not of full rank.
+    """Return σ₁ / σ_min, infinite if σ_min is zero.
+
+    Of a matrix that is not of full rank, rounding leaves a σ_min that is seldom zero, so that the number is then about
+    what the precision can tell apart: 10⁷ and more in float32, 10¹⁵ and more in float64.
 
     Args:
         sigma: All singular values, zeros included.

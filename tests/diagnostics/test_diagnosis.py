@@ -1,0 +1,99 @@
+"""What a diagnosis says of the values that it was given: no model is measured here but where its notes are tested."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from pliant.diagnostics import Diagnosis, diagnose, measures
+from pliant.diagnostics.page import page
+from tests import zoo
+
+
+def diagnosis(values: dict[str, float], reference: dict[str, float]) -> Diagnosis:
+    return Diagnosis(values, reference, {}, (), 8)
+
+
+@pytest.mark.parametrize("reference", [math.nan, math.inf, 0.0, -0.1])
+def test_no_factor_is_taken_of_a_reference_that_has_none(reference: float) -> None:
+    for name in ("sharpness", "gradient_l2"):
+        sign = measures.info(name).sign
+        assert sign is not None
+        assert sign.limit(reference) is None
+        assert not sign.present(-0.05, reference)
+        assert not sign.present(1e-9, reference)
+        found = diagnosis({name: 5.0}, {name: reference})
+        assert found.findings() == []
+        assert found.unjudged() == {name: f"the reference's is {reference:.4g}"}
+
+
+def test_amounts_are_added_to_any_finite_reference() -> None:
+    sign = measures.info("dormant_fraction").sign
+    assert sign is not None
+    assert sign.limit(0.0) == 0.1
+    assert sign.limit(math.nan) is None
+    assert sign.limit(None) == 0.1
+
+
+def test_what_cannot_be_judged_is_named_and_not_called_absent() -> None:
+    values = {"weight_l2": 3.0, "weight_l2/a": 3.0, "spectral_norm": math.nan, "feature_rank": 0.5, "sharpness": 2.0}
+    reference = {"weight_l2": 1.0, "weight_l2/a": math.nan, "spectral_norm": 1.0, "sharpness": math.nan}
+    found = diagnosis(values, reference)
+    reasons = {
+        "spectral_norm": "it is nan",
+        "feature_rank": "the reference has none",
+        "sharpness": "the reference's is nan",
+    }
+    assert found.unjudged() == reasons
+    (weight,) = found.findings()
+    assert (weight.measure, weight.present, weight.layers) == ("weight_l2", True, ())
+    listed = ", ".join(f"{name} ({why})" for name, why in reasons.items())
+    assert f"Could not be judged: {listed}." in found.verdict.splitlines()
+    assert "Not present" not in found.verdict
+    assert "1 of 1 signs" in found.summary
+    assert all(f"{name} could not be judged" in page(found, "") for name in reasons)
+
+
+def test_without_any_reference_only_what_is_nan_is_named() -> None:
+    found = diagnosis({"weight_l2": 3.0, "sharpness": math.nan, "dormant_fraction": 0.5}, {})
+    assert found.unjudged() == {"sharpness": "it is nan"}
+    assert [finding.measure for finding in found.findings()] == ["dormant_fraction"]
+
+
+def test_why_the_reference_has_no_value_is_a_note() -> None:
+    reference = zoo.build("mlp")
+    with torch.no_grad():
+        reference[0].weight[0, 0] = math.nan
+    chosen = ["sharpness", "weight_l2", "hessian_rank", "gauss_newton_rank"]
+    found = diagnose(zoo.build("mlp"), zoo.batch("mlp"), cross_entropy, reference, measures=chosen)
+    assert "sharpness" in found.values
+    assert set(found.unjudged()) == {"sharpness", "weight_l2", "hessian_rank"}
+    (note,) = [note for note in found.notes if note.startswith("the reference has no sharpness: ")]
+    assert len(note) > len("the reference has no sharpness: ")
+    neither = diagnose(nn.Linear(2, 2), None, None, nn.Linear(2, 2))
+    assert not any(note.startswith("the reference has no") for note in neither.notes), "it lacks what the model lacks"
+
+
+def test_reference_is_exported_beside_the_network() -> None:
+    found = diagnosis({"weight_l2": 3.0, "weight_l2/a": 2.0, "loss": 1.0}, {"weight_l2": 1.0, "weight_l2/a": 0.5})
+    expected = {**found.values, "reference/weight_l2": 1.0, "reference/weight_l2/a": 0.5}
+    assert found.to_dict() == expected
+
+    class Writer(dict[str, float]):
+        def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
+            self[tag] = scalar_value
+
+    writer = Writer()
+    found.write_scalars(writer, prefix="at")
+    assert writer == {f"at/{key}": value for key, value in expected.items()}
+
+
+def test_long_names_keep_the_columns_of_the_table() -> None:
+    name = "gradient_condition_number@classification"
+    lines = diagnosis({name: 2.0, "weight_l2": 3.0}, {name: 4.0}).table().splitlines()
+    assert len(lines) == 3
+    assert [line.index(number) for line, number in zip(lines[1:], "23", strict=True)] == [len(name) + 11] * 2
+    assert lines[0].index("network") + len("network") == len(name) + 12
+    assert diagnosis({}, {}).table().split() == ["network"]
