@@ -207,6 +207,76 @@ def test_loaders_dicts_and_several_losses() -> None:
     assert several.values["loss@first"] != several.values["loss@all"]
 
 
+def test_several_losses_are_named_so_that_keys_can_be_read() -> None:
+    model, batch = zoo.build("mlp"), zoo.batch("mlp")
+    with pytest.raises(ValueError, match="at least one by name, got an empty mapping"):
+        diagnose(model, batch, {})
+    for name in ("a/b", "", 3):
+        with pytest.raises(ValueError, match=f"names without '/', .* got {name!r}"):
+            diagnose(model, batch, {name: cross_entropy})  # type: ignore[dict-item]
+    with torch.no_grad():
+        model[4].bias[0] = math.nan
+    notes = diagnose(model, batch, {"a": cross_entropy, "b": cross_entropy}, measures=["loss"]).notes
+    assert sum("the model's output" in note for note in notes) == 1
+
+
+def test_a_model_that_has_nothing_to_learn_is_measured_for_the_rest() -> None:
+    x, y = zoo.batch("mlp")
+    frozen = diagnose(zoo.build("mlp").requires_grad_(False), (x, y), cross_entropy)
+    for name in ("gradient_l2", "hessian_rank", "sharpness"):
+        assert frozen.skipped[name] == "the model must have a parameter that requires gradients, got none"
+    assert frozen.values["balancedness"] > 1
+    matrix = [name for name in measures.names() if measures.info(name).cost == "matrix"]
+    assert set(diagnose(zoo.build("mlp").requires_grad_(False), (x, y), cross_entropy, measures=matrix).skipped) == set(
+        matrix
+    )
+    bare = diagnose(nn.ReLU(), (x, x), mse_loss)
+    assert bare.values["loss"] > 0
+    assert bare.skipped["balancedness"] == "weights must hold at least one layer, got none"
+
+
+def test_a_parameter_that_the_output_does_not_depend_on_has_no_gradient() -> None:
+    model = zoo.build("mlp").requires_grad_(False)
+    model.extra = nn.Linear(2, 2).double()
+    model.forward = lambda x: nn.Sequential.forward(model[:5], x)  # type: ignore[method-assign]
+    names = ["gradient_l2", "hessian_rank", "sharpness", "hessian_exact_rank"]
+    found = diagnose(model, zoo.batch("mlp"), cross_entropy, measures=names)
+    assert found.skipped == {}
+    assert {found.values[name] for name in names} == {0.0}
+
+
+def test_a_measure_whose_derivative_is_missing_is_skipped_alone() -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag, self.head = nn.EmbeddingBag(10, 6, mode="max"), nn.Linear(6, 4)
+
+        def forward(self, index: Tensor) -> Tensor:
+            return self.head(self.bag(index))
+
+    found = diagnose(Bag(), (torch.randint(0, 10, (8, 3)), torch.randint(0, 4, (8,))), cross_entropy)
+    assert "not implemented" in found.skipped["sharpness"]
+    assert found.values["hessian_rank"] > 0
+
+
+def test_inference_mode_does_not_matter() -> None:
+    model = zoo.build("mlp", dtype=torch.float32)
+    names = ["loss", "hessian_rank", "sharpness"]
+    with torch.inference_mode():
+        batch = zoo.batch("mlp", dtype=torch.float32)
+        inside = diagnose(model, batch, cross_entropy, measures=names)
+    assert inside.values == diagnose(model, batch, cross_entropy, measures=names).values
+
+
+def test_a_model_without_shapes_is_named() -> None:
+    x, y = zoo.batch("mlp")
+    lazy = nn.Sequential(nn.Linear(12, 8), nn.LazyLinear(4))
+    with pytest.raises(ValueError, match=r"model must be initialised, but 1.weight has no shape yet"):
+        diagnose(lazy, (x, y), cross_entropy)
+    with pytest.raises(ValueError, match=r"reference must be initialised"):
+        diagnose(nn.Linear(12, 8), (x, y), cross_entropy, lazy)
+
+
 def test_planted_dead_and_dormant_units_are_counted_where_they_are() -> None:
     model = zoo.build("mlp")
     with torch.no_grad():

@@ -1,7 +1,9 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy, linear, mse_loss
 from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -189,10 +191,126 @@ def test_samples_that_influence_each_other_are_an_error() -> None:
 
 
 def test_too_much_to_take_one_by_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pliant.diagnostics.gram.ONE_BY_ONE_BYTES", 100)
+    monkeypatch.setattr(factors, "HELD_BYTES", 100)
     model, batch, loss_fn = network("recurrent")
     with pytest.raises(ValueError, match=r"memory.weight_ih_l0 \(it is used in `lstm`, which has no rule\)"):
         gradient_gram(model, batch, loss_fn)
+
+
+class Through(nn.Module):
+    """A layer whose weight is used through what `view` makes of it."""
+
+    def __init__(self, view: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight, self.head, self.view = nn.Parameter(torch.randn(8, 6)), nn.Linear(8, 4), view
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(x @ self.view(self.weight)))
+
+
+@pytest.mark.parametrize("view", [lambda w: w.t(), lambda w: w.T, lambda w: w.permute(1, 0)])
+@pytest.mark.parametrize("positions", [(), (3,)])
+def test_a_transposed_weight_needs_no_gradient_of_its_size(
+    view: Callable[[Tensor], Tensor], positions: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(factors, "HELD_BYTES", 0)
+    model = Through(view).double()
+    batch = Batch.of((torch.randn(SAMPLES, *positions, 6).double(), torch.randn(SAMPLES, *positions, 4).double()))
+    assert_equal(gradient_gram(model, batch, mse_loss).total, per_sample_gradients(model, batch, mse_loss))
+
+
+def test_the_rows_of_a_weight_need_no_gradient_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Parts(nn.Module):
+        """Projections that share a weight and a bias, as those of attention do."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias, self.head = (
+                nn.Parameter(torch.randn(10, 6)), nn.Parameter(torch.randn(10)), nn.Linear(4, 4)
+            )  # fmt: skip
+
+        def forward(self, x: Tensor) -> Tensor:
+            first, second, _ = (linear(x, w, b) for w, b in zip(self.weight.split(4), self.bias.split(4), strict=True))
+            return self.head(torch.tanh(first) * second + linear(x, self.weight[3:7]))
+
+    monkeypatch.setattr(factors, "HELD_BYTES", 0)
+    model = Parts().double()
+    batch = Batch.of((torch.randn(SAMPLES, 6).double(), torch.randint(0, 4, (SAMPLES,))))
+    result = gradient_gram(model, batch, cross_entropy)
+    assert_equal(result.total, per_sample_gradients(model, batch, cross_entropy))
+    assert result.one_by_one == {}
+
+
+def test_too_much_to_hold_of_a_computed_weight_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Through(lambda w: w.tanh().t()).double()
+    batch = Batch.of((torch.randn(SAMPLES, 6).double(), torch.randint(0, 4, (SAMPLES,))))
+    assert_equal(gradient_gram(model, batch, cross_entropy).total, per_sample_gradients(model, batch, cross_entropy))
+    monkeypatch.setattr(factors, "HELD_BYTES", 100)
+    with pytest.raises(ValueError, match=r"weight \(its use is that of a tensor computed from it\)"):
+        gradient_gram(model, batch, cross_entropy)
+
+
+@pytest.mark.parametrize("kinds", [[1, 1, 1, 1, 0, 0, 0, 0], [1, 0, 0, 1, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0, 0, 1]])
+def test_samples_that_go_different_ways_are_right(kinds: list[int]) -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(6, 4), nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            way, out = x[:, 0] > 0, x.new_zeros(len(x), 4)
+            out[way], out[~way] = self.one(x[way]), self.other(x[~way])
+            return out
+
+    model, x = Experts().double(), torch.randn(8, 6).double()
+    x[:, 0] = 2 * torch.tensor(kinds) - 1
+    batch = Batch.of((x, torch.randint(0, 4, (8,))))
+    assert_equal(gradient_gram(model, batch, cross_entropy).total, per_sample_gradients(model, batch, cross_entropy))
+
+
+def test_the_rule_for_what_is_indexed_by_sample_is_named() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.head = nn.MultiheadAttention(6, 1, batch_first=True), nn.Linear(6, 4)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.head(self.attention(x, x, x, attn_mask=mask)[0].mean(1))
+
+    labels = torch.randint(0, 4, (8,))
+    batch = Batch.of({"x": torch.randn(8, 8, 6), "mask": torch.zeros(8, 8), "labels": labels})
+    with pytest.raises(ValueError, match=r"does not run on 2 of the 8 samples: .* such as a mask, must not be as long"):
+        gradient_gram(Masked(), batch, cross_entropy)
+
+    class Sharing(Twice):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shared = nn.Parameter(torch.randn(8))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            return super().forward(x), self.shared
+
+    batch = Batch.of((torch.randn(8, 6), labels))
+    with pytest.raises(ValueError, match="shared by the samples but as long as the batch"):
+        gradient_gram(Sharing(), batch, lambda out, y: cross_entropy(out[0], y) + out[1].square().mean())
+
+
+def test_gradients_of_few_rows_are_those_of_all() -> None:
+    model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3)).double()
+    batch = Batch.of((torch.tensor([[0, 0], [1, 2], [0, 3]]), torch.tensor([0, 1, 2])))
+    result = gradient_gram(model, batch, cross_entropy)
+    model[0].sparse = False
+    assert_equal(result.total, per_sample_gradients(model, batch, cross_entropy))
+
+
+def test_equal_losses_of_a_weighted_mean_are_not_taken_for_equal_gradients() -> None:
+    """With a head of zeros all samples have the loss log 4, and so has every weighted mean of them."""
+    model, batch, _ = network("mlp")
+    nn.init.zeros_(model[4].weight)
+    nn.init.zeros_(model[4].bias)
+    loss_fn = nn.CrossEntropyLoss(torch.tensor([1.0, 50, 1, 1], dtype=torch.float64))
+    mean = torch.cat([g.flatten() for g in gradient_gram(model, batch, loss_fn).gradient.values()])
+    torch.testing.assert_close(mean, per_sample_gradients(model, batch, loss_fn).mean(0), rtol=1e-12, atol=1e-14)
 
 
 def test_half_precision_is_computed_wide() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, Optimizer
+from torch.utils.data import DataLoader, TensorDataset
 
 import pliant
 from pliant.diagnostics import Monitor, Record, diagnose, measures
@@ -68,6 +69,68 @@ def test_training_is_bit_equal_with_and_without_every_measure(budget: float | No
         assert theirs.grad is not None
         assert ours.grad.equal(theirs.grad)
     assert set(monitor.skipped) == {"balancedness"}, "BatchNorm is no chain"
+
+
+class Renormed(nn.Sequential):
+    """An embedding whose rows a forward pass shortens, by rows that only the probe looks up too."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Embedding(50, 6, max_norm=1.0), nn.Flatten(), nn.Dropout(0.5), nn.Linear(18, 4))
+
+
+def test_a_loader_as_probe_and_weights_that_a_forward_pass_writes_leave_training_bit_equal() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randint(0, 25, (8, 3), generator=draw), torch.randint(0, 4, (8,), generator=draw)
+    loader = DataLoader(TensorDataset(x + 25, y), batch_size=4, shuffle=True)
+    runs = []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        model = Renormed()
+        optimizer = SGD(model.parameters(), lr=0.1, weight_decay=0.1)
+        if watched:
+            monitor = Monitor(
+                model, optimizer, every=1, measures=["loss"], probe=loader, loss_fn=cross_entropy, budget=None
+            )
+        losses = train(model, optimizer, (x, y), 2, seed=None)
+        if watched:
+            monitor.set_probe(loader)
+        runs.append((losses + train(model, optimizer, (x, y), 2, seed=None), model.state_dict()))
+    assert runs[0][0] == runs[1][0]
+    assert all(value.equal(runs[1][1][name]) for name, value in runs[0][1].items())
+
+
+def test_a_parallel_model_is_measured_without_its_wrapper(tmp_path: Path) -> None:
+    """A forward pass of the wrapper would wait for processes that do not measure."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        batch = data("cnn_bn")
+        model = nn.parallel.DistributedDataParallel(zoo.build("cnn_bn", dtype=torch.float32))
+        optimizer = SGD(model.parameters(), lr=0.1)
+        reference = torch.compile(copy.deepcopy(model.module))
+        names = ["weight_growth", "hessian_rank", "sharpness"]
+        monitor = Monitor(model, optimizer, every=1, measures=names, probe=batch, loss_fn=cross_entropy,
+                          reference=reference, budget=None)  # fmt: skip
+        train(model, optimizer, batch, 2)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert monitor.skipped == {}
+    assert monitor.records[0].values["weight_growth"] == 1
+
+
+def test_gradients_of_few_rows_are_measured_as_they_are() -> None:
+    model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    names = ["gradient_l1", "gradient_l2", "update_l2", "hessian_rank", "sharpness"]
+    batch = torch.tensor([[0, 0], [1, 2], [0, 3]]), torch.tensor([0, 1, 2])
+    monitor = Monitor(model, optimizer, measures=names, probe=batch, loss_fn=cross_entropy, budget=None)
+    twin = copy.deepcopy(model)
+    twin[0].sparse = False
+    expected = diagnose(twin, batch, cross_entropy, measures=[name for name in names if name != "update_l2"])
+    assert diagnose(model, batch, cross_entropy, measures=names[:2]).values["gradient_l2/0"] > 0
+    train(model, optimizer, batch, 1)
+    assert monitor.skipped == {}
+    values = {key: value for key, value in monitor.records[0].values.items() if not key.startswith("update")}
+    assert values == pytest.approx(expected.values)
 
 
 def test_values_before_the_step_are_those_of_a_diagnosis_then() -> None:
@@ -322,3 +385,8 @@ def test_a_measure_that_fails_on_the_way_does_not_stop_the_training() -> None:
     assert len(monitor.records) == 2
     assert "finite" in monitor.skipped["balancedness"]
     assert math.isnan(monitor.records[0].values["weight_l2"])
+    assert f"Skipped: balancedness: {monitor.skipped['balancedness']}" in str(monitor)
+    assert "Note: at step 0, not finite: weight_l2 is nan, weight_l2/0 is nan" in str(monitor)
+    resumed = Monitor(model, SGD(model.parameters(), lr=0.1), measures=["weight_l2"])
+    resumed.load_state_dict(monitor.state_dict())
+    assert resumed.notes == monitor.notes

@@ -106,7 +106,6 @@ class Batch:
 
 def select(tree: Any, size: int, index: Tensor | slice) -> Any:
     """Return a nested structure with its sample-indexed tensors (first dimension of `size`) cut to some samples."""
-
     return tree_map(lambda leaf: leaf[index] if _by_sample(leaf, size) else leaf, tree)
 
 

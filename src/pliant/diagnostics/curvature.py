@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pliant.diagnostics.batches import Batch, LossFn, sample_losses, summed_loss
+from pliant.diagnostics.differentiation import derivatives, learnable
 from pliant.diagnostics.lanczos import twice_differentiable
 from pliant.diagnostics.spectra import srank
 from pliant.eigen import eigvalsh
@@ -29,21 +30,20 @@ def hessian(model: nn.Module, batch: Batch, loss_fn: LossFn) -> Tensor:
     """Return ∇² of the mean loss, [d, d].
 
     Raises:
-        ValueError: If the model has more than `MOST_PARAMETERS` learnable parameters.
+        ValueError: If the model has no or more than `MOST_PARAMETERS` learnable parameters.
     """
     parameters = _parameters(model)
     with torch.enable_grad(), twice_differentiable():
         total, _ = summed_loss(loss_fn, batch.forward(model), batch)
-        first = torch.autograd.grad(total / batch.size, parameters, create_graph=True, allow_unused=True)
-        filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, first, strict=True)]
-        return _jacobian(torch.cat([g.flatten() for g in filled]), parameters)
+        first = derivatives(total / batch.size, parameters, create_graph=True)
+        return _jacobian(torch.cat([g.flatten() for g in first]), parameters)
 
 
 def sample_gradients(model: nn.Module, batch: Batch, loss_fn: LossFn) -> Tensor:
     """Return Gᵀ, a sample's gradient in each row, [samples, d].
 
     Raises:
-        ValueError: If the model has more than `MOST_PARAMETERS` learnable parameters.
+        ValueError: If the model has no or more than `MOST_PARAMETERS` learnable parameters.
     """
     with torch.enable_grad():
         return _jacobian(sample_losses(loss_fn, batch.forward(model), batch), _parameters(model))
@@ -53,7 +53,7 @@ def empirical_fisher(model: nn.Module, batch: Batch, loss_fn: LossFn) -> Tensor:
     """Return the mean of g_i g_iᵀ over samples, [d, d].
 
     Raises:
-        ValueError: If the model has more than `MOST_PARAMETERS` learnable parameters.
+        ValueError: If the model has no or more than `MOST_PARAMETERS` learnable parameters.
     """
     gradients = sample_gradients(model, batch, loss_fn)
     return gradients.T @ gradients / batch.size
@@ -69,7 +69,7 @@ def fisher(model: nn.Module, batch: Batch, draws: int = 1, seed: int = 0) -> Ten
         seed: Of the generator that draws them.
 
     Raises:
-        ValueError: If the model has more than `MOST_PARAMETERS` learnable parameters, or `draws` is not positive.
+        ValueError: If the model has no or more than `MOST_PARAMETERS` learnable parameters, or `draws` is not positive.
     """
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
@@ -94,7 +94,7 @@ def gauss_newton(model: nn.Module, batch: Batch, loss_fn: LossFn) -> Tensor:
         loss_fn: `loss_fn(output, target)`.
 
     Raises:
-        ValueError: If the model has more than `MOST_PARAMETERS` learnable parameters.
+        ValueError: If the model has no or more than `MOST_PARAMETERS` learnable parameters.
     """
     parameters = _parameters(model)
     with torch.enable_grad():
@@ -127,7 +127,7 @@ def relative_rank(matrix: Tensor, most: int, delta: float = 0.01) -> float:
 
 
 def _parameters(model: nn.Module) -> list[nn.Parameter]:
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = list(learnable(model).values())
     if _size(parameters) > MOST_PARAMETERS:
         raise ValueError(
             f"the model must have at most {MOST_PARAMETERS} learnable parameters for a full matrix, "
@@ -142,6 +142,8 @@ def _size(parameters: list[nn.Parameter]) -> int:
 
 def _jacobian(values: Tensor, parameters: list[nn.Parameter]) -> Tensor:
     """Return the derivatives of a vector by all parameters, a row an entry, without its graph."""
+    if not values.requires_grad:
+        return values.new_zeros(len(values), _size(parameters))
     rows = []
     for part in torch.split(torch.eye(len(values), dtype=values.dtype, device=values.device), _ROWS):
         found = torch.autograd.grad(

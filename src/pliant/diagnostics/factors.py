@@ -15,7 +15,7 @@ is made of.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -24,6 +24,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
+# What gradients that must be held for all samples may occupy.
+HELD_BYTES = 4 * 2**30
 # Working memory for a block of gradients, and for the float64 products of pairs or of parts of a block.
 BLOCK_BYTES = 64 * 2**20
 PRODUCT_BYTES = 32 * 2**20
@@ -182,6 +184,48 @@ class Lookup:
         """Return the rows that were looked up at all."""
         used: Tensor = torch.unique(self.index)
         return used
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A contribution to rows that follow one another: the use of a part of a parameter.
+
+    Attributes:
+        part: The contribution to the part.
+        start: The row that the part begins with.
+        count: How many rows it has.
+    """
+
+    part: Outer | Dense
+    start: int
+    count: int
+
+    def block(self, rows: Tensor) -> Tensor:
+        """Return the contribution to some rows."""
+        inside = (rows >= self.start) & (rows < self.start + self.count)
+        part = self.part.block(rows[inside] - self.start)
+        block = part.new_zeros(len(part), len(rows), part.shape[2])
+        block[:, inside] = part
+        return block
+
+
+def check_memory(parameters: Iterable[Tensor], samples: int, what: str) -> None:
+    """Raise if the gradients of all samples by some parameters are too large to be held.
+
+    Args:
+        parameters: The parameters.
+        samples: The number of samples.
+        what: Their names, and why the gradients must be held.
+
+    Raises:
+        ValueError: If they are.
+    """
+    needed = sum(parameter.numel() * parameter.element_size() for parameter in parameters) * samples
+    if needed > HELD_BYTES:
+        raise ValueError(
+            f"the gradients of {samples} samples must be held for {what}, which needs {needed / 2**30:.1f} GiB; give "
+            "fewer samples, or write the layer with functions that have a rule"
+        )
 
 
 def gram(uses: Sequence[Use], samples: int, rows: int, columns: int, device: torch.device) -> Tensor:

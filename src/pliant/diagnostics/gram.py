@@ -21,12 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from pliant.diagnostics.batches import Batch, LossFn, sample_losses, summed_loss
-from pliant.diagnostics.factors import Dense, Use, gram
+from pliant.diagnostics.differentiation import derivatives, learnable
+from pliant.diagnostics.factors import Dense, Use, check_memory, gram
 from pliant.diagnostics.rules import matrix_shape
 from pliant.diagnostics.uses import Shapes, Uses
-
-# What gradients taken sample by sample may occupy.
-ONE_BY_ONE_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True)
@@ -59,11 +57,10 @@ def gradient_gram(model: nn.Module, batch: Batch, loss_fn: LossFn) -> GradientGr
         loss_fn: `loss_fn(output, target)`.
 
     Raises:
-        ValueError: If the model has no learnable parameter, or if samples influence each other's loss.
+        ValueError: If the model has no learnable parameter, if samples influence each other's loss, or if gradients
+            would have to be held that do not fit.
     """
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not parameters:
-        raise ValueError("the model must have a parameter that requires gradients, got none")
+    parameters = learnable(model)
     check = _Check(model, batch, loss_fn, parameters)
     grams: dict[str, Tensor] = {}
     arrived: dict[str, list[Use]] = {name: [] for name in parameters}
@@ -117,8 +114,15 @@ class _Check:
         self.size = few.size
         self.shapes = Shapes()
         with torch.enable_grad():
-            with self.shapes:
-                output = few.forward(model)
+            try:
+                with self.shapes:
+                    output = few.forward(model)
+            except RuntimeError as error:
+                raise ValueError(
+                    f"the model does not run on {few.size} of the {batch.size} samples: every input whose first "
+                    f"dimension is {batch.size} is taken to be indexed by sample, so that one that is shared, such as "
+                    f"a mask, must not be as long as the batch ({error})"
+                ) from error
             losses = sample_losses(loss_fn, output, few)[:2]
             gradients = [_gradients(loss, parameters, keep=True) for loss in losses]
         self._losses = losses.detach()
@@ -134,8 +138,9 @@ class _Check:
             raise ValueError(
                 "the loss of a sample must not depend on the other samples of its batch, or it has no gradient of its "
                 f"own, but that of the first is {float(here[0]):.6g} among {len(losses)} and "
-                f"{float(self._losses[0]):.6g} among {self.size}; a layer such as BatchNorm in train mode does this: "
-                "put the model in eval mode"
+                f"{float(self._losses[0]):.6g} among {self.size}; a layer such as BatchNorm in train mode does this "
+                "(put the model in eval mode), and so does an output or a target that is shared by the samples but as "
+                "long as the batch, since all that is so long is taken to be indexed by sample"
             )
 
     def disagreements(self, grams: Mapping[str, Tensor], skip: Collection[str]) -> list[str]:
@@ -154,24 +159,14 @@ class _Check:
 
 
 def _gradients(loss: Tensor, parameters: Mapping[str, Tensor], keep: bool = False) -> dict[str, Tensor]:
-    found = torch.autograd.grad(loss, list(parameters.values()), retain_graph=keep, allow_unused=True)
-    return {
-        name: torch.zeros_like(p) if gradient is None else gradient
-        for (name, p), gradient in zip(parameters.items(), found, strict=True)
-    }
+    return dict(zip(parameters, derivatives(loss, list(parameters.values()), retain_graph=keep), strict=True))
 
 
 def _one_by_one(
     model: nn.Module, batch: Batch, loss_fn: LossFn, parameters: Mapping[str, Tensor], reasons: Mapping[str, str]
 ) -> dict[str, Tensor]:
     """Return the inner products of some parameters' gradients, each gradient from a pass over its sample alone."""
-    needed = sum(p.numel() * p.element_size() for p in parameters.values()) * batch.size
-    if needed > ONE_BY_ONE_BYTES:
-        names = ", ".join(f"{name} ({reasons[name]})" for name in parameters)
-        raise ValueError(
-            f"the gradients of {batch.size} samples must be taken one by one for {names}, which needs "
-            f"{needed / 2**30:.1f} GiB; give fewer samples, or write the layer with functions that have a rule"
-        )
+    check_memory(parameters.values(), batch.size, ", ".join(f"{name} ({reasons[name]})" for name in parameters))
     rows: dict[str, list[Tensor]] = {name: [] for name in parameters}
     for i in range(batch.size):
         one = batch.select(slice(i, i + 1))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pliant.diagnostics.batches import Batch, LossFn, summed_loss
+from pliant.diagnostics.differentiation import dense, derivatives, learnable
 
 
 @dataclass(frozen=True)
@@ -107,18 +108,23 @@ def hessian_product(model: nn.Module, batch: Batch, loss_fn: LossFn) -> tuple[Ca
 
     Vectors are float64 and hold all learnable parameters in the model's order; the product itself is computed in the
     model's precision. `.grad` is not touched.
+
+    Raises:
+        ValueError: If the model has no learnable parameter.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = list(learnable(model).values())
     with torch.enable_grad(), twice_differentiable():
         total, _ = summed_loss(loss_fn, batch.forward(model), batch)
-        first = torch.autograd.grad(total / batch.size, parameters, create_graph=True, allow_unused=True)
-    used = [(p, g) for p, g in zip(parameters, first, strict=True) if g is not None and g.requires_grad]
+        first = derivatives(total / batch.size, parameters, create_graph=True)
+    used = [(p, g) for p, g in zip(parameters, first, strict=True) if g.requires_grad]
 
     def multiply(vector: Tensor) -> Tensor:
+        if not used:
+            return torch.zeros_like(vector)
         pieces = dict(zip(parameters, torch.split(vector, [p.numel() for p in parameters]), strict=True))
         along = [pieces[p].reshape(p.shape).to(p.device, p.dtype) for p, _ in used]
         second = torch.autograd.grad([g for _, g in used], parameters, along, retain_graph=True, allow_unused=True)
-        filled = [torch.zeros_like(p) if h is None else h for p, h in zip(parameters, second, strict=True)]
+        filled = [torch.zeros_like(p) if h is None else dense(h) for p, h in zip(parameters, second, strict=True)]
         return torch.cat([h.flatten() for h in filled]).double()
 
     return multiply, sum(p.numel() for p in parameters)

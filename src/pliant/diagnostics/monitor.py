@@ -14,9 +14,11 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pliant.diagnostics import measures as registry
+from pliant.diagnostics import notes as note
 from pliant.diagnostics.batches import LossFn, gather
-from pliant.diagnostics.diagnosing import SKIPPED, prepare, unwrapped
+from pliant.diagnostics.diagnosing import SKIPPED, initialised, prepare, unwrapped
 from pliant.diagnostics.diagnosis import ScalarWriter, combine, write_table
+from pliant.diagnostics.differentiation import dense
 from pliant.diagnostics.probe import Probe, Statistics
 from pliant.diagnostics.record import Measure, Need
 
@@ -41,7 +43,8 @@ class Monitor:
 
     Weights, features and curvature are those before the step that is measured; gradients and updates are those of the
     step itself. The training is bit-equal to one without a monitor: modes, buffers, gradients and random generators
-    are left as they were.
+    are left as they were. `skipped` says which measures could not be taken and why; `notes`, what else a reader must
+    know, each when it was first met.
 
     Args:
         model: The model.
@@ -98,11 +101,12 @@ class Monitor:
         self.every = every
         self.budget = budget
         self.loss_fn = loss_fn
-        self.reference = reference
+        self.reference = initialised(reference, "reference") if reference is not None else None
         self.statistics: Statistics = statistics
         self.on_record = on_record
         self.records: list[Record] = []
         self.skipped: dict[str, str] = {}
+        self.notes: dict[str, str] = {}
         self.step = 0
         self._samples = samples
         self._batch = gather(probe, samples) if probe is not None else None
@@ -187,6 +191,7 @@ class Monitor:
             "cost": self._cost,
             "typical": self._typical,
             "skipped": dict(self.skipped),
+            "notes": dict(self.notes),
             "records": [(r.step, r.seconds, dict(r.values)) for r in self.records],
         }
 
@@ -196,16 +201,18 @@ class Monitor:
         self._last = state["last"]
         self._trained, self._spent = state["trained"], state["spent"]
         self._cost, self._typical = state["cost"], state["typical"]
-        self.skipped = dict(state["skipped"])
+        self.skipped, self.notes = dict(state["skipped"]), dict(state.get("notes", {}))
         self.records = [Record(step, seconds, dict(values)) for step, seconds, values in state["records"]]
         self._resumed = None
 
     def __str__(self) -> str:
         pace = f"every {self.interval} steps" if self.budget is not None else f"every {self.every} steps exactly"
-        return (
+        lines = [
             f"{len(self.records)} measurements in {self.step} steps, {pace}: {self._spent:.3g} s, "
             f"{100 * self.share:.2g} % of the training time"
-        )
+        ]
+        lines += [f"Skipped: {name}: {why}" for name, why in self.skipped.items()]
+        return "\n".join([*lines, *(f"Note: {text}" for text in self.notes.values())])
 
     def _choose(self, names: Sequence[str] | None) -> tuple[Measure, ...]:
         missing: dict[Need, str] = {}
@@ -248,6 +255,7 @@ class Monitor:
                 probe = self._probe(stack, self.model, resting)
                 other = self._probe(stack, self.reference, resting) if self.reference is not None else None
                 found = self._take(resting, probe, other)
+                self._note(note.on_probe(probe) | note.on_statistics(self.model, self._batch, self.statistics))
             moving = any("step" in measure.needs for measure in self.measures)
             before = {n: p.detach().clone() for n, p in self.model.named_parameters()} if moving else None
             self._begun = (self._clock() - started, found, before)
@@ -259,10 +267,11 @@ class Monitor:
         if self._begun is not None:
             started = self._clock()
             seconds, found, before = self._begun
-            gradient = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
+            gradient = {n: dense(p.grad) for n, p in self.model.named_parameters() if p.grad is not None}
             probe = Probe(self.model, gradient=gradient, before=before)
             found |= self._take([measure for measure in self.measures if _of_the_step(measure)], probe, None)
             values = combine({measure.name: found[measure.name] for measure in self.measures if measure.name in found})
+            self._note(note.on_values(values))
             self._keep(Record(self.step, seconds + self._clock() - started, values))
             self._begun = None
         self.step += 1
@@ -288,6 +297,10 @@ class Monitor:
         self._cost = record.seconds if not self._cost else (self._cost + record.seconds) / 2
         if self.on_record is not None:
             self.on_record(record)
+
+    def _note(self, notes: note.Notes) -> None:
+        for kind, text in notes.items():
+            self.notes.setdefault(kind, f"at step {self.step}, {text}")
 
     def _take(self, chosen: Sequence[Measure], probe: Probe, other: Probe | None) -> dict[str, Mapping[str, float]]:
         found: dict[str, Mapping[str, float]] = {}

@@ -1,10 +1,10 @@
 """A model at rest, and what is measured of it, each thing computed once and only when it is asked for."""
 
-import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from typing import Literal
+from itertools import cycle
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from pliant.diagnostics import layers
 from pliant.diagnostics.batches import Batch, LossFn, sample_losses, summed_loss
 from pliant.diagnostics.capture import Captured, capture
+from pliant.diagnostics.differentiation import derivatives, learnable
 from pliant.diagnostics.gradients import Spectrum, spectrum
 from pliant.diagnostics.gram import GradientGram, gradient_gram
 from pliant.diagnostics.lanczos import Extremes, sharpness
+from pliant.diagnostics.randomness import undrawn
 from pliant.diagnostics.spectra import singular_values
+from pliant.graph.layers import eval_mode
 
 Statistics = Literal["batch", "running"]
 
@@ -26,49 +29,94 @@ TOTAL = ""
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Put a model in eval mode, and leave its modes and the random generators as they were."""
-    modes = [(module, module.training) for module in model.modules()]
+    """Put a model in eval mode, and leave its modes, what it writes, and the random generators as they were."""
     devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=devices):
-        try:
-            model.eval()
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
+    with undrawn(devices), eval_mode(model), _unwritten(model):
+        yield
 
 
 @contextmanager
-def batch_statistics(model: nn.Module, batch: Batch) -> Iterator[None]:
-    """Let BatchNorm layers normalise with the statistics of a batch, as constants; their own come back afterwards."""
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
-    saved = [(norm, copy.deepcopy(norm.running_mean), copy.deepcopy(norm.running_var)) for norm in norms]
-
-    def measure(norm: nn.Module, args: tuple[Tensor, ...]) -> None:
-        assert isinstance(norm, _BatchNorm)
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        variance, mean = torch.var_mean(args[0].transpose(0, 1).flatten(1), 1, correction=0)
-        norm.running_mean.copy_(mean)
-        norm.running_var.copy_(variance)
-
-    handles = [norm.register_forward_pre_hook(measure) for norm in norms]
+def _unwritten(model: nn.Module) -> Iterator[None]:
+    """Bring back what a forward pass may write in eval mode: buffers, and weights that `max_norm` shortens."""
+    saved = []
+    for module in model.modules():
+        held: dict[str, Tensor] = dict(module.named_buffers(recurse=False))
+        if getattr(module, "max_norm", None) is not None:
+            held |= module.named_parameters(recurse=False)
+        saved += [(module, name, tensor, tensor.detach().clone()) for name, tensor in held.items()]
     try:
-        if norms:
-            with torch.no_grad():
-                batch.forward(model)
-        for handle in handles:
-            handle.remove()
         yield
     finally:
-        for norm, mean, variance in saved:
-            assert norm.running_mean is not None
-            assert norm.running_var is not None
-            assert mean is not None
-            assert variance is not None
-            with torch.no_grad():
-                norm.running_mean.copy_(mean)
-                norm.running_var.copy_(variance)
+        with torch.no_grad():
+            for module, name, tensor, before in saved:
+                # Only what changed: writing into a tensor spoils the graphs that it is part of.
+                if not tensor.equal(before):
+                    tensor.copy_(before)
+                if getattr(module, name) is not tensor:
+                    setattr(module, name, tensor)
+
+
+def batch_norms(model: nn.Module, statistics: Statistics) -> list[_BatchNorm]:
+    """Return the BatchNorm layers that normalise with the statistics of a batch.
+
+    Those that keep no running statistics always do. Of a model in train mode, those that were put in eval mode do not:
+    they are frozen, and a training step does not see the batch's either.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    if statistics == "running":
+        return [norm for norm in norms if norm.running_mean is None]
+    return [norm for norm in norms if norm.training or not model.training or norm.running_mean is None]
+
+
+@contextmanager
+def batch_statistics(model: nn.Module, batch: Batch, norms: Sequence[_BatchNorm] | None = None) -> Iterator[None]:
+    """Let BatchNorm layers normalise with the statistics of a batch, as constants; their own come back afterwards.
+
+    A layer that is called several times has those of each call.
+
+    Args:
+        model: In eval mode.
+        batch: The samples.
+        norms: The layers; by default all of the model's.
+    """
+    norms = batch_norms(model, "batch") if norms is None else norms
+    found: dict[_BatchNorm, list[tuple[Tensor, Tensor]]] = {norm: [] for norm in norms}
+    following: dict[_BatchNorm, Iterator[tuple[Tensor, Tensor]]] = {}
+
+    def measure(norm: _BatchNorm, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> None:
+        x = args[0] if args else kwargs["input"]
+        dtype = x.dtype if norm.running_mean is None else norm.running_mean.dtype
+        variance, mean = torch.var_mean(x.transpose(0, 1).flatten(1), 1, correction=0)
+        found[norm].append((mean.to(dtype), variance.to(dtype)))
+        norm.running_mean, norm.running_var = found[norm][-1]
+
+    def begin(*_: Any) -> None:
+        following.update({norm: cycle(calls) for norm, calls in found.items() if len(calls) > 1})
+
+    def call(norm: _BatchNorm, *_: Any) -> None:
+        norm.running_mean, norm.running_var = next(following[norm])
+
+    with ExitStack() as stack:
+        for norm in norms:
+            stack.callback(_set_statistics, norm, norm.running_mean, norm.running_var)
+        if norms:
+            handles = [norm.register_forward_pre_hook(measure, with_kwargs=True) for norm in norms]
+            try:
+                with torch.no_grad():
+                    batch.forward(model)
+            finally:
+                for handle in handles:
+                    handle.remove()
+        begin()
+        if following:
+            stack.callback(model.register_forward_pre_hook(begin).remove)
+        for norm in following:
+            stack.callback(norm.register_forward_pre_hook(call).remove)
+        yield
+
+
+def _set_statistics(norm: _BatchNorm, mean: Tensor | None, variance: Tensor | None) -> None:
+    norm.running_mean, norm.running_var = mean, variance
 
 
 class Probe:
@@ -171,13 +219,13 @@ class Probe:
 
     @cached_property
     def gradient(self) -> dict[str, Tensor]:
-        """The gradient of each parameter that has one."""
+        """The gradient of each parameter that learns."""
         if self._gradient is not None:
             return self._gradient
         if "gram" in self.__dict__:
             return self.gram.gradient
-        named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        named = learnable(self.model)
         with torch.enable_grad():
             total, _ = summed_loss(self.loss_fn, self.batch.forward(self.model), self.batch)
-            found = torch.autograd.grad(total / self.batch.size, list(named.values()), allow_unused=True)
-        return {name: g for name, g in zip(named, found, strict=True) if g is not None}
+            found = derivatives(total / self.batch.size, list(named.values()))
+        return dict(zip(named, found, strict=True))

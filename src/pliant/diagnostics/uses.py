@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from pliant.diagnostics.factors import Dense, Use
+from pliant.diagnostics.factors import Dense, Outer, Rows, Use, check_memory
 from pliant.diagnostics.rules import RULES, Call, Contribution, matrix_shape, wide
 
 # The positional arguments of `multi_head_attention_forward` after query, key and value.
@@ -137,7 +137,7 @@ class Uses(Shapes):
                 self._weights.setdefault(id(out), (out, sources))
             return
         contributions: dict[int, Contribution] = {}
-        if func in RULES and self._in_proportion(grown, out.shape, self._probe[place]):
+        if func in RULES and self._holds_samples(grown, out.shape, self._probe[place]):
             rule, names = RULES[func]
             call = Call({**dict(zip(names, args, strict=False)), **kwargs}, out.shape, self._samples, grown[0])
             contributions = {id(weight): contribution for weight, contribution in rule(call)}
@@ -148,8 +148,11 @@ class Uses(Shapes):
                 for name in self._weights[id(weight)][1]:
                     self.untreated[name] = getattr(func, "__name__", str(func))
 
-    def _in_proportion(self, grown: list[int], shape: torch.Size, probe: torch.Size) -> bool:
-        return len(grown) == 1 and shape[grown[0]] * self._probe_samples == probe[grown[0]] * self._samples
+    def _holds_samples(self, grown: list[int], shape: torch.Size, probe: torch.Size) -> bool:
+        """Say whether one dimension grew, which holds all samples, and each as often as the other pass did."""
+        if len(grown) != 1 or shape[grown[0]] % self._samples:
+            return False
+        return shape[grown[0]] * self._probe_samples == probe[grown[0]] * self._samples
 
     def _watch(self, weight: Tensor, contribution: Contribution, out: Tensor) -> None:
         sources = self._weights[id(weight)][1]
@@ -166,14 +169,17 @@ class Uses(Shapes):
         def arrived(delta: Tensor) -> None:
             use = once.pop()(wide(delta.detach()))
             for name in sources:
-                parameter = self._parameters[name]
                 self.pending[name] -= 1
-                self._deliver(name, use if weight is parameter else self._through(use, weight, parameter))
+                self._deliver(name, use if weight is self._parameters[name] else self._through(use, weight, name))
 
         out.register_hook(arrived)  # type: ignore[no-untyped-call]
 
-    def _through(self, use: Use, weight: Tensor, parameter: Tensor) -> Dense:
+    def _through(self, use: Use, weight: Tensor, name: str) -> Use:
         """Return the contribution to a parameter of a use of a weight that was computed from it."""
+        parameter = self._parameters[name]
+        if (same := _of_view(use, weight, parameter)) is not None:
+            return same
+        check_memory([parameter], self._samples, f"{name} (its use is that of a tensor computed from it)")
         rows = torch.arange(matrix_shape(weight)[0], device=weight.device)
         gradients = []
         for gradient in use.block(rows):
@@ -181,3 +187,17 @@ class Uses(Shapes):
             (inner,) = torch.autograd.grad(weight, parameter, outer, retain_graph=True, allow_unused=True)
             gradients.append((torch.zeros_like(parameter) if inner is None else inner).reshape(matrix_shape(parameter)))
         return Dense(torch.stack(gradients))
+
+
+def _of_view(use: Use, weight: Tensor, parameter: Tensor) -> Use | None:
+    """Return the use of a view of a parameter as one of the parameter; `None` if it takes more than other indices."""
+    if weight._base is not parameter or weight.ndim != parameter.ndim or not weight.ndim:
+        return None
+    transposed = weight.shape == parameter.shape[::-1] and weight.stride() == parameter.stride()[::-1]
+    if isinstance(use, Outer) and weight.ndim == 2 and transposed:
+        return Outer(use.right, use.left)
+    in_rows = weight.shape[1:] == parameter.shape[1:] and weight.stride() == parameter.stride()
+    if isinstance(use, Outer | Dense) and in_rows:
+        start = (weight.storage_offset() - parameter.storage_offset()) // parameter.stride(0)
+        return Rows(use, start, len(weight))
+    return None

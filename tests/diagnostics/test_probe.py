@@ -1,0 +1,145 @@
+import copy
+import random
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from pliant.diagnostics.batches import Batch
+from pliant.diagnostics.diagnosing import diagnose, unwrapped
+from pliant.diagnostics.probe import batch_norms, batch_statistics, undisturbed
+from pliant.diagnostics.randomness import undrawn
+from pliant.graph.layers import called_layers
+
+X, Y = torch.randn(16, 6), torch.randint(0, 4, (16,))
+
+
+class Writing(nn.Module):
+    """A model that writes in eval mode: into a buffer, over a buffer, and into a weight that is too long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(10, 6, max_norm=1.0), nn.Linear(6, 4)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("last", torch.zeros(()))
+
+    def forward(self, index: Tensor) -> Tensor:
+        self.count += 1
+        self.last = self.count + random.random() + numpy.random.rand() + torch.rand(())
+        return self.head(self.embed(index).mean(1))
+
+
+def test_what_a_forward_pass_writes_and_draws_is_undone() -> None:
+    model, index = Writing(), torch.randint(0, 10, (8, 3))
+    before, buffers = copy.deepcopy(model.state_dict()), dict(model.named_buffers())
+    states = [torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()]
+    diagnose(model, (index, torch.randint(0, 4, (8,), generator=torch.Generator())), cross_entropy)
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+    assert all(buffer is buffers[name] for name, buffer in model.named_buffers())
+    assert states == [torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()]
+
+
+def test_what_is_not_written_keeps_its_graph() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    loss = cross_entropy(model(X), Y)
+    diagnose(model, (X, Y), cross_entropy)
+    loss.backward()
+
+
+class Adapter(nn.Linear):
+    """Merges something into its weight when it is put in eval mode, as adapters do."""
+
+    def train(self, mode: bool = True) -> "Adapter":
+        if mode != self.training:
+            self.weight.data.mul_(2 if mode else 3)
+        super().train(mode)
+        return self
+
+
+def test_modes_are_set_without_what_a_module_does_on_a_change() -> None:
+    model = nn.Sequential(Adapter(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    before = model[0].weight.detach().clone()
+    diagnose(model, (X, Y), cross_entropy, copy.deepcopy(model))
+    called_layers(model, X)
+    assert model[0].weight.equal(before)
+    assert all(module.training for module in model.modules())
+
+
+def test_wrappers_of_every_kind_and_depth_are_taken_off() -> None:
+    model = nn.Sequential(nn.Linear(6, 4))
+    assert unwrapped(nn.DataParallel(model)) is model
+    assert unwrapped(torch.compile(nn.DataParallel(torch.compile(model)))) is model
+    found = diagnose(nn.DataParallel(model), (X, Y), cross_entropy, copy.deepcopy(model), measures=["weight_growth"])
+    assert found.values["weight_growth/0"] == 1
+
+
+class Shared(nn.Module):
+    """One BatchNorm layer, called twice on what has different statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        once = self.norm(input=3 * x + 1).relu()
+        return self.head(self.norm(5 * self.body(once)).relu())
+
+
+def in_training(model: nn.Module) -> float:
+    return float(cross_entropy(copy.deepcopy(model)(X), Y).detach())
+
+
+def test_a_norm_layer_that_is_called_twice_has_the_statistics_of_each_call() -> None:
+    model = Shared()
+    found = diagnose(model, (X, Y), cross_entropy, measures=["loss", "gradient_l2", "hessian_rank", "sharpness"])
+    assert found.values["loss"] == pytest.approx(in_training(model), rel=1e-5)
+    assert not found.skipped
+    with undisturbed(model), batch_statistics(model, Batch.of(X)):
+        whole, part = model(X), model(X[:3])
+    torch.testing.assert_close(part, whole[:3])
+    assert not model._forward_pre_hooks
+    assert not model.norm._forward_pre_hooks
+
+
+def test_a_norm_layer_that_is_frozen_keeps_its_own_statistics() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    model[1].running_mean.fill_(2.0)
+    model[1].eval()
+    assert batch_norms(model, "batch") == [model[3]]
+    found = diagnose(model, (X, Y), cross_entropy, measures=["loss"])
+    assert found.values["loss"] == pytest.approx(in_training(model), rel=1e-5)
+    assert len(batch_norms(model.eval(), "batch")) == 2, "modes of a model in eval mode say nothing of its training"
+
+
+@pytest.mark.parametrize("statistics", ["batch", "running"])
+def test_a_norm_layer_without_running_statistics_has_those_of_the_batch(statistics: str) -> None:
+    norm = nn.BatchNorm1d(8, track_running_stats=False)
+    model = nn.Sequential(nn.Linear(6, 8), norm, nn.ReLU(), nn.Linear(8, 4)).eval()
+    found = diagnose(model, (X, Y), cross_entropy, measures=["loss", "hessian_rank"], statistics=statistics)  # type: ignore[arg-type]
+    assert found.values["loss"] == pytest.approx(in_training(model), rel=1e-5)
+    assert found.values["hessian_rank"] > 0
+    assert norm.running_mean is None
+    assert norm.running_var is None
+
+
+def test_a_single_sample_has_no_statistics_and_a_note_says_so() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    said = "BatchNorm layers used their running statistics: a single sample has none of its own"
+    assert said in diagnose(model, (X[:1], Y[:1]), cross_entropy, measures=["loss"]).notes
+    assert said not in diagnose(model, (X, Y), cross_entropy, measures=["loss"]).notes
+
+
+def test_hooks_are_gone_after_a_forward_pass_that_fails() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8))
+    with pytest.raises(RuntimeError), undisturbed(model), batch_statistics(model, Batch.of(torch.ones(3, 5))):
+        pass
+    assert not model[1]._forward_pre_hooks
+
+
+def test_generators_of_their_own_are_left_alone_when_named() -> None:
+    generator = torch.Generator().manual_seed(0)
+    with undrawn(generators=[generator]):
+        first = torch.rand(3, generator=generator)
+    assert torch.rand(3, generator=generator).equal(first)
