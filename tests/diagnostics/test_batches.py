@@ -134,8 +134,12 @@ class Unregistered:
     ],
 )
 def test_what_cannot_be_cut_into_samples_is_named(output: object, target: object, named: str) -> None:
+    batch = Batch.of((X, target))
+    if target is not Y:
+        with pytest.raises(ValueError, match=named):
+            batch.select(slice(0, 2))
     with pytest.raises(ValueError, match=named):
-        sample_losses(lambda out, y: torch.ones(()), output, Batch.of((X, target)))
+        sample_losses(lambda out, y: torch.ones(()), output, batch)
 
 
 def test_a_loss_may_write_into_what_it_gets() -> None:

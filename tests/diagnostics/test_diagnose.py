@@ -265,7 +265,11 @@ def test_inference_mode_does_not_matter() -> None:
     with torch.inference_mode():
         batch = zoo.batch("mlp", dtype=torch.float32)
         inside = diagnose(model, batch, cross_entropy, measures=names)
+        made_there = zoo.build("mlp", dtype=torch.float32)
     assert inside.values == diagnose(model, batch, cross_entropy, measures=names).values
+    found = diagnose(made_there, batch, cross_entropy)
+    assert "must not be made in inference mode" in found.skipped["sharpness"]
+    assert found.values["loss"] > 0
 
 
 def test_a_model_without_shapes_is_named() -> None:

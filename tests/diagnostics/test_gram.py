@@ -265,7 +265,22 @@ def test_samples_that_go_different_ways_are_right(kinds: list[int]) -> None:
     model, x = Experts().double(), torch.randn(8, 6).double()
     x[:, 0] = 2 * torch.tensor(kinds) - 1
     batch = Batch.of((x, torch.randint(0, 4, (8,))))
-    assert_equal(gradient_gram(model, batch, cross_entropy).total, per_sample_gradients(model, batch, cross_entropy))
+    result = gradient_gram(model, batch, cross_entropy)
+    assert_equal(result.total, per_sample_gradients(model, batch, cross_entropy))
+    assert "does not hold all samples alike" in result.one_by_one["other.weight"]
+
+
+def test_complex_parameters_are_refused() -> None:
+    class Complex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(6, 4, dtype=torch.cfloat))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.to(torch.cfloat) @ self.weight).abs()
+
+    with pytest.raises(ValueError, match="must be real, got complex numbers in weight"):
+        gradient_gram(Complex(), Batch.of((torch.randn(5, 6), torch.randint(0, 4, (5,)))), cross_entropy)
 
 
 def test_the_rule_for_what_is_indexed_by_sample_is_named() -> None:

@@ -29,6 +29,8 @@ LossFn = Callable[[Any, Any], Tensor]
 
 TARGET_KEYS = ("labels", "label", "targets", "target")
 
+_CAN_BE_CUT = "tensors in tuples, lists, dictionaries or types registered with `torch.utils._pytree`"
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -77,7 +79,12 @@ class Batch:
         return cls(args, kwargs, target, len(tensors[0]))
 
     def select(self, index: Tensor | slice) -> "Batch":
-        """Return the samples at some positions, as a batch."""
+        """Return the samples at some positions, as a batch.
+
+        Raises:
+            ValueError: If the target cannot be cut into samples.
+        """
+        _check_target(self)
         args, kwargs, target = select((self.args, self.kwargs, self.target), self.size, index)
         size = len(torch.arange(self.size)[index])
         return Batch(args, kwargs, target, size)
@@ -204,22 +211,24 @@ def _apart(tree: Any, size: int) -> Iterator[Any]:
 
 def _check_cuts(output: Any, batch: Batch) -> None:
     """Raise if a part of an output or a target would be taken for shared only because it cannot be looked into."""
-    rule = "tensors in tuples, lists, dictionaries or types registered with `torch.utils._pytree`"
     leaves = tree_leaves(output)
     unseen = next((leaf for leaf in leaves if is_dataclass(leaf)), output)
     if unseen is not output or not any(_by_sample(leaf, batch.size) for leaf in leaves):
         raise ValueError(
-            f"the model's output must have a row for each of the {batch.size} samples and be made of {rule}, got "
-            f"{_described(unseen)}"
+            f"the model's output must have a row for each of the {batch.size} samples and be made of {_CAN_BE_CUT}, "
+            f"got {_described(unseen)}"
         )
+    _check_target(batch)
 
+
+def _check_target(batch: Batch) -> None:
     def listed(node: Any) -> bool:
         plain = isinstance(node, (tuple, list)) and len(node) == batch.size
         return plain and not any(isinstance(leaf, Tensor) for leaf in tree_leaves(node))
 
     for leaf in tree_leaves(batch.target, is_leaf=listed):
         if leaf is not None and not isinstance(leaf, (Tensor, Number, str)):
-            raise ValueError(f"the target must be made of {rule}, got {_described(leaf)}")
+            raise ValueError(f"the target must be made of {_CAN_BE_CUT}, got {_described(leaf)}")
 
 
 def _described(value: Any) -> str:

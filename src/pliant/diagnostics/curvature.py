@@ -127,7 +127,7 @@ def relative_rank(matrix: Tensor, most: int, delta: float = 0.01) -> float:
 
 
 def _parameters(model: nn.Module) -> list[nn.Parameter]:
-    parameters = list(learnable(model).values())
+    parameters = list(learnable(model, real=True).values())
     if _size(parameters) > MOST_PARAMETERS:
         raise ValueError(
             f"the model must have at most {MOST_PARAMETERS} learnable parameters for a full matrix, "

@@ -6,15 +6,24 @@ import torch
 from torch import Tensor, nn
 
 
-def learnable(model: nn.Module) -> dict[str, nn.Parameter]:
+def learnable(model: nn.Module, real: bool = False) -> dict[str, nn.Parameter]:
     """Return the parameters that learn, by name.
 
+    Args:
+        model: The model.
+        real: Whether complex parameters cannot be treated.
+
     Raises:
-        ValueError: If there are none, so that there is nothing to take a gradient by.
+        ValueError: If there are none, or one that gradients cannot be taken by.
     """
     found = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not found:
         raise ValueError("the model must have a parameter that requires gradients, got none")
+    for name, parameter in found.items():
+        if parameter.is_inference():
+            raise ValueError(f"the model must not be made in inference mode, which {name} was: it has no gradients")
+        if real and parameter.is_complex():
+            raise ValueError(f"the parameters must be real, got complex numbers in {name}")
     return found
 
 

@@ -57,10 +57,10 @@ def gradient_gram(model: nn.Module, batch: Batch, loss_fn: LossFn) -> GradientGr
         loss_fn: `loss_fn(output, target)`.
 
     Raises:
-        ValueError: If the model has no learnable parameter, if samples influence each other's loss, or if gradients
-            would have to be held that do not fit.
+        ValueError: If the model has no learnable parameter or a complex one, if samples influence each other's loss,
+            or if gradients would have to be held that do not fit.
     """
-    parameters = learnable(model)
+    parameters = learnable(model, real=True)
     check = _Check(model, batch, loss_fn, parameters)
     grams: dict[str, Tensor] = {}
     arrived: dict[str, list[Use]] = {name: [] for name in parameters}
@@ -90,7 +90,7 @@ def gradient_gram(model: nn.Module, batch: Batch, loss_fn: LossFn) -> GradientGr
     for name in list(arrived):
         finish(name)
     reasons = dict.fromkeys(parameters, "the forward pass depends on the number of samples") if watch.diverged else {}
-    reasons |= {name: f"it is used in `{function}`, which has no rule" for name, function in watch.untreated.items()}
+    reasons |= watch.untreated
     reasons |= dict.fromkeys(check.disagreements(grams, reasons), "the check against single samples failed")
     if reasons:
         grams |= _one_by_one(model, batch, loss_fn, {name: parameters[name] for name in reasons}, reasons)

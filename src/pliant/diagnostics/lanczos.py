@@ -110,9 +110,9 @@ def hessian_product(model: nn.Module, batch: Batch, loss_fn: LossFn) -> tuple[Ca
     model's precision. `.grad` is not touched.
 
     Raises:
-        ValueError: If the model has no learnable parameter.
+        ValueError: If the model has no learnable parameter, or a complex one.
     """
-    parameters = list(learnable(model).values())
+    parameters = list(learnable(model, real=True).values())
     with torch.enable_grad(), twice_differentiable():
         total, _ = summed_loss(loss_fn, batch.forward(model), batch)
         first = derivatives(total / batch.size, parameters, create_graph=True)

@@ -94,7 +94,7 @@ class Uses(Shapes):
 
     Attributes:
         pending: For each parameter, how many uses are still to come.
-        untreated: Parameters that met samples in a call without a rule, with the name of the function.
+        untreated: Parameters that met samples in a call that no rule covers, and why.
         cut_off: Parameters that were used where no gradients are recorded.
         diverged: Whether the pass made other calls than the one it is compared with.
     """
@@ -137,7 +137,10 @@ class Uses(Shapes):
                 self._weights.setdefault(id(out), (out, sources))
             return
         contributions: dict[int, Contribution] = {}
-        if func in RULES and self._holds_samples(grown, out.shape, self._probe[place]):
+        why = f"it is used in `{getattr(func, '__name__', func)}`, which has no rule"
+        if not self._holds_samples(grown, out.shape, self._probe[place]):
+            why = f"{why} for what does not hold all samples alike"
+        elif func in RULES:
             rule, names = RULES[func]
             call = Call({**dict(zip(names, args, strict=False)), **kwargs}, out.shape, self._samples, grown[0])
             contributions = {id(weight): contribution for weight, contribution in rule(call)}
@@ -145,8 +148,7 @@ class Uses(Shapes):
             if id(weight) in contributions:
                 self._watch(weight, contributions[id(weight)], out)
             else:
-                for name in self._weights[id(weight)][1]:
-                    self.untreated[name] = getattr(func, "__name__", str(func))
+                self.untreated |= dict.fromkeys(self._weights[id(weight)][1], why)
 
     def _holds_samples(self, grown: list[int], shape: torch.Size, probe: torch.Size) -> bool:
         """Say whether one dimension grew, which holds all samples, and each as often as the other pass did."""
