@@ -93,6 +93,14 @@ def test_values_are_those_of_the_formulas() -> None:
     assert v["sharpness"] == pytest.approx(top, rel=1e-3)
 
 
+def test_an_error_relative_to_nothing_is_infinite_unless_there_is_none() -> None:
+    model, zero = nn.Linear(3, 2), nn.Linear(3, 2)
+    nn.init.zeros_(zero.weight)
+    names = ["frobenius_error_normalized"]
+    assert diagnose(model, reference=zero, measures=names).values["frobenius_error_normalized"] == math.inf
+    assert diagnose(zero, reference=zero, measures=names).values["frobenius_error_normalized"] == 0
+
+
 def test_ranks_of_whole_matrices_are_those_of_the_formulas_and_only_on_demand() -> None:
     model, _ = trained()
     names = [name for name in measures.names() if measures.info(name).cost == "matrix"]

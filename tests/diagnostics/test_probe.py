@@ -108,8 +108,8 @@ def test_a_norm_layer_that_is_frozen_keeps_its_own_statistics() -> None:
     model[1].running_mean.fill_(2.0)
     model[1].eval()
     assert batch_norms(model, "batch") == [model[3]]
-    found = diagnose(model, (X, Y), cross_entropy, measures=["loss"])
-    assert found.values["loss"] == pytest.approx(in_training(model), rel=1e-5)
+    found = diagnose(model, (X, Y), cross_entropy, model, measures=["loss"])
+    assert found.values["loss"] == found.reference["loss"] == pytest.approx(in_training(model), rel=1e-5)
     assert len(batch_norms(model.eval(), "batch")) == 2, "modes of a model in eval mode say nothing of its training"
 
 

@@ -178,7 +178,10 @@ def isometry(probe: Probe, _: Probe | None) -> Values:
 
 
 def frobenius_error(normalized: bool) -> Compute:
-    """The squared distance of weights from the reference's, as it is or relative to the reference's squared norm."""
+    """The squared distance of weights from the reference's, as it is or relative to the reference's squared norm.
+
+    FIRE plots a normalised SFE without defining it; this is ours.
+    """
 
     def compute(probe: Probe, reference: Probe | None) -> Values:
         theirs = _same(probe, reference).matrices

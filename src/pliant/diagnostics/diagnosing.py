@@ -72,7 +72,8 @@ def diagnose(
     keep = reference is not None and any({"batch", "reference"} <= measure.needs for measure in chosen)
     with torch.inference_mode(False), ExitStack() as stack:
         ours = prepare(stack, model, batch, statistics)
-        theirs = prepare(stack, reference, batch, statistics) if reference is not None else None
+        # A model that is at rest already does not tell any more which of its layers are frozen.
+        theirs = ours if reference is None or reference is model else prepare(stack, reference, batch, statistics)
         notes = note.on_weights(model, "the model") | note.on_statistics(model, ours, statistics)
         if reference is not None:
             notes |= note.on_weights(reference, "the reference") | note.on_statistics(reference, theirs, statistics)

@@ -62,28 +62,19 @@ def isometry_deviation(
     return float(((sigma.double() ** 2 - 1) ** 2).sum()) + zeros
 
 
-def frobenius_error(weight: Tensor, reference: Tensor, normalized: bool = False) -> float:
-    """Return SFE, ‖W − W̃‖²_F (FIRE eq. 1), or that divided by ‖W̃‖²_F.
+def frobenius_error(weight: Tensor, reference: Tensor) -> float:
+    """Return SFE, ‖W − W̃‖²_F (FIRE eq. 1).
 
     Args:
         weight: W.
         reference: W̃, of the same shape.
-        normalized: Divide by the reference's squared norm. FIRE plots a normalised SFE without defining it; this is
-            ours.
 
     Example:
         >>> frobenius_error(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 2.0]))
         2.0
-        >>> frobenius_error(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 2.0]), normalized=True)
-        0.5
     """
     _same_shape(weight, reference)
-    reference = _wide(reference)
-    error = float(_squares(_wide(weight) - reference))
-    if not normalized:
-        return error
-    scale = float(_squares(reference))
-    return error / scale if scale else math.inf if error else 0.0
+    return float(_squares(_wide(weight) - _wide(reference)))
 
 
 def wasserstein_distance(weight: Tensor, reference: Tensor) -> float:
