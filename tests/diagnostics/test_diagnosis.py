@@ -27,6 +27,7 @@ def test_no_factor_is_taken_of_a_reference_that_has_none(reference: float) -> No
         found = diagnosis({name: 5.0}, {name: reference})
         assert found.findings() == []
         assert found.unjudged() == {name: f"the reference's is {reference:.4g}"}
+        assert found.verdict.startswith("No sign of lost plasticity could be judged.\nCould not be judged: ")
 
 
 def test_amounts_are_added_to_any_finite_reference() -> None:

@@ -169,7 +169,9 @@ class Diagnosis:
         present = sum(finding.present for finding in findings)
         found = f"{present} of {len(findings)} signs of lost plasticity are present." if findings else ""
         lack = "Without a reference (the network as it was, or a fresh one) few signs can be judged."
-        return found if self.reference else f"{lack} {found}".rstrip()
+        if not self.reference:
+            return f"{lack} {found}".rstrip()
+        return found or "No sign of lost plasticity could be judged."
 
     def table(self, layers: bool = True) -> str:
         """Return the values as text: one line a measure, then one block of lines for the layers."""
