@@ -265,6 +265,11 @@ def test_a_measure_whose_derivative_is_missing_is_skipped_alone() -> None:
     found = diagnose(Bag(), (torch.randint(0, 10, (8, 3)), torch.randint(0, 4, (8,))), cross_entropy)
     assert "not implemented" in found.skipped["sharpness"]
     assert found.values["hessian_rank"] > 0
+    sparse = nn.Sequential(nn.Embedding(10, 6, sparse=True), nn.Flatten(), nn.Linear(18, 4))
+    batch = torch.randint(0, 10, (8, 3)), torch.randint(0, 4, (8,))
+    found = diagnose(sparse, batch, cross_entropy, measures=["hessian_exact_rank", "sharpness"])
+    assert len(found.skipped["hessian_exact_rank"]) < 100, "not all of a message of pages"
+    assert found.values["sharpness"] > 0
 
 
 def test_inference_mode_does_not_matter() -> None:

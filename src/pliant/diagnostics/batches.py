@@ -158,6 +158,8 @@ def gather(data: Any, samples: int) -> Batch:
 
 
 def _merge(parts: list[Batch]) -> Batch:
+    for part in parts:
+        _check_target(part)
     flat = [tree_flatten((part.args, part.kwargs, part.target)) for part in parts]
     first, spec = flat[0]
     for leaves, other in flat:

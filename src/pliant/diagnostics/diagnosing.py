@@ -114,8 +114,13 @@ def _take(
         name = f"{measure.name}@{loss}" if loss and "labels" in measure.needs else measure.name
         try:
             found[name] = measure.compute(probe, other)
-        except SKIPPED as reason:
-            skipped[name] = str(reason)
+        except SKIPPED as error:
+            skipped[name] = reason(error)
+
+
+def reason(error: Exception) -> str:
+    """Return why a measure was skipped; of what torch has not implemented, the first sentence of many."""
+    return str(error).partition(". ")[0] if isinstance(error, NotImplementedError) else str(error)
 
 
 def prepare(stack: ExitStack, model: nn.Module, batch: Batch | None, statistics: Statistics) -> Batch | None:

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from pliant.diagnostics import measures as registry
 from pliant.diagnostics import notes as note
 from pliant.diagnostics.batches import LossFn, gather
-from pliant.diagnostics.diagnosing import SKIPPED, initialised, prepare, unwrapped
+from pliant.diagnostics.diagnosing import SKIPPED, initialised, prepare, reason, unwrapped
 from pliant.diagnostics.diagnosis import ScalarWriter, combine, write_table
 from pliant.diagnostics.differentiation import dense
 from pliant.diagnostics.probe import Probe, Statistics
@@ -307,8 +307,8 @@ class Monitor:
         for measure in chosen:
             try:
                 found[measure.name] = measure.compute(probe, other)
-            except SKIPPED as reason:
-                self.skipped[measure.name] = str(reason)
+            except SKIPPED as error:
+                self.skipped[measure.name] = reason(error)
         return found
 
     def _probe(self, stack: ExitStack, model: nn.Module, chosen: Sequence[Measure]) -> Probe:
