@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -217,6 +218,14 @@ def test_lanczos_converges_to_the_largest_and_not_to_the_largest_in_absolute_val
     found = lanczos(lambda v: diagonal * v, len(diagonal), iterations=100, tolerance=1e-2)
     assert found.converged
     assert found.largest == pytest.approx(1, rel=1e-2)
+
+
+def test_sharpness_does_not_stop_at_an_eigenvalue_on_the_way() -> None:
+    for seed in range(300):  # From one of these starts the second largest is met first, its residual below tolerance.
+        spectrum = torch.rand(300, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) ** 8 * 2 - 0.2
+        spectrum[:2] = torch.tensor([3.0, 2.5])
+        found = lanczos(partial(torch.mul, spectrum), 300, tolerance=1e-2, seed=seed)
+        assert found.largest == pytest.approx(3.0, rel=1e-2), seed
 
 
 def test_lanczos_measures_asymmetry() -> None:

@@ -12,6 +12,10 @@ from pliant.diagnostics.batches import Batch, LossFn, summed_loss
 from pliant.diagnostics.differentiation import dense, derivatives, learnable
 
 
+_STEADY = 5
+"""For how many products the largest eigenvalue must have stood still."""
+
+
 @dataclass(frozen=True)
 class Extremes:
     """Both ends of a symmetric matrix's spectrum.
@@ -21,7 +25,7 @@ class Extremes:
         smallest: The smallest that was met on the way to the largest.
         residual: ‖Av − λv‖ of the largest one's vector: an eigenvalue lies at most so far away.
         iterations: How many products it took.
-        converged: Whether the residual came below the tolerance.
+        converged: Whether the residual came below the tolerance, and the eigenvalue stood still.
         asymmetry: The largest |uᵀAv − vᵀAu| that was met, relative to the largest eigenvalue in absolute value. A
             Hessian that is not symmetric to rounding has a second derivative in it that is wrong, as that of
             `weight_norm` is in PyTorch 2.13 on a CPU.
@@ -47,8 +51,9 @@ def lanczos(
         multiply: From a float64 vector v to Av.
         size: The length of v.
         iterations: The most products to take.
-        tolerance: Stop when the residual is below this times the absolute value of the largest eigenvalue, or as
-            small as the rounding of the one that is largest in absolute value.
+        tolerance: Stop when the residual is below this times the absolute value of the largest eigenvalue, and that
+            has moved by less in the last few products: an eigenvalue is also met on the way to a larger one. Or when
+            the residual is as small as the rounding of the eigenvalue that is largest in absolute value.
         seed: Of the start vector, drawn from a generator of its own.
 
     Raises:
@@ -67,6 +72,7 @@ def lanczos(
     diagonal: list[float] = []
     beside: list[float] = []
     asymmetry = 0.0
+    largest: list[float] = []
     while True:
         product = multiply(current)
         if not torch.isfinite(product).all():
@@ -78,14 +84,23 @@ def lanczos(
         diagonal.append(float(current @ product))
         rest = product - diagonal[-1] * current - beta * before
         beta = float(rest.norm())
-        found = _ritz(diagonal, beside, beta, tolerance, asymmetry)
+        found = _ritz(diagonal, beside, beta, asymmetry, largest[-_STEADY:], tolerance)
         if found.converged or len(diagonal) == iterations:
             return found
+        largest.append(found.largest)
         beside.append(beta)
         current, before = rest / beta, current
 
 
-def _ritz(diagonal: list[float], beside: list[float], beta: float, tolerance: float, asymmetry: float) -> Extremes:
+def _ritz(
+    diagonal: list[float],
+    beside: list[float],
+    beta: float,
+    asymmetry: float,
+    earlier: list[float],
+    tolerance: float,
+) -> Extremes:
+    """Take the ends of the tridiagonal matrix's spectrum, and judge them by what was found in earlier steps."""
     matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
     if beside:
         off = torch.tensor(beside, dtype=torch.float64)
@@ -93,7 +108,9 @@ def _ritz(diagonal: list[float], beside: list[float], beta: float, tolerance: fl
     values, vectors = torch.linalg.eigh(matrix)
     scale = float(values.abs().max())
     residual = beta * abs(float(vectors[-1, -1]))
-    converged = residual <= max(tolerance * abs(float(values[-1])), 1e-14 * scale)
+    limit = tolerance * abs(float(values[-1]))
+    steady = len(earlier) == _STEADY and float(values[-1]) - earlier[0] <= limit
+    converged = residual <= 1e-14 * scale or (residual <= limit and steady)
     relative = asymmetry / scale if scale else 0.0
     return Extremes(float(values[-1]), float(values[0]), residual, len(diagonal), converged, relative)
 
