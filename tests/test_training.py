@@ -198,6 +198,25 @@ def test_a_loss_that_is_no_number_ends_the_run(dataset: Dataset) -> None:
         list(train(Learner(model, Settings(optimizer="sgd", lr=1e30, batch_size=16)), stream, 0))
 
 
+def test_a_last_step_that_ruins_the_network_ends_the_run(dataset: Dataset) -> None:
+    model = models.create("mlp", dataset.shape, 4)
+    settings = Settings(optimizer="sgd", lr=1e38, batch_size=97)  # A single step: the loss before it is fine.
+    with pytest.raises(DivergedError, match="the test loss is nan after epoch 1 of task 0"):
+        list(train(Learner(model, settings), streams.create("single", dataset, epochs=1), 0))
+
+
+def test_a_method_that_ruins_the_network_at_a_boundary_ends_the_run(dataset: Dataset) -> None:
+    model = models.create("mlp", dataset.shape, 4)
+    stream = streams.create("warm_start", dataset, first_epochs=1, epochs=1)
+    method = methods.create("shrink_perturb", model, example=torch.zeros(2, 1, 6, 6), lam=0.5)
+    records = train(Learner(model, Settings(), [method]), stream, 0)
+    next(records)
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.nan)
+    with pytest.raises(DivergedError, match="the test loss is nan after epoch 0 of task 1"):
+        next(records)
+
+
 def test_evaluation_counts_every_example_and_leaves_the_mode_alone(dataset: Dataset) -> None:
     model = Noisy()
     x, y = dataset.test.batch(torch.arange(33))

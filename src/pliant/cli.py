@@ -248,11 +248,17 @@ def _run(recipe: Recipe, root: Path, make_engine: Callable[[], Engine], checkpoi
         raise typer.Exit(130) from None
     finally:
         engine.close()
-    _report([root], Format.HTML)
     bad = sum(status != "finished" for status in statuses.values())
+    code = 1 if bad else 0
+    try:
+        _report([root], Format.HTML)
+    except (OSError, ValueError) as error:
+        console.print(f"the report could not be made: {error}", markup=False, soft_wrap=True)
+        code = 1
     if bad:
         console.print(f"{bad} of {len(statuses)} runs did not finish; result.json in their folders says why")
-        raise typer.Exit(1)
+    if code:
+        raise typer.Exit(code)
 
 
 def _report(folders: list[Path], format: Format, to: Path | None = None) -> None:
@@ -271,7 +277,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         app()
-    except (ValueError, ImportError, ConnectionError) as error:
+    except (ValueError, ImportError, OSError) as error:
         Console(stderr=True).print(f"error: {error}", markup=False, soft_wrap=True)
         sys.exit(2)
     sys.exit(0)

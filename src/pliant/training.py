@@ -252,7 +252,7 @@ def train(
             if learner.references is not None:
                 learner.references.enter_task(learner.model)
             if task.test is not None:
-                entry["entry_test_accuracy"], _ = evaluate(learner.model, task.test)
+                entry["entry_test_accuracy"], _ = _evaluate(learner, task, task.test, "test")
         while learner.epoch < task.epochs:
             record = train_epoch(learner, task, seed)
             learner.epoch += 1
@@ -345,11 +345,19 @@ def evaluate_epoch(learner: Learner, task: Task) -> Record:
     record: Record = {}
     last = learner.epoch == task.epochs
     if task.test is not None and (last or learner.epoch % learner.settings.evaluate_every == 0):
-        record["test_accuracy"], record["test_loss"] = evaluate(learner.model, task.test)
+        record["test_accuracy"], record["test_loss"] = _evaluate(learner, task, task.test, "test")
     if last:
-        record["train_accuracy"], record["train_loss"] = evaluate(learner.model, task.train)
+        record["train_accuracy"], record["train_loss"] = _evaluate(learner, task, task.train, "training")
         record["task_online_accuracy"] = learner.online_correct / learner.examples
     return record
+
+
+def _evaluate(learner: Learner, task: Task, examples: Examples, which: str) -> tuple[float, float]:
+    """Evaluate, and notice what the last step has done: the loss before it does not tell."""
+    accuracy, loss = evaluate(learner.model, examples)
+    if not math.isfinite(loss):
+        raise DivergedError(f"the {which} loss is {loss} after epoch {learner.epoch} of task {task.index}")
+    return accuracy, loss
 
 
 @torch.no_grad()

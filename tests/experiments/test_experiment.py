@@ -99,3 +99,34 @@ def test_doing_it_again_does_nothing(tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json*")}
     run_experiment(make_recipe(VALUES), tmp_path, InThisProcess(tmp_path))
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json*")} == before
+
+
+def test_a_choice_of_an_earlier_recipe_no_longer_counts(tmp_path: Path) -> None:
+    def nothing(configs: Sequence[RunConfig]) -> dict[str, Status]:
+        return {}
+
+    stale = tmp_path / "selection.json"
+    run_experiment(make_recipe(VALUES | {"methods": ["l2:lam=1|2"]}), tmp_path, nothing)
+    assert stale.exists()
+    run_experiment(make_recipe(VALUES | {"methods": ["l2:lam=3"]}), tmp_path, nothing)
+    assert not stale.exists()
+    run_experiment(make_recipe(VALUES | {"methods": ["l2:lam=1|2"]}), tmp_path, nothing)
+
+    def interrupted(configs: Sequence[RunConfig]) -> dict[str, Status]:
+        raise KeyboardInterrupt
+
+    for methods, kept in (["l2:lam=1|2"], True), (["l2:lam=1|3"], False):
+        with pytest.raises(KeyboardInterrupt):
+            run_experiment(make_recipe(VALUES | {"methods": methods}), tmp_path, interrupted)
+        assert stale.exists() is kept
+
+
+def test_a_trial_without_a_folder_is_the_worst(tmp_path: Path) -> None:
+    recipe = make_recipe(VALUES | {"selection": {"seeds": 1}})
+
+    def only_the_second(configs: Sequence[RunConfig]) -> dict[str, Status]:
+        return {config.id: execute(config, tmp_path).status for config in configs[1:2]}
+
+    run_experiment(recipe, tmp_path, only_the_second)
+    label = load_selection(tmp_path)["labels"]["l2"]
+    assert (label["chosen"], label["scores"]["l2(lam=0.0001)"]) == ("l2(lam=30)", None)

@@ -198,6 +198,21 @@ def test_metrics_lost_by_a_power_cut_invalidate_the_checkpoint(tmp_path: Path, r
     assert outputs(tmp_path, small()) == reference
 
 
+@pytest.mark.parametrize(("name", "content"), [("config.json", b""), ("result.json", b'{"status": 1}')])
+def test_damaged_files_are_named_and_written_anew(
+    tmp_path: Path, reference: dict[str, bytes], name: str, content: bytes
+) -> None:
+    folder = RunFolder(tmp_path, small())
+    with folder.open():
+        pass
+    (folder.path / name).write_bytes(content)
+    assert folder.status == "unfinished"
+    with pytest.raises(ValueError, match=rf"{small().id}.{name} is damaged \("):
+        load_runs(tmp_path)
+    assert execute(small(), tmp_path).status == "finished"
+    assert outputs(tmp_path, small()) == reference
+
+
 def test_a_diverging_run_is_a_result(tmp_path: Path) -> None:
     config = small(training=Settings(optimizer="sgd", lr=1e30, batch_size=16))
     outcome = execute(config, tmp_path)

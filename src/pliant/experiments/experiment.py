@@ -8,7 +8,7 @@ from pathlib import Path
 from pliant.experiments.config import Part, RunConfig
 from pliant.experiments.files import write_atomically
 from pliant.experiments.recipe import Entry, Recipe
-from pliant.experiments.store import Status, load_runs
+from pliant.experiments.store import Status, load_run
 
 RunAll = Callable[[Sequence[RunConfig]], dict[str, Status]]
 
@@ -29,11 +29,11 @@ def run_experiment(recipe: Recipe, root: Path, run_all: RunAll) -> dict[str, Sta
     """
     root.mkdir(parents=True, exist_ok=True)
     (root / "runs").mkdir(exist_ok=True)
-    write_atomically(root / "recipe.json", recipe.model_dump_json(indent=1).encode())
     candidates = {entry.label: entry.variants() for entry in recipe.methods}
+    contested = [entry for entry in recipe.methods if len(candidates[entry.label]) > 1]
+    _write_recipe(recipe, root, keep_choice=bool(contested))
     statuses: dict[str, Status] = {}
     if recipe.selection.on == "validation":
-        contested = [entry for entry in recipe.methods if len(candidates[entry.label]) > 1]
         seeds = range(_SELECTION_SEEDS, _SELECTION_SEEDS + recipe.selection.seeds)
         trials = [
             recipe.config(entry, parts, seed, "selection")
@@ -53,11 +53,18 @@ def run_experiment(recipe: Recipe, root: Path, run_all: RunAll) -> dict[str, Sta
         for parts in candidates[entry.label]
     ]
     statuses |= run_all(results)
-    if recipe.selection.on == "test":
-        contested = [entry for entry in recipe.methods if len(candidates[entry.label]) > 1]
-        if contested:
-            choose(recipe, contested, results, root)
+    if recipe.selection.on == "test" and contested:
+        choose(recipe, contested, results, root)
     return statuses
+
+
+def _write_recipe(recipe: Recipe, root: Path, *, keep_choice: bool) -> None:
+    """Write down what is asked for; a choice that another recipe had made there no longer counts."""
+    path, content = root / "recipe.json", recipe.model_dump_json(indent=1).encode()
+    if path.exists() and path.read_bytes() == content and keep_choice:
+        return
+    (root / "selection.json").unlink(missing_ok=True)
+    write_atomically(path, content)
 
 
 def choose(
@@ -75,7 +82,8 @@ def choose(
         The settings by label. One with a run that failed or diverged is only picked if all have one.
     """
     headline = recipe.deciding
-    scores = {run.id: run.result.get(headline, -math.inf) for run in load_runs(root)}
+    runs = {trial.id: load_run(root / "runs" / trial.id) for trial in trials}
+    scores = {name: run.result.get(headline, -math.inf) if run else -math.inf for name, run in runs.items()}
     choice: dict[str, tuple[Part, ...]] = {}
     report = {}
     for entry in entries:

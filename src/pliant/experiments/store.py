@@ -115,13 +115,22 @@ def load_selection(root: Path) -> dict[str, Any]:
 def load_run(path: Path) -> Run | None:
     """Read the run in a folder; None if there is none, or it is just being made."""
     # One file tells all about a run that ended, so that ten thousand of them load in seconds.
-    with contextlib.suppress(FileNotFoundError):
-        end = json.loads((path / "result.json").read_bytes())
+    with contextlib.suppress(FileNotFoundError), _naming(path / "result.json") as file:
+        end = json.loads(file.read_bytes())
         return Run(path, RunConfig.from_dict(end["config"]), end["status"], end["result"], end["error"])
-    with contextlib.suppress(FileNotFoundError):
-        config = RunConfig.from_dict(json.loads((path / "config.json").read_bytes()))
+    with contextlib.suppress(FileNotFoundError), _naming(path / "config.json") as file:
+        config = RunConfig.from_dict(json.loads(file.read_bytes()))
         return Run(path, config, "unfinished", {}, "")
     return None
+
+
+@contextlib.contextmanager
+def _naming(file: Path) -> Iterator[Path]:
+    """Say which file it is that cannot be understood."""
+    try:
+        yield file
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is damaged ({type(error).__name__}: {error}); remove it, or its folder") from error
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -177,8 +186,11 @@ class RunFolder:
 
     @property
     def status(self) -> Status:
-        """How the run ended, or "unfinished"."""
-        run = load_run(self.path)
+        """How the run ended, or "unfinished": also if its files are damaged, as the next attempt writes them anew."""
+        try:
+            run = load_run(self.path)
+        except ValueError:
+            return "unfinished"
         return run.status if run else "unfinished"
 
     def start(self, environment: dict[str, Any]) -> None:
@@ -205,7 +217,7 @@ class RunFolder:
         if metrics.exists():
             sync(metrics)
         end = {"config": json.loads(self.config.to_json()), "status": status, "result": result, "error": error}
-        write_atomically(self.path / "result.json", json.dumps(end, sort_keys=True).encode())
+        write_atomically(self.path / "result.json", json.dumps(end, sort_keys=True, allow_nan=False).encode())
 
     def save_checkpoint(self, state: dict[str, Any], number: int) -> None:
         """Save a state, and keep the one before it in case this one goes bad.
@@ -264,13 +276,12 @@ class RunFolder:
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
         with (self.path / name).open("ab") as file:
-            file.write(json.dumps(record).encode() + b"\n")
+            file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
 
     def _write_config(self) -> None:
-        # Not synced: it is known from the command, and compared each time.
         path, content = self.path / "config.json", self.config.to_json().encode()
         if not path.exists() or path.read_bytes() != content:
-            path.write_bytes(content)
+            write_atomically(path, content)
 
 
 def _drop_torn_line(path: Path) -> None:
