@@ -392,3 +392,88 @@ def test_an_optimizer_whose_memory_cannot_be_cut_is_an_error() -> None:
     ReDo(model, x, tau=1.0, every=1).attach(optimizer)
     with pytest.raises(ValueError, match="Rprop keeps 'prev', which cannot be rewritten in part"):
         training_step(model, optimizer, (x, y))
+
+
+@pytest.mark.parametrize("order", ["bad, good", "good, bad"])
+def test_a_pass_that_overflowed_is_not_counted(order: str) -> None:
+    """A loop that meets an infinity skips the step, and nobody tells the method."""
+
+    def run(*scales: float) -> tuple[Tensor, Tensor, dict[str, list[int]]]:
+        model = zoo.build("mlp")
+        x, y = zoo.batch("mlp")
+        optimizer = SGD(model.parameters(), lr=0.0)
+        redo = ReDo(model, x, tau=0.3, every=2, seed=0).attach(optimizer)
+        cbp = ContinualBackprop(model, x, rate=0.0).attach(optimizer)
+        training_step(model, optimizer, (x, y))
+        for scale in scales:
+            model(scale * x)
+        optimizer.step()
+        return cbp.utilities["0"], cbp.means["2"], redo.receipt.details["units"]
+
+    *averages, units = run(*[torch.inf, 1.0] if order == "bad, good" else [1.0, torch.inf])
+    *expected, expected_units = run(1.0)
+    assert all(torch.equal(a, b) for a, b in zip(averages, expected, strict=True))
+    assert units == expected_units
+
+
+def test_a_step_on_nothing_but_overflow_changes_no_average_and_renews_nothing() -> None:
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.0)
+    redo = ReDo(model, x, tau=0.3, every=2, seed=0).attach(optimizer)
+    cbp = ContinualBackprop(model, x, rate=0.0).attach(optimizer)
+    training_step(model, optimizer, (x, y))
+    before = cbp.utilities["2"].clone()
+    with torch.no_grad():
+        model[2].bias[3] = torch.inf
+    model(x)
+    model(x)
+    optimizer.step()
+    assert torch.equal(cbp.utilities["2"], before)
+    assert redo.receipt.details["units"].get("2", []) == []
+
+
+def test_a_fused_step_that_was_skipped_leaves_nothing_behind() -> None:
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.0, fused=True)
+    cbp = ContinualBackprop(model, x, rate=0.0, decay=0.0).attach(optimizer)
+    training_step(model, optimizer, (x, y))
+    before = cbp.utilities["0"].clone()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(model(100 * x).sum() * torch.inf).backward()
+    scaler.step(optimizer)
+    assert not cbp._seen
+    training_step(model, optimizer, (x, y))
+    assert torch.equal(cbp.utilities["0"], before)
+
+
+def test_what_was_seen_while_no_optimizer_lived_is_forgotten() -> None:
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    cbp = ContinualBackprop(model, x, rate=0.0, decay=0.0)
+    for _ in range(2):
+        optimizer = SGD(model.parameters(), lr=0.0)
+        cbp.attach(optimizer)
+        training_step(model, optimizer, (x, y))
+        seen = cbp.utilities["0"].clone()
+        del optimizer
+        model(100 * x)
+    assert torch.equal(cbp.utilities["0"], seen)
+    expected = ContinualBackprop(model, x, rate=0.0, decay=0.0).attach(optimizer := SGD(model.parameters(), lr=0.0))
+    training_step(model, optimizer, (x, y))
+    assert torch.equal(seen, expected.utilities["0"])
+
+
+def test_a_reader_may_be_called_by_keyword() -> None:
+    class ByKeyword(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return self[2](input=torch.relu(self[0](input=x)))
+
+    torch.manual_seed(0)
+    model = ByKeyword(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5)).double()
+    x, y = zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    redo = ReDo(model, x, tau=0.9, every=1).attach(optimizer)
+    training_step(model, optimizer, (x, y))
+    assert redo.receipt.details["units"]["0"]

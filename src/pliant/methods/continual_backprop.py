@@ -108,8 +108,11 @@ class ContinualBackprop(Recycler):
         torch._foreach_add_([self.ages[name] for name in names], 1)
         contributions = [seen[group.name].mean_size * self._mean_outgoing_size(group) for group in groups]
         means = [seen[name].mean for name in names]
-        torch._foreach_lerp_([self.utilities[name] for name in names], contributions, 1 - self.decay)
-        torch._foreach_lerp_([self.means[name] for name in names], means, 1 - self.decay)
+        for averages, values in ((self.utilities, contributions), (self.means, means)):
+            old = [averages[name] for name in names]
+            # An activation that overflowed would stay in its average for ever.
+            new = [value.where(value.isfinite(), kept) for value, kept in zip(values, old, strict=True)]
+            torch._foreach_lerp_(old, new, 1 - self.decay)
 
     def _mean_outgoing_size(self, group: UnitGroup) -> Tensor:
         """Return the mean absolute value of all weights that read each unit."""

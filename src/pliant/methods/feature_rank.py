@@ -26,7 +26,7 @@ from pliant.eigen import eigh
 from pliant.graph.layers import called_layers, classifier_names
 from pliant.methods.base import Kind, Method, Receipt, closure_of, with_closure
 from pliant.methods.gram import gram
-from pliant.methods.module_hooks import ModuleHook
+from pliant.methods.module_hooks import ModuleHook, input_of
 from pliant.methods.strengths import check_number, widen
 
 LossScale = float | Callable[[], float | Tensor]
@@ -92,7 +92,7 @@ class FeatureRank(Method):
         """Act on every forward and backward pass in training mode, as long as one of these optimizers lives."""
         super().attach(*optimizers)
         if self._handle is None:
-            self._handle = self._module.register_forward_pre_hook(ModuleHook(self._module, self._see))
+            self._handle = self._module.register_forward_pre_hook(ModuleHook(self._module, self._see), with_kwargs=True)
         return self
 
     def detach(self, *optimizers: Optimizer) -> None:
@@ -144,8 +144,8 @@ class FeatureRank(Method):
 
         return with_closure(args, kwargs, closure_with_penalty)
 
-    def _see(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        features = args[0]
+    def _see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        features = input_of(args, kwargs)
         if not self._attachments or not module.training or not torch.is_grad_enabled() or not features.requires_grad:
             return
         self._features = seen = features.detach()

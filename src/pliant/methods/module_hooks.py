@@ -31,6 +31,11 @@ class ModuleHook:
         return _silence, ()
 
 
+def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the first argument that a module was called with, given by its place or by its name."""
+    return args[0] if args else next(iter(kwargs.values()))
+
+
 def _silence() -> Callable[..., None]:
     return _do_nothing
 

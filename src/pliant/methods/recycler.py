@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from pliant.graph.matrices import is_linear
 from pliant.graph.units import Reader, Slices, UnitGroup, find_units
 from pliant.methods.base import Filter, Kind, Method, Receipt
-from pliant.methods.module_hooks import ModuleHook
+from pliant.methods.module_hooks import ModuleHook, input_of
 from pliant.surgery import slice_mask, write_, zero_moments_
 
 _FEW = 32
@@ -92,6 +92,26 @@ class Activity:
         return self.total_size / self.entries
 
 
+def add_finite(*passes: Activity) -> Activity:
+    """Add up the passes in which all activations were finite.
+
+    A pass that overflowed has most likely had its step skipped, by a GradScaler or by the loop, and nobody tells: it
+    would come into the next step's sums, and spoil all averages for ever. Only the device knows, so it decides.
+    """
+    finite = [each.total_size.isfinite().all() for each in passes]
+    return Activity(
+        total=sum_where(finite, [each.total for each in passes]),
+        total_size=sum_where(finite, [each.total_size for each in passes]),
+        entries=sum_where(finite, [torch.as_tensor(each.entries, device=each.total.device) for each in passes]),
+    )
+
+
+def sum_where(chosen: Sequence[Tensor], tensors: Sequence[Tensor]) -> Tensor:
+    """Return the sum of the tensors that are chosen."""
+    kept = [tensor.where(flag, 0) for flag, tensor in zip(chosen, tensors, strict=True)]
+    return sum(kept[1:], start=kept[0])
+
+
 class Recycler(Method):
     """A rule that renews units of the model, after steps of the optimizer.
 
@@ -150,8 +170,13 @@ class Recycler(Method):
         """Watch the model, and act after every step of these optimizers on the units whose weights they hold."""
         super().attach(*optimizers)
         self._find_owners()
+        for optimizer in optimizers:
+            # What was seen while no optimizer held these units belongs to none of its steps.
+            self._forget(self._attachments[optimizer].names)
         if not self._probes:
-            self._probes = [m.register_forward_pre_hook(ModuleHook(m, self._see)) for m in self._watched_by]
+            self._probes = [
+                m.register_forward_pre_hook(ModuleHook(m, self._see), with_kwargs=True) for m in self._watched_by
+            ]
         return self
 
     def detach(self, *optimizers: Optimizer) -> None:
@@ -250,6 +275,12 @@ class Recycler(Method):
         # Only a fused optimizer under a GradScaler gets here after a step that it skipped, and only its device knows.
         if found_inf is None or not bool(found_inf):
             self._act_on(self._attachments[optimizer].names)
+        else:
+            self._forget(self._attachments[optimizer].names)
+
+    def _forget(self, names: Sequence[str]) -> None:
+        for group in self._groups_of(names):
+            self._seen.pop(group.name, None)
 
     @torch.no_grad()
     def _act_on(self, names: Sequence[str]) -> None:
@@ -269,13 +300,13 @@ class Recycler(Method):
             )
         self._act([group for group in groups if group.name in seen], seen, step)
 
-    def _see(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not (module.training and torch.is_grad_enabled()):
             return
         for name in self._watched_by[module]:
             owner = self._owners.get(name)
             if owner is not None and self._is_due(self.steps.get(owner, 0) + 1):
-                self._add_activity(name, inputs[0].detach())
+                self._add_activity(name, input_of(args, kwargs).detach())
 
     def _add_activity(self, name: str, values: Tensor) -> None:
         dim = self._watched_at[name].input_dim % values.ndim
@@ -286,11 +317,7 @@ class Recycler(Method):
             entries=by_unit.count_entries(values, dim),
         )
         before = self._seen.get(name)
-        if before is not None:
-            activity.total += before.total
-            activity.total_size += before.total_size
-            activity.entries += before.entries
-        self._seen[name] = activity
+        self._seen[name] = activity if before is None else add_finite(before, activity)
 
 
 def sum_except(values: Tensor, dim: int) -> Tensor:

@@ -13,6 +13,7 @@ which in the authors' networks is Xavier's.
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from pliant.graph.units import UnitGroup
@@ -25,12 +26,14 @@ from pliant.methods.strengths import check_number, check_positive_int
 def dormancy_scores(mean_size: Tensor) -> Tensor:
     """Return mean|h_i| / (mean_j mean|h_j| + 1e-9), given mean|h_i| of the units of a layer.
 
+    Beside a unit that overflowed none can be told dormant: the scores are NaN.
+
     Example:
-        >>> import torch
         >>> dormancy_scores(torch.tensor([0.0, 1.0, 2.0]))
         tensor([0., 1., 2.])
     """
-    return mean_size / (mean_size.mean() + 1e-9)
+    mean = mean_size.mean()
+    return mean_size / (mean.where(mean.isfinite(), torch.nan) + 1e-9)
 
 
 class ReDo(Recycler):
