@@ -192,7 +192,7 @@ def test_a_sensible_report_of_next_to_nothing(tmp_path: Path, runs: str) -> None
     report = pliant.report(tmp_path)
     for format in FORMATS:
         report.save(tmp_path / f"out.{format}", format)
-    expected = {"one": "nothing to compare", "unfinished": "No run has finished yet", "failed": "no finished run"}
+    expected = {"one": "no other method", "unfinished": "No run has finished yet", "failed": "no finished run"}
     assert expected.get(runs, "") in str(report)
     page = (tmp_path / "out.html").read_text()
     assert ("boom" in page) == (runs == "failed")

@@ -160,6 +160,15 @@ def test_a_difference_that_no_number_of_seeds_shows() -> None:
     assert seeds_needed(planted(0.0), 1) is None
 
 
+@pytest.mark.parametrize(("comparisons", "seeds"), [(1, 6), (2, 7), (10, 9)])
+def test_differences_that_are_all_alike_need_seeds_for_their_signs(comparisons: int, seeds: int) -> None:
+    def alike(count: int) -> Difference:
+        return difference(dict.fromkeys(range(count), 0.92), dict.fromkeys(range(count), 0.9))
+
+    assert seeds_needed(alike(5), comparisons) == seeds
+    assert alike(seeds).p < LEVEL / comparisons <= alike(seeds - 1).p
+
+
 def test_rank_correlation_needs_variation() -> None:
     assert rank_correlation([1.0, 2.0, 3.0, math.nan], [3.0, 2.0, 1.0, 9.0]) == -1.0
     assert math.isnan(rank_correlation([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]))

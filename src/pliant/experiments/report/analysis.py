@@ -9,7 +9,16 @@ from functools import cached_property
 from typing import Literal
 
 from pliant.experiments.report.reading import Comparison, Contender
-from pliant.experiments.report.statistics import LEVEL, Difference, Interval, adjust, compare, difference, interval
+from pliant.experiments.report.statistics import (
+    LEVEL,
+    Difference,
+    Interval,
+    adjust,
+    compare,
+    difference,
+    interval,
+    mean_difference,
+)
 from pliant.experiments.report.wording import direction
 from pliant.experiments.store import Run, read_lines
 
@@ -32,8 +41,13 @@ class Contrast:
 
     @property
     def distinguishable(self) -> bool:
-        """Whether the two can be told apart."""
+        """Whether the two can be told apart; that does not say which of them is better."""
         return self.p < LEVEL
+
+    @property
+    def reversed(self) -> "Contrast":
+        """The same test of the second against the first."""
+        return Contrast(self.difference.reversed, self.p, self.family)
 
 
 @dataclass(frozen=True)
@@ -94,33 +108,47 @@ class Analysis:
 
     @cached_property
     def candidates(self) -> list[Contender]:
-        """Who may be called best: whatever is no mere reference, has a finished seed and none that diverged."""
+        """Who may be called best: whatever is no mere reference, has a finished seed and none that diverged.
+
+        The best mean comes first, over the seeds that all of them have: a mean over other seeds may be higher
+        for no other reason than the seeds.
+        """
         able = [
             contender
             for contender in self.comparison.contenders
             if contender.role != "fresh" and not contender.diverged and contender.values(self.headline)
         ]
-        return self._sorted(able, self.headline)
+        return _sorted(able, self.headline, _shared_seeds(able, self.headline))
+
+    @cached_property
+    def shared_seeds(self) -> set[int]:
+        """The seeds that all candidates have, on which they are ranked; if there are none, each is by its own."""
+        return _shared_seeds(self.candidates, self.headline)
 
     @property
     def best(self) -> Contender | None:
         """The candidate with the best mean; that says nothing about how sure it is."""
         return self.candidates[0] if self.candidates else None
 
+    def score(self, candidate: Contender) -> float:
+        """The mean by which a candidate is ranked."""
+        return _mean(candidate, self.headline, self.shared_seeds)
+
     @cached_property
     def rivals(self) -> dict[str, Contrast]:
-        """The best candidate against every other, by name, the closest first: one family of tests."""
+        """The best candidate against every other, by name, the closest first."""
         if not self.candidates:
             return {}
         first, *others = self.candidates
-        values = first.values(self.headline)
-        return _correct({other.name: difference(values, other.values(self.headline)) for other in others})
+        return {other.name: self._contrasts[first.name, other.name] for other in others}
+
+    def wins(self, contrast: Contrast) -> bool:
+        """Whether the first of the two is better, and can be told from the second."""
+        return contrast.distinguishable and direction(self.headline) * contrast.difference.interval.mean > 0
 
     @cached_property
     def rows(self) -> list[Row]:
         """A row for every contender, best mean first."""
-        vanilla = self._contrasts("vanilla")
-        fresh = self._contrasts("fresh")
         marks = self._marks()
         costs = self._costs()
         published = (self.comparison.recipe or {}).get("published", {})
@@ -133,58 +161,68 @@ class Analysis:
                     if (values := contender.values(metric))
                 },
                 marks=marks.get(contender.name, {}),
-                against_vanilla=vanilla.get(contender.name),
-                against_fresh=fresh.get(contender.name),
+                against_vanilla=self._against(contender, "vanilla"),
+                against_fresh=self._against(contender, "fresh"),
                 published=_pair(published.get(contender.label)),
                 cost=costs.get(contender.name),
                 counts=_count_ends(contender.runs),
             )
-            for contender in self._sorted(self.comparison.contenders, self.headline)
+            for contender in _sorted(self.comparison.contenders, self.headline, set())
         ]
 
     def row(self, contender: Contender) -> Row:
         """The row of a contender."""
         return next(row for row in self.rows if row.contender is contender)
 
-    def _sorted(self, contenders: Sequence[Contender], metric: str) -> list[Contender]:
-        sign = direction(metric)
+    @cached_property
+    def _contrasts(self) -> dict[tuple[str, str], Contrast]:
+        """Every test of the headline, by the two names, in both directions.
 
-        def rank(contender: Contender) -> float:
-            values = contender.values(metric)
-            return -sign * statistics.fmean(values.values()) if values else math.inf
+        All against vanilla are a family, all against fresh another, the best against every other a third. A pair
+        is tested in the first of them that has it, so that it has one p-value wherever it is told.
+        """
+        tests: dict[tuple[str, str], Contrast] = {}
+        known = [contender for contender in self.comparison.contenders if contender.values(self.headline)]
+        for reference, others in (
+            (self.comparison.baseline("vanilla"), known),
+            (self.comparison.baseline("fresh"), known),
+            (self.best, self.candidates),
+        ):
+            if reference not in known:
+                continue
+            values = reference.values(self.headline)
+            family = {
+                (other.name, reference.name): difference(other.values(self.headline), values)
+                for other in others
+                if other is not reference and (other.name, reference.name) not in tests
+            }
+            for (name, of), contrast in _correct(family).items():
+                tests[name, of], tests[of, name] = contrast, contrast.reversed
+        return tests
 
-        return sorted(contenders, key=rank)
-
-    def _contrasts(self, role: Literal["vanilla", "fresh"]) -> dict[str, Contrast]:
-        """Everyone's headline against a baseline's: one family of tests."""
+    def _against(self, contender: Contender, role: Literal["vanilla", "fresh"]) -> Contrast | None:
         baseline = self.comparison.baseline(role)
-        reference = baseline.values(self.headline) if baseline else {}
-        if not reference:
-            return {}
-        found = {
-            contender.name: difference(values, reference)
-            for contender in self.comparison.contenders
-            if contender is not baseline and (values := contender.values(self.headline))
-        }
-        return _correct(found)
+        return self._contrasts.get((contender.name, baseline.name)) if baseline else None
 
     def _marks(self) -> dict[str, dict[str, Mark]]:
         """Mark the best of each metric if it can be told from all others, else it and those it cannot be told from."""
-        tests = {(self.headline, name): contrast.p for name, contrast in self.rivals.items()}
+        told = {(self.headline, name): self.wins(contrast) for name, contrast in self.rivals.items()}
         leaders = {self.headline: self.candidates[0].name} if self.rivals else {}
-        others: dict[tuple[str, str], float] = {}
+        pairs: dict[tuple[str, str], tuple[dict[int, float], dict[int, float]]] = {}
         for metric in self.metrics:
-            able = self._sorted([c for c in self.candidates if c.values(metric)], metric)
+            known = [candidate for candidate in self.candidates if candidate.values(metric)]
+            able = _sorted(known, metric, _shared_seeds(known, metric))
             if metric != self.headline and len(able) > 1:
                 leaders[metric] = able[0].name
                 first = able[0].values(metric)
-                others |= {(metric, rival.name): compare(first, rival.values(metric)) for rival in able[1:]}
-        # The headline decides and is a family of its own; all other metrics together are another.
-        tests |= dict(zip(others, adjust(list(others.values())), strict=True))
+                pairs |= {(metric, rival.name): (first, rival.values(metric)) for rival in able[1:]}
+        # The headline decides and has families of its own; all other metrics together are another.
+        for (key, pair), p in zip(pairs.items(), adjust([compare(*pair) for pair in pairs.values()]), strict=True):
+            told[key] = p < LEVEL and direction(key[0]) * mean_difference(*pair) > 0
         marks: dict[str, dict[str, Mark]] = defaultdict(dict)
         for metric, leader in leaders.items():
-            rivals = [name for which, name in tests if which == metric]
-            tied = [name for name in rivals if not tests[metric, name] < LEVEL]
+            rivals = [name for which, name in told if which == metric]
+            tied = [name for name in rivals if not told[metric, name]]
             if len(tied) == len(rivals):
                 continue  # A mark that everyone has says nothing.
             marks[leader][metric] = "tied" if tied else "best"
@@ -219,7 +257,28 @@ def _distinct(comparison: Comparison) -> list[str]:
     return list(columns.values())
 
 
-def _correct(differences: Mapping[str, Difference]) -> dict[str, Contrast]:
+def _shared_seeds(contenders: Sequence[Contender], metric: str) -> set[int]:
+    seeds = [contender.values(metric).keys() for contender in contenders]
+    return set.intersection(*map(set, seeds)) if seeds else set()
+
+
+def _mean(contender: Contender, metric: str, seeds: set[int]) -> float:
+    """The mean over these seeds, or over all if there are none; NaN without a value."""
+    values = [value for seed, value in contender.values(metric).items() if seed in seeds or not seeds]
+    return statistics.fmean(values) if values else math.nan
+
+
+def _sorted(contenders: Sequence[Contender], metric: str, seeds: set[int]) -> list[Contender]:
+    """Put the best mean first, and last who has none."""
+
+    def rank(contender: Contender) -> float:
+        mean = _mean(contender, metric, seeds)
+        return math.inf if math.isnan(mean) else -direction(metric) * mean
+
+    return sorted(contenders, key=rank)
+
+
+def _correct(differences: Mapping[tuple[str, str], Difference]) -> dict[tuple[str, str], Contrast]:
     corrected = adjust([gap.p for gap in differences.values()])
     family = sum(not math.isnan(p) for p in corrected)
     return {name: Contrast(gap, p, family) for (name, gap), p in zip(differences.items(), corrected, strict=True)}

@@ -48,26 +48,34 @@ def answer(analysis: Analysis) -> Answer:
     if best is None:
         return _nothing_yet(analysis)
     verdict, certainty = _judge(analysis, best)
-    reasons = [_evidence_sentence(analysis, best), _difference_sentence(analysis, best), *_caveats(analysis, best)]
+    reasons = [
+        _evidence_sentence(analysis, best),
+        _ranking_sentence(analysis),
+        _difference_sentence(analysis, best),
+        *_caveats(analysis, best),
+    ]
     return Answer(verdict, tuple(filter(None, reasons)), certainty)
 
 
 def _judge(analysis: Analysis, best: Contender) -> tuple[str, Certainty]:
     row, headline = analysis.row(best), analysis.headline
-    reached = f"{brief(row.numbers[headline].mean, headline)} {name_of(headline)}"
+    reached = f"{brief(analysis.score(best), headline)} {name_of(headline)}"
     others = list(analysis.rivals.values())
-    told_apart = all(contrast.distinguishable for contrast in others)
+    told_apart = all(map(analysis.wins, others))
     if best.role == "vanilla" and others:
         if told_apart:
             return f"Do nothing: plain training reaches {reached}, and every method is worse.", "clear"
         return f"No method does better than doing nothing, which reaches {reached}.", "unclear"
+    above = _above([(row.against_vanilla, "doing nothing"), (row.against_fresh, "training from scratch")], headline)
     if row.against_vanilla is not None:
-        above = _above([(row.against_vanilla, "doing nothing"), (row.against_fresh, "training from scratch")], headline)
-        if row.against_vanilla.distinguishable:
+        if analysis.wins(row.against_vanilla):
             return f"Use {best.name}: {reached}, {above}.", "clear" if told_apart else "unclear"
+        if row.against_vanilla.distinguishable:
+            return f"No method is shown to be better than doing nothing. {best.name}: {reached}, {above}.", "unclear"
         return f"No method can be told from doing nothing yet. {best.name} looks best: {reached}, {above}.", "unclear"
     if not others:
-        return f"{best.name} reaches {reached}; there is nothing to compare it with.", "none"
+        told = f"{reached}, {above}" if above else reached
+        return f"{best.name} reaches {told}; there is no other method to compare it with.", "none"
     if told_apart:
         return f"Use {best.name}: {reached}, better than every other.", "clear"
     return f"{best.name} has the best mean, {reached}, but cannot be told from others.", "unclear"
@@ -120,33 +128,54 @@ def _difference_sentence(analysis: Analysis, best: Contender) -> str:
 
 def _evidence_sentence(analysis: Analysis, best: Contender) -> str:
     """Say whether the seeds are enough to tell the best from its rivals, and if not, how many would be."""
-    if not analysis.rivals:
+    rivals = analysis.rivals
+    if not rivals:
         return ""
-    seeds = len(best.values(analysis.headline))
-    if seeds < 2:
+    if all(contrast.difference.interval.count < 2 for contrast in rivals.values()):
         return "The evidence is not enough: one seed cannot tell an effect from chance; run at least five."
-    tied = [name for name, contrast in analysis.rivals.items() if not contrast.distinguishable]
+    better = [name for name, contrast in rivals.items() if analysis.wins(contrast.reversed)]
+    if better:
+        verb = "does" if len(better) == 1 else "do"
+        return (
+            f"The evidence contradicts itself: {enumerate_names(better)} {verb} better than {best.name} on the seeds "
+            "that both have, though not on those that all share; finish the seeds that are missing."
+        )
+    tied = [name for name, contrast in rivals.items() if not analysis.wins(contrast)]
+    seeds = count(min(rivals[name].difference.interval.count for name in tied or rivals), "seed")
     if not tied:
-        others = "every other method" if len(analysis.rivals) > 1 else next(iter(analysis.rivals))
-        return f"The evidence is enough: {count(seeds, 'seed')} tell {best.name} from {others}."
-    sentence = f"{count(seeds, 'seed').capitalize()} cannot tell {best.name} from {enumerate_names(tied)}"
+        others = "every other method" if len(rivals) > 1 else next(iter(rivals))
+        return f"The evidence is enough: {seeds} tell {best.name} from {others}."
     vanilla = analysis.comparison.baseline("vanilla")
     rival = vanilla.name if vanilla and vanilla.name in tied else tied[0]
-    return f"{sentence}; {_what_would(analysis.rivals[rival], rival, seeds, alone=len(tied) == 1)}."
+    would = _what_would(rivals[rival], rival, alone=len(tied) == 1)
+    return f"{seeds} cannot tell {best.name} from {enumerate_names(tied)}; {would}."
 
 
-def _what_would(contrast: Contrast, rival: str, seeds: int, *, alone: bool) -> str:
+def _what_would(contrast: Contrast, rival: str, *, alone: bool) -> str:
     """Say how many seeds would tell the best from a rival."""
-    if contrast.difference.interval.mean == 0:
+    gap = contrast.difference
+    if gap.interval.mean == 0:
         return f"{rival} has the very same mean"
-    if not contrast.difference.paired:
+    if not gap.paired:
         return f"runs of {rival} with the same seeds would tell more"
-    needed = seeds_needed(contrast.difference, contrast.family)
+    needed = seeds_needed(gap, contrast.family)
     if needed is None:
         return f"not even {MANY_SEEDS} would tell it from {rival} if the difference is as small as it looks"
     would = "would" if alone else f"would tell it from {rival}"
     sure = f"{100 * POWER:.0f} % power, if the difference is as large as it looks"
-    return f"about {max(1, needed - seeds)} more {would} ({sure})"
+    if gap.scatter == 0:
+        sure = "by the differences' signs alone, if all stay alike"
+    return f"about {max(1, needed - gap.interval.count)} more {would} ({sure})"
+
+
+def _ranking_sentence(analysis: Analysis) -> str:
+    """Say on which seeds the candidates were ranked, if they do not all have the same."""
+    shared = analysis.shared_seeds
+    if all(candidate.values(analysis.headline).keys() == shared for candidate in analysis.candidates):
+        return ""
+    if not shared:
+        return "There is no seed that all share: each is ranked by the seeds it has."
+    return f"Ranked on the {count(len(shared), 'seed')} that all share; the table's means are over all that each has."
 
 
 def _caveats(analysis: Analysis, best: Contender) -> list[str]:

@@ -64,13 +64,19 @@ class Difference:
         interval: The difference; NaN ends where there are too few seeds.
         p: The p-value of "no difference", not corrected; NaN where it cannot be tested.
         paired: Whether seed was compared with seed.
-        scatter: Standard deviation of the paired differences; NaN if unpaired.
+        scatter: Standard deviation of the paired differences; 0 if they are alike but for rounding, NaN if unpaired.
     """
 
     interval: Interval
     p: float
     paired: bool
     scatter: float
+
+    @property
+    def reversed(self) -> "Difference":
+        """The second minus the first."""
+        gap = self.interval
+        return Difference(Interval(-gap.mean, -gap.high, -gap.low, gap.count), self.p, self.paired, self.scatter)
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -128,10 +134,11 @@ def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Diffe
     p = compare(first, second)
     shared = sorted(first.keys() & second.keys())
     if len(shared) >= 2:
-        gaps = [first[seed] - second[seed] for seed in shared]
-        return Difference(interval(gaps), p, True, float(np.std(gaps, ddof=1)))
+        gaps, rounding = _gaps(first, second, shared)
+        scatter = float(np.std(gaps, ddof=1)) if np.ptp(gaps) > rounding else 0.0
+        return Difference(interval(gaps.tolist()), p, True, scatter)
     x, y = (np.array(list(values.values())) for values in (first, second))
-    mean, count = float(x.mean() - y.mean()), min(len(x), len(y))
+    mean, count = mean_difference(first, second), min(len(x), len(y))
     if count < 2:
         return Difference(Interval(mean, math.nan, math.nan, count), p, False, math.nan)
     ends = stats.bootstrap(
@@ -143,6 +150,19 @@ def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Diffe
         rng=np.random.default_rng(0),
     ).confidence_interval
     return Difference(Interval(mean, float(ends.low), float(ends.high), count), p, False, math.nan)
+
+
+def mean_difference(first: Mapping[int, float], second: Mapping[int, float]) -> float:
+    """The mean of the first minus that of the second, over the seeds that `compare` tests.
+
+    Example:
+        >>> mean_difference({0: 3.0, 1: 5.0, 2: 100.0}, {0: 2.0, 1: 3.0})
+        1.5
+    """
+    shared = sorted(first.keys() & second.keys())
+    if len(shared) >= 2:
+        return float(np.mean([first[seed] - second[seed] for seed in shared]))
+    return float(np.mean(list(first.values())) - np.mean(list(second.values())))
 
 
 def compare(first: Mapping[int, float], second: Mapping[int, float]) -> float:
@@ -164,8 +184,7 @@ def compare(first: Mapping[int, float], second: Mapping[int, float]) -> float:
     """
     shared = sorted(first.keys() & second.keys())
     if len(shared) >= 2:
-        pairs = np.array([(first[seed], second[seed]) for seed in shared])
-        gaps, rounding = pairs[:, 0] - pairs[:, 1], _ROUNDING * np.abs(pairs).max()
+        gaps, rounding = _gaps(first, second, shared)
         if np.ptp(gaps) > rounding:
             return float(stats.ttest_1samp(gaps, 0.0).pvalue)
         return 1.0 if abs(gaps[0]) <= rounding else float(stats.binomtest(len(gaps), len(gaps)).pvalue)
@@ -173,6 +192,12 @@ def compare(first: Mapping[int, float], second: Mapping[int, float]) -> float:
     if min(len(x), len(y)) < 2 or max(np.ptp(x), np.ptp(y)) <= _ROUNDING * np.abs([*x, *y]).max():
         return math.nan
     return float(stats.ttest_ind(x, y, equal_var=False).pvalue)
+
+
+def _gaps(first: Mapping[int, float], second: Mapping[int, float], seeds: Sequence[int]) -> tuple[Floats, float]:
+    """The differences of these seeds, and how small a difference is rounding."""
+    pairs = np.array([(first[seed], second[seed]) for seed in seeds])
+    return pairs[:, 0] - pairs[:, 1], float(_ROUNDING * np.abs(pairs).max())
 
 
 def adjust(p_values: Sequence[float]) -> list[float]:
@@ -197,6 +222,8 @@ def adjust(p_values: Sequence[float]) -> list[float]:
 def seeds_needed(gap: Difference, comparisons: int) -> int | None:
     """Say how many seeds would show a difference as large as it looks now, with a power of 80 %.
 
+    Differences without any scatter are tested by their signs: as many are needed as their test asks for.
+
     Args:
         gap: What was seen.
         comparisons: How many tests share the level; the strictest of Holm's steps is asked for.
@@ -204,9 +231,12 @@ def seeds_needed(gap: Difference, comparisons: int) -> int | None:
     Returns:
         The number of seeds in all; None if it cannot be told, or is above `MANY_SEEDS`.
     """
-    if not (gap.scatter > 0 and gap.interval.mean != 0):
+    if math.isnan(gap.scatter) or gap.interval.mean == 0:
         return None
-    effect, level = abs(gap.interval.mean) / gap.scatter, LEVEL / max(1, comparisons)
+    level = LEVEL / max(1, comparisons)
+    if gap.scatter == 0:
+        return next(seeds for seeds in range(2, MANY_SEEDS + 1) if 2 * 0.5**seeds < level)
+    effect = abs(gap.interval.mean) / gap.scatter
     power = TTestPower().power
     return next((seeds for seeds in range(2, MANY_SEEDS + 1) if power(effect, seeds, level) >= POWER), None)
 
