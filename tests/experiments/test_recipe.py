@@ -98,7 +98,25 @@ def test_methods_as_tables() -> None:
         ({"measures": ["wait_l2"]}, "measures: there is no 'wait_l2'; did you mean 'weight_l2'?"),
         ({"headline": "mean_train_acuracy"}, "headline: there is no 'mean_train_acuracy'; did you mean"),
         ({"reference": "start"}, "reference is 'start': input should be 'initial', 'boundary' or 'previous_task'"),
-        ({"seeds": 0}, "seeds: is empty; there must be at least one"),
+        ({"seeds": []}, "seeds: is empty; there must be at least one"),
+        ({"seeds": 0}, "seeds: is 0; how many there are must be 1 … 10000"),
+        ({"seeds": -3}, "seeds: is -3; how many there are must be 1 … 10000"),
+        ({"seeds": 10**12}, "seeds: is 1000000000000; how many there are must be 1 … 10000"),
+        ({"methods": ["l2:lam=abc"]}, "l2.lam is 'abc': Input should be a valid number"),
+        ({"methods": ["l2:lam=1|abc"]}, "l2.lam is 'abc': Input should be a valid number"),
+        ({"methods": ["fire:layers=attention"]}, "fire.layers is 'attention': Input should be 'auto', 'all' or 'qk'"),
+        ({"methods": [{"name": "vanilla", "trainnig": {}}]}, "methods.0.trainnig: there is no such key; did you mean"),
+        ({"methods": [{"name": "vanilla", "lam": 3}]}, "methods.0.lam: there is no such key; "),
+        ({"methods": [{"name": "fresh", "grid": {"lam": [1]}}]}, "methods.0.grid: there is no such key"),
+        ({"methods": [{"label": "x", "parts": [{"grid": "sweep"}]}]}, "methods.0.parts.0.name: is missing"),
+        ({"methods": [{"label": "x", "parts": ["crelu"], "fresh": True}]}, "x: crelu changes the network, which fresh"),
+        (
+            {"methods": [{"name": "vanilla", "training": {"batch_size": "x"}}]},
+            "training.batch_size is 'x': Input should be a valid integer",
+        ),
+        ({"data": {"name": "digits", "first": "abc"}}, "data.first is 'abc': Input should be a valid integer"),
+        ({"data": {"name": "digits", "pixels": "raw"}}, "data.pixels is 'raw': Input should be 'standard' or 'unit'"),
+        ({"device": "foo"}, "device is 'foo'; allowed are those of torch: cpu, cuda, cuda:1, …"),
         ({"seeds": [1, 1]}, "seeds: [1, 1] has one twice"),
         ({"seeds": "many"}, "seeds is 'many'"),
         ({"sedes": 3}, "sedes: there is no such key; did you mean 'seeds'?"),
@@ -175,3 +193,34 @@ def test_a_run_with_the_initial_reference_has_the_name_it_always_had() -> None:
     assert RunConfig.from_dict(json.loads(initial.to_json())) == initial
     assert RunConfig.from_dict(json.loads(config.to_json())) == config
     assert config.id != initial.id
+
+
+def test_values_of_another_type_are_converted_where_they_can_be() -> None:
+    """They would have failed in every run; what was right before must stay as it was written: it names the run."""
+    wrong = make(
+        stream={"name": "label_flip", "tasks": 2.0, "epochs": "1"},
+        data={"name": "digits", "first": 100.0},
+        model={"name": "mlp", "widths": ["8"]},
+        methods=[{"name": "redo", "every": "10", "training": {"batch_size": 16.0}}],
+    )
+    right = make(
+        stream={"name": "label_flip", "tasks": 2, "epochs": 1},
+        data={"name": "digits", "first": 100},
+        model={"name": "mlp", "widths": [8]},
+        methods=[{"name": "redo", "every": 10, "training": {"batch_size": 16}}],
+    )
+    one, other = (
+        recipe.config(recipe.methods[0], recipe.methods[0].variants()[0], 0, "result") for recipe in (wrong, right)
+    )
+    assert one.to_json() == other.to_json()
+
+
+def test_numbers_stay_as_they_are_written() -> None:
+    recipe = make(
+        stream={"name": "warm_start", "fraction": 1},
+        methods=[{"name": "l2", "lam": 1, "training": {"lr": 1, "decay_epochs": [3]}}],
+    )
+    values = json.loads(recipe.config(recipe.methods[0], recipe.methods[0].variants()[0], 0, "result").to_json())
+    written = values["stream"]["options"]["fraction"], values["methods"][0]["options"]["lam"], values["training"]["lr"]
+    assert [type(value) for value in written] == [int, int, int]
+    assert values["training"]["decay_epochs"] == [3]

@@ -4,6 +4,8 @@ A wrong key or value is answered with where it stands, what it is, what is allow
 probably meant.
 """
 
+import contextlib
+import functools
 import inspect
 import itertools
 import json
@@ -13,9 +15,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
+import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from pliant import data, methods, models, streams
+from pliant.data.local import load_folder
 from pliant.diagnostics import measures
 from pliant.experiments.config import Part, Purpose, RunConfig
 from pliant.importing import import_object
@@ -28,6 +32,8 @@ BASELINES = {"vanilla": "plain training, nothing attached", "fresh": "an untrain
 
 Scale = Literal["paper", "quick"]
 """How large an experiment is done: as published, or in minutes."""
+
+_MOST_SEEDS = 10_000
 
 
 class RecipeError(ValueError):
@@ -47,7 +53,11 @@ def _as_part(value: Any) -> Any:
 
 
 def _as_seeds(value: Any) -> Any:
-    return tuple(range(value)) if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(value, int) or isinstance(value, bool):
+        return value
+    if not 1 <= value <= _MOST_SEEDS:
+        raise ValueError(f"is {value}; how many there are must be 1 … {_MOST_SEEDS}")
+    return tuple(range(value))
 
 
 NamedPart = Annotated[Part, BeforeValidator(_as_part)]
@@ -80,7 +90,7 @@ class GridPart(_Strict):
             known = {"name", "grid"}
             settings = {key: item for key, item in value.items() if key not in known}
             value = {key: value[key] for key in known & value.keys()} | {"settings": settings}
-        if isinstance(value, Mapping) and value.get("grid") == "sweep":
+        if isinstance(value, Mapping) and value.get("grid") == "sweep" and isinstance(value.get("name"), str):
             swept = [t for t in methods.info(value["name"]).tunables if t.sweep]
             value = dict(value) | {"grid": {t.name: list(t.sweep) for t in swept[:1]}}
         return value
@@ -95,12 +105,14 @@ class GridPart(_Strict):
         for key, values in self.grid.items():
             if not values:
                 raise ValueError(f"grid of {self.name}.{key} is empty; it must hold at least one value")
+        self.variants()
         return self
 
     def variants(self) -> list[Part]:
         """Every combination of the grid's values."""
+        hints = get_type_hints(methods.info(self.name).cls.__init__)
         return [
-            Part(self.name, self.settings | dict(zip(self.grid, values, strict=True)))
+            Part(self.name, _fit(self.name, self.settings | dict(zip(self.grid, values, strict=True)), hints))
             for values in itertools.product(*self.grid.values())
         ]
 
@@ -137,9 +149,19 @@ class Entry(_Strict):
         if isinstance(value, Mapping) and "parts" not in value and "name" in value:
             own = {"label": value["name"]} | {key: value[key] for key in cls.model_fields if key in value}
             if value["name"] in BASELINES:
-                return own | {"parts": (), "fresh": value["name"] == "fresh"}
+                rest = {key: item for key, item in value.items() if key != "name"}
+                return own | rest | {"parts": (), "fresh": value["name"] == "fresh"}
             return own | {"parts": [{key: item for key, item in value.items() if key not in own}]}
         return value
+
+    @model_validator(mode="after")
+    def _check(self) -> "Entry":
+        for part in self.parts:
+            if self.fresh and methods.info(part.name).kind == "architecture":
+                raise ValueError(
+                    f"{self.label}: {part.name} changes the network, which fresh=true makes anew; drop one"
+                )
+        return self
 
     def variants(self) -> list[tuple[Part, ...]]:
         """Every combination of the parts' settings."""
@@ -220,6 +242,10 @@ class Recipe(_Strict):
         _check_names("published", self.published, labels)
         _check_names("measures", self.measures, list(measures.names()))
         _check_names("headline", [self.headline] if self.headline else [], list(RESULTS))
+        try:
+            torch.device(self.device)
+        except RuntimeError as error:
+            raise ValueError(f"device is {self.device!r}; allowed are those of torch: cpu, cuda, cuda:1, …") from error
         for entry in self.methods:
             _check_names("training", entry.training, [field.name for field in fields(Settings)])
             config = self.config(entry, (), 0, "result")
@@ -230,14 +256,16 @@ class Recipe(_Strict):
 
     def config(self, entry: Entry, parts: tuple[Part, ...], seed: int, purpose: Purpose) -> RunConfig:
         """Say completely what one run is."""
+        model = _change(self.model, entry.model)
+        stream = Part(self.stream.name, self.stream.options | entry.stream)
         return RunConfig(
             label=entry.label,
             methods=parts,
             fresh=entry.fresh,
-            data=_change(self.data, entry.data),
-            model=_change(self.model, entry.model),
-            stream=Part(self.stream.name, self.stream.options | entry.stream),
-            training=replace(self.training, **entry.training),
+            data=_fit_part("data", _change(self.data, entry.data), _data_hints()),
+            model=_fit_part("model", model, {} if ":" in model.name else _hints(models.info(model.name).build)),
+            stream=_fit_part("stream", stream, _hints(streams.stream_class(stream.name))),
+            training=replace(self.training, **_fit("training", entry.training, _hints(Settings))),
             measures=self.measures,
             seed=seed,
             purpose=purpose,
@@ -266,13 +294,40 @@ def _check_names(where: str, given: Iterable[str], allowed: list[str]) -> None:
             raise ValueError(f"{where}: there is no {key!r}; {suggest(key, allowed)}")
 
 
-def _check_options(where: str, options: Mapping[str, Any], types: Mapping[str, Any]) -> None:
-    _check_names(where, options, list(types))
-    for key, value in options.items():
-        try:
-            TypeAdapter(types[key]).validate_python(value)
-        except ValidationError as error:
-            raise ValueError(f"{where}.{key} is {value!r}: {error.errors()[0]['msg']}") from error
+def _fit_part(where: str, part: Part, hints: Mapping[str, Any]) -> Part:
+    return Part(part.name, _fit(where, part.options, hints))
+
+
+def _fit(where: str, options: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+    """Bring options into the types that they are annotated with; names without an annotation are left alone."""
+    return {
+        key: _fit_value(f"{where}.{key}", value, hints[key]) if key in hints else value
+        for key, value in options.items()
+    }
+
+
+def _fit_value(where: str, value: Any, hint: Any) -> Any:
+    adapter = _adapter(hint)
+    with contextlib.suppress(ValidationError):
+        adapter.validate_json(json.dumps(value, default=str), strict=True)
+        return value  # As it is, be it 1 for 1.0: runs are named by how it is written.
+    try:
+        return adapter.dump_python(adapter.validate_python(value), mode="json")
+    except ValidationError as error:
+        raise ValueError(f"{where} is {value!r}: {error.errors()[0]['msg']}") from error
+
+
+@functools.cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint)
+
+
+_hints = functools.cache(get_type_hints)
+
+
+@functools.cache
+def _data_hints() -> dict[str, Any]:
+    return {name: hint for load in (load_folder, data.load) for name, hint in get_type_hints(load).items()}
 
 
 def _check_data(part: Part) -> None:
@@ -284,10 +339,7 @@ def _check_data(part: Part) -> None:
 
 
 def _check_stream(part: Part) -> None:
-    cls = streams.stream_class(part.name)
-    hints = get_type_hints(cls)
-    names = [field.name for field in fields(cls) if field.name not in ("dataset", "seed")]
-    _check_options("stream", part.options, {name: hints[name] for name in names})
+    _check_names("stream", part.options, list(streams.options(part.name)))
 
 
 def _check_model(part: Part) -> None:
@@ -296,9 +348,8 @@ def _check_model(part: Part) -> None:
             raise ValueError(f"model is {part.name!r}, which cannot be called; it must be a function")
         return
     build = models.info(part.name).build
-    hints = get_type_hints(build)
     names = [p.name for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    _check_options("model", part.options, {name: hints[name] for name in names})
+    _check_names("model", part.options, names)
 
 
 def parse_part(text: str) -> dict[str, Any]:
