@@ -160,3 +160,7 @@ def test_a_step_that_is_skipped_does_not_go_back() -> None:
     scaler.step(optimizer)
     assert_same(snapshot(model), before)
     assert_same(method.tortoise, slow)
+    assert (sum(method.steps.values()), method.returns) == (2, 0)
+    train(model, optimizer, "mlp", [2])
+    assert (sum(method.steps.values()), method.returns) == (3, 1)
+    assert_same(snapshot(model), method.tortoise)

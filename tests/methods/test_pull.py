@@ -45,6 +45,27 @@ def test_a_weight_that_became_zero_is_left_alone_and_so_are_its_followers(kind: 
 
 
 @pytest.mark.parametrize("kind", [DevicePull, HostPull])
+def test_no_weight_is_pulled_beyond_its_initial_norm(kind: type) -> None:
+    log_c, _ = pull(kind, [4.0, 2.0, 2.0], [1.0, 1.0, 1.0], [0.5, 0.5, 0.0], rates=torch.tensor([20.0, 1.0, 9.0]))
+    torch.testing.assert_close(log_c.exp(), torch.tensor([0.25, 0.75, 1.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", [DevicePull, HostPull])
+@pytest.mark.parametrize("lam", [0.5, 1.0])
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+def test_a_weight_that_is_not_finite_leaves_its_followers_alone(kind: type, lam: float, norm: float) -> None:
+    log_c, written = pull(kind, [norm, 2.0, 1.0], [1.0, 1.0, 1.0], [lam, 0.5, 0.5])
+    torch.testing.assert_close(log_c.exp(), torch.tensor([1.0, 0.75, 1.0], dtype=torch.float64))
+    torch.testing.assert_close(written[:, 0], torch.tensor([1.0, 0.75, 0.75**0.5, 1.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", [DevicePull, HostPull])
+def test_hard_rescaling_comes_back_from_any_distance(kind: type) -> None:
+    log_c, _ = pull(kind, [1e20, 1e-20, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0])
+    torch.testing.assert_close(log_c, torch.tensor([-20.0, 20.0, 0.0], dtype=torch.float64) * math.log(10))
+
+
+@pytest.mark.parametrize("kind", [DevicePull, HostPull])
 @pytest.mark.parametrize(("found_inf", "first"), [(1.0, 1.0), (0.0, 0.75)])
 def test_a_step_that_was_skipped_is_not_followed_by_a_rescaling(kind: type, found_inf: float, first: float) -> None:
     _, written = pull(kind, [2.0] * 3, [1.0] * 3, [0.5] * 3, found_inf=torch.tensor([found_inf]))

@@ -442,3 +442,24 @@ def test_loading_restores_norms_taken_at_a_decay() -> None:
     other.load_state_dict(swr.state_dict())
     assert torch.equal(other.initial_norms, swr.initial_norms)
     assert_same({"norms": other.initial_norms}, {"norms": swr._norms()})
+
+
+@pytest.mark.parametrize("start", [0.0, 0.01])
+def test_a_coupled_strength_survives_a_rate_that_rises(start: float) -> None:
+    """A cyclic schedule has its base at the small end, a warm-up by hand begins at zero."""
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=start)
+    swr = SWR(model, zoo.batch("mlp")[0], lam=0.5, coupled=True).attach(optimizer)
+    train(model, optimizer, "mlp", [0])
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    with torch.no_grad():
+        model[0].weight.mul_(4)
+    train(model, optimizer, "mlp", [1])
+    norms, growth = swr.initial_norms, swr.receipt.details["norm_growth"]["0.weight"]
+    assert norms.isfinite().all()
+    if start == 0:
+        assert swr.base_lr.tolist() == [0.1] * 3
+        assert growth == pytest.approx(2.5, rel=0.1)
+    else:
+        assert growth == pytest.approx(1.0, rel=1e-6)

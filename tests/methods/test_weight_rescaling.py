@@ -1,15 +1,20 @@
 """Weight rescaling: the standard deviation of every weight goes back to where it was."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Adam
 
-from pliant import WeightRescaling
+from pliant import SWR, WeightRescaling
+from pliant.methods.base import Rescaler
 from tests import zoo
-from tests.loops import train
+from tests.loops import assert_same, snapshot, train
 from tests.methods.trajectories import assert_close
 from tests.reference import rules
+
+X = zoo.batch("mlp")[0]
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -59,6 +64,41 @@ def test_weights_that_start_or_become_constant_are_left_alone() -> None:
     optimizer.step()
     assert torch.equal(model[0].weight, torch.eye(3))
     assert torch.equal(model[1].weight, torch.zeros(3, 3))
+
+
+@pytest.mark.parametrize("make", [WeightRescaling, lambda model, every: SWR(model, X, lam=1.0, every=every)])
+def test_a_due_step_that_is_skipped_leaves_the_action_to_the_next(make: Callable[..., Rescaler]) -> None:
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1, fused=True)
+    method = make(model, every=2).attach(optimizer)
+    train(model, optimizer, "mlp", [0])
+    before = snapshot(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(model(X).sum() * torch.inf).backward()
+    scaler.step(optimizer)
+    assert_same(snapshot(model), before)
+    assert method.receipt is None
+    train(model, optimizer, "mlp", [1])
+    assert method.receipt is not None
+    assert method.receipt.details["steps"] == 2
+
+
+def test_optimizers_that_share_their_first_parameter_are_counted_apart() -> None:
+    model = zoo.build("mlp")
+    body = SGD([*model[0].parameters(), *model[2].parameters()], lr=0.1)
+    head = SGD([*model[0].parameters(), *model[4].parameters()], lr=0.1)
+    method = WeightRescaling(model, every=2).attach(body, head)
+    rescaled = []
+    for step in range(4):
+        for optimizer in (body, head):
+            train(model, optimizer, "mlp", [step])
+        rescaled.append(sorted(method._last))
+    assert rescaled == [[], *[["0.weight", "4.weight"]] * 3]
+    assert method.steps == {"0.weight": 4, "4.weight": 4}
+    method.detach(head)
+    again = SGD([*model[0].parameters(), *model[4].parameters()], lr=0.1)
+    method.attach(again)
+    assert [a.counter for a in method._attachments.values()] == ["0.weight", "4.weight"]
 
 
 def test_settings_that_make_no_sense_are_errors() -> None:

@@ -76,11 +76,13 @@ class Attachment:
         names: The method's parameters that this optimizer holds, in the model's order.
         groups: For each of them, the index of its parameter group.
         handles: The hooks, to be removed on detaching.
+        counter: The name under which its steps are counted.
     """
 
     names: tuple[str, ...]
     groups: tuple[int, ...]
-    handles: list[RemovableHandle]
+    handles: list[RemovableHandle] = field(default_factory=list)
+    counter: str = ""
 
 
 class Method(ABC):
@@ -128,6 +130,7 @@ class Method(ABC):
                 )
         prepared = {optimizer: self._match(optimizer) for optimizer in optimizers}
         for optimizer, attachment in prepared.items():
+            attachment.counter = self._choose_counter(attachment.names)
             attachment.handles = self._register_hooks(optimizer)
             self._attachments[optimizer] = attachment
         return self
@@ -209,11 +212,18 @@ class Method(ABC):
             gradients[name] = gradient
         return gradients
 
-    def _count_step(self, names: Sequence[str]) -> int:
-        # Counted by the first parameter served, not by optimizer: a loop that makes a new optimizer for each task
-        # keeps its count, and an actor's steps are not mistaken for its critic's.
-        self.steps[names[0]] = self.steps.get(names[0], 0) + 1
-        return self.steps[names[0]]
+    def _choose_counter(self, names: tuple[str, ...]) -> str:
+        """Return the first of the parameters under which no other optimizer's steps are counted.
+
+        Steps are counted by a parameter, not by optimizer: a loop that makes a new optimizer for each task keeps its
+        count, and an actor's steps are not mistaken for its critic's, even if both train the first layer.
+        """
+        taken = {other.counter for other in self._attachments.values() if other.names != names}
+        return next((name for name in names if name not in taken), next(iter(names), ""))
+
+    def _count_step(self, counter: str) -> int:
+        self.steps[counter] = self.steps.get(counter, 0) + 1
+        return self.steps[counter]
 
     def _match(self, optimizer: Optimizer) -> Attachment:
         group_of = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
@@ -223,7 +233,7 @@ class Method(ABC):
                 f"optimizers: this {type(optimizer).__name__} holds none of the {len(self.parameters)} parameters of "
                 f"{self.name} (the first is {next(iter(self.parameters))!r}); was it made for another model or a copy?"
             )
-        return Attachment(names, tuple(group_of[id(self.parameters[name])] for name in names), [])
+        return Attachment(names, tuple(group_of[id(self.parameters[name])] for name in names))
 
 
 class Penalty(Method):
@@ -250,7 +260,8 @@ class Penalty(Method):
 
     def add_gradient_(self) -> None:
         """Add the gradient of the term to every parameter's `.grad`, as the hook does."""
-        self._add_gradient(tuple(self.parameters))
+        names = tuple(self.parameters)
+        self._add_gradient(names, names[0])
 
     def step(self) -> None:
         """Do by hand what the hook does before a step: the same as `add_gradient_()`."""
@@ -274,12 +285,13 @@ class Penalty(Method):
         return [optimizer.register_step_pre_hook(self._before_step)]
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        names = self._attachments[optimizer].names
+        attachment = self._attachments[optimizer]
+        names, counter = attachment.names, attachment.counter
         closure = closure_of(args, kwargs)
         if closure is None:
             # Under a GradScaler a fused optimizer gets its gradients still scaled, and says by how much.
             scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
-            self._add_gradient(names, scale, found_inf)
+            self._add_gradient(names, counter, scale, found_inf)
             return None
         calls = 0
 
@@ -289,7 +301,7 @@ class Penalty(Method):
             # function of the parameters: what is kept between steps changes at the first call alone.
             nonlocal calls
             loss = closure()
-            self._add_gradient(names, first=calls == 0)
+            self._add_gradient(names, counter, first=calls == 0)
             calls += 1
             return loss if loss is None else loss + self.value(names).to(loss)
 
@@ -299,6 +311,7 @@ class Penalty(Method):
     def _add_gradient(
         self,
         names: Sequence[str],
+        counter: str,
         scale: Tensor | None = None,
         found_inf: Tensor | None = None,
         *,
@@ -306,7 +319,7 @@ class Penalty(Method):
     ) -> None:
         gradients = self._gradients(names)
         if first:
-            self._count_step(names)
+            self._count_step(counter)
             self._observe(gradients, scale, found_inf)
         if gradients:
             self._add_to(gradients, scale)
@@ -320,6 +333,21 @@ class Rescaler(Method):
     @abstractmethod
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Act after a step; honour `optimizer.found_inf`: a step that was skipped is not followed by an action."""
+
+    def _is_due(self, optimizer: Optimizer, every: int) -> bool:
+        """Count a step, and say whether it is an n-th one; one of n > 1 that was skipped leaves that to the next."""
+        counter = self._attachments[optimizer].counter
+        if self._count_step(counter) % every:
+            return False
+        if every > 1 and self._was_skipped(optimizer):
+            self.steps[counter] -= 1
+            return False
+        return True
+
+    def _was_skipped(self, optimizer: Optimizer) -> bool:
+        """Ask a fused optimizer under a GradScaler whether it skipped its step: waits for the device, which knows."""
+        found_inf = getattr(optimizer, "found_inf", None)
+        return found_inf is not None and bool(found_inf)
 
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
         return [optimizer.register_step_post_hook(self._after_step)]
@@ -386,7 +414,7 @@ class Reinitializer(Method):
 
     def _match(self, optimizer: Optimizer) -> Attachment:
         # An optimizer without any of the parameters is no mistake here: its state is simply not concerned.
-        return Attachment((), (), [])
+        return Attachment((), ())
 
 
 def closure_of(args: Any, kwargs: Any) -> Callable[[], Any] | None:

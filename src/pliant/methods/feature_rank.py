@@ -132,7 +132,7 @@ class FeatureRank(Method):
         return [optimizer.register_step_pre_hook(self._before_step)]
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        self._count_step(self._attachments[optimizer].names)
+        self._count_step(self._attachments[optimizer].counter)
         closure = closure_of(args, kwargs)
         if closure is None:
             return None

@@ -81,9 +81,11 @@ class HareTortoise(Rescaler):
 
     def step(self) -> None:
         """Let the tortoise follow once, and the hare go back if it is time."""
-        self._follow(tuple(self.parameters), None)
+        names = tuple(self.parameters)
+        self._follow(names, None)
+        if self._count_step(names[0]) % (self.every or math.inf) == 0:
+            self._go_back(names, None)
 
-    @torch.no_grad()
     def apply(
         self, *optimizers: Optimizer, batches: Batches | None = None, loss_fn: LossFunction | None = None
     ) -> Receipt:
@@ -118,16 +120,20 @@ class HareTortoise(Rescaler):
         return Receipt(self.name, "average", len(names), sum(tensor.numel() for tensor in hare), details)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._follow(self._attachments[optimizer].names, getattr(optimizer, "found_inf", None))
+        names, found_inf = self._attachments[optimizer].names, getattr(optimizer, "found_inf", None)
+        self._follow(names, found_inf)
+        if self.every is None:
+            self._count_step(self._attachments[optimizer].counter)
+        elif self._is_due(optimizer, self.every):
+            self._go_back(names, found_inf)
 
     @torch.no_grad()
     def _follow(self, parameters: tuple[str, ...], found_inf: Tensor | None) -> None:
         names, hare = self._hare(parameters)
         # A fused optimizer under a GradScaler skipped its step if it met an infinity; only the device knows.
         follow_([self.tortoise[name] for name in names], hare, 1 - self.beta, found_inf)
-        if self._count_step(parameters) % (self.every or math.inf) == 0:
-            self._go_back(parameters, found_inf)
 
+    @torch.no_grad()
     def _go_back(self, parameters: tuple[str, ...], found_inf: Tensor | None) -> None:
         names, hare = self._hare(parameters)
         slow = [self.tortoise[name] for name in names]

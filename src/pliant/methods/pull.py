@@ -16,7 +16,7 @@ def log_factors(norms: Tensor, initial_norms: Tensor, lam: Tensor) -> Tensor:
     """Return log c for c = (λ‖W₀‖ + (1−λ)‖W‖)/‖W‖.
 
     Args:
-        norms: ‖W‖ of each weight; one that is all zero cannot be scaled back and gets c = 1.
+        norms: ‖W‖ of each weight; one that is all zero or not finite cannot be scaled back and gets c = 1.
         initial_norms: ‖W₀‖ of each weight.
         lam: λ of each weight.
 
@@ -25,7 +25,7 @@ def log_factors(norms: Tensor, initial_norms: Tensor, lam: Tensor) -> Tensor:
         >>> log_factors(torch.tensor([2.0]), torch.tensor([1.0]), torch.tensor([0.5])).exp()
         tensor([0.7500])
     """
-    return torch.lerp(norms, initial_norms, lam).div_(norms).log_().nan_to_num_(nan=0.0, posinf=0.0)
+    return torch.lerp(norms, initial_norms, lam).div_(norms).log_().nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 class DevicePull:
@@ -48,10 +48,10 @@ class DevicePull:
         Args:
             norms: ‖W‖ of each weight.
             written: The tensors to multiply.
-            rates: A factor of each λ; none if None.
+            rates: A factor of each λ; none if None. No λ grows beyond 1, which is all the way back.
             found_inf: Not zero if the optimizer skipped its step, as a fused one does under a GradScaler: then c = 1.
         """
-        lam = self._lam if rates is None else self._lam * rates.to(self._lam)
+        lam = self._lam if rates is None else (self._lam * rates.to(self._lam)).clamp_max_(1)
         log_c = log_factors(torch.stack(list(norms)), self._initial_norms, lam)
         if found_inf is not None:
             log_c = torch.where(found_inf == 0, log_c, 0)
@@ -74,11 +74,13 @@ class HostPull:
             return [0.0] * len(norms)
         weights = self._weights
         if rates is not None:
-            weights = [(norm, lam * rate) for (norm, lam), rate in zip(weights, rates.tolist(), strict=True)]
+            weights = [(norm, min(lam * rate, 1.0)) for (norm, lam), rate in zip(weights, rates.tolist(), strict=True)]
         log_c = []
         for tensor, (initial_norm, lam) in zip(norms, weights, strict=True):
             norm = tensor.item()
-            log_c.append(math.log1p(lam * (initial_norm / norm - 1)) if norm else 0.0)
+            change = lam * (initial_norm / norm - 1) if 0.0 < norm < math.inf else 0.0
+            # All the way back from far away is −1 to the last digit, of which there is no logarithm.
+            log_c.append(math.log1p(change) if change > -1.0 else math.log(initial_norm / norm))
         for tensor, row in zip(written, self._rows, strict=True):
             tensor.mul_(math.exp(sum([entry * log_c[j] for j, entry in row])))
         return log_c

@@ -192,7 +192,8 @@ class Recycler(Method):
         """Act once by hand on what was seen of all units since the last step; without attach() nothing was."""
         if not self._probes:
             raise TypeError(f"{self.name} acts on activations, which it sees once attached: call attach()")
-        self._act_on(tuple(self.parameters))
+        names = tuple(self.parameters)
+        self._act_on(names, names[0])
 
     @property
     def receipt(self) -> Receipt | None:
@@ -257,7 +258,7 @@ class Recycler(Method):
     def _find_owners(self) -> None:
         """Note by whose steps the units of each layer are counted; those of no optimizer are not watched."""
         self._owners = {
-            group.name: attachment.names[0]
+            group.name: attachment.counter
             for attachment in self._attachments.values()
             for group in self._groups_of(attachment.names)
         }
@@ -271,20 +272,20 @@ class Recycler(Method):
         return [optimizer.register_step_post_hook(self._after_step)]
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        found_inf = getattr(optimizer, "found_inf", None)
+        attachment, found_inf = self._attachments[optimizer], getattr(optimizer, "found_inf", None)
         # Only a fused optimizer under a GradScaler gets here after a step that it skipped, and only its device knows.
         if found_inf is None or not bool(found_inf):
-            self._act_on(self._attachments[optimizer].names)
+            self._act_on(attachment.names, attachment.counter)
         else:
-            self._forget(self._attachments[optimizer].names)
+            self._forget(attachment.names)
 
     def _forget(self, names: Sequence[str]) -> None:
         for group in self._groups_of(names):
             self._seen.pop(group.name, None)
 
     @torch.no_grad()
-    def _act_on(self, names: Sequence[str]) -> None:
-        step = self._count_step(names)
+    def _act_on(self, names: Sequence[str], counter: str) -> None:
+        step = self._count_step(counter)
         if not self._is_due(step):
             return
         groups = self._groups_of(names)

@@ -57,11 +57,12 @@ class SWR(Rescaler):
             receipt tells the drift. By default their input keeps its scale, and the function is kept.
         on_conflict: What to do where keeping the function forbids a weight its wish (queries and keys before a
             softmax): "preserve" the function or "rescale" all the same.
-        coupled: Let λ follow the learning rate: λ·lr/lr₀, where lr₀ is the scheduler's base rate, or the rate at
-            attachment if there is no scheduler.
+        coupled: Let λ follow the learning rate: λ·lr/lr₀, but not beyond 1, where lr₀ is the scheduler's base rate, or
+            the rate at attachment if there is no scheduler; if that is zero, the first one after it that is not.
         on_decay: "reinit" makes the present norms the initial ones whenever a learning rate falls to half or less
             from one step to the next.
-        every: Act only on every n-th step.
+        every: Act only on every n-th step. (On an accelerator, one that a fused optimizer skipped under a GradScaler
+            goes by: to know of it would be to wait.)
         where: Which weights to pull; all if None. Biases, and weights that must follow, are written all the same.
 
     A factor closer to 1 than the weights' precision is lost to rounding: in bfloat16, where λ(1 − ‖W₀‖/‖W‖) < 2⁻⁹,
@@ -146,7 +147,7 @@ class SWR(Rescaler):
 
     def step(self) -> None:
         """Rescale once, all weights."""
-        self._count_step(self._owners)
+        self._count_step(self._owners[0])
         self._last = self._rescale(tuple(self.parameters))
 
     @torch.no_grad()
@@ -218,11 +219,16 @@ class SWR(Rescaler):
         self.last_lr = torch.where(rates.isnan(), self.last_lr, rates)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        names = self._attachments[optimizer].names
-        if self._count_step(names) % self.every:
+        if not self._is_due(optimizer, self.every):
             return
-        rates = (self._learning_rates(optimizer) / self.base_lr).nan_to_num(0.0) if self.coupled else None
+        names = self._attachments[optimizer].names
+        rates = self._relative_rates(optimizer) if self.coupled else None
         self._last = self._rescale(names, rates, getattr(optimizer, "found_inf", None))
+
+    def _was_skipped(self, optimizer: Optimizer) -> bool:
+        # Never wait for a device: there, an n-th step that was skipped goes by without a rescaling.
+        found_inf = getattr(optimizer, "found_inf", None)
+        return found_inf is not None and found_inf.is_cpu and bool(found_inf)
 
     @torch.set_grad_enabled(False)  # Cheaper than no_grad, where every microsecond counts.
     def _rescale(
@@ -247,6 +253,13 @@ class SWR(Rescaler):
     def _reset_initial_norms(self, chosen: Tensor) -> None:
         norms = self._norms()
         self.initial_norms = torch.where(chosen.to(norms.device) & (norms > 0), norms, self.initial_norms)
+
+    def _relative_rates(self, optimizer: Optimizer) -> Tensor:
+        """Return lr/lr₀ of each weight; 0 where the optimizer does not hold it."""
+        rates = self._learning_rates(optimizer)
+        # A rate that was zero at attachment is none to compare with: the first one that is not takes its place.
+        self.base_lr = torch.where((rates > 0) & ~(self.base_lr > 0), rates, self.base_lr)
+        return (rates / self.base_lr).nan_to_num(0.0)
 
     def _learning_rates(self, optimizer: Optimizer) -> Tensor:
         return self._per_wish(optimizer, [group["lr"] for group in optimizer.param_groups])

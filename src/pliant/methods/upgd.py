@@ -112,7 +112,7 @@ class UPGD(Rescaler):
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         attachment = self._attachments[optimizer]
-        self._count_step(attachment.names)
+        self._count_step(attachment.counter)
         before = dict(zip(attachment.names, self._before.pop(attachment.names), strict=True))
         groups = dict(zip(attachment.names, attachment.groups, strict=True))
         # The gradients of the step: a closure has filled them by now, and a fused optimizer has unscaled them.

@@ -71,7 +71,8 @@ class WeightClipping(Rescaler):
 
     def step(self) -> None:
         """Clamp once, all weights and biases."""
-        self._clamp(tuple(self.parameters))
+        names = tuple(self.parameters)
+        self._clamp(names, names[0])
 
     @property
     def receipt(self) -> Receipt | None:
@@ -85,11 +86,12 @@ class WeightClipping(Rescaler):
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         # After a step that was skipped there is nothing to clamp, since the step before was clamped.
-        self._clamp(self._attachments[optimizer].names)
+        attachment = self._attachments[optimizer]
+        self._clamp(attachment.names, attachment.counter)
 
     @torch.no_grad()
-    def _clamp(self, names: Sequence[str]) -> None:
-        self._count_step(names)
+    def _clamp(self, names: Sequence[str], counter: str) -> None:
+        self._count_step(counter)
         parameters: list[Tensor] = [self.parameters[name] for name in names]
         torch._foreach_clamp_max_(parameters, [self.bounds[name] for name in names])
         torch._foreach_clamp_min_(parameters, [-self.bounds[name] for name in names])

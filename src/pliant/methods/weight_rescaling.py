@@ -86,7 +86,7 @@ class WeightRescaling(Rescaler):
     def step(self) -> None:
         """Rescale once, all weights."""
         names = tuple(self.parameters)
-        self._count_step(names)
+        self._count_step(names[0])
         self._rescale(names, None)
 
     @property
@@ -100,9 +100,8 @@ class WeightRescaling(Rescaler):
         return Receipt(self.name, "rescale", len(factors), entries, details)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        names = self._attachments[optimizer].names
-        if self._count_step(names) % self.every == 0:
-            self._rescale(names, getattr(optimizer, "found_inf", None))
+        if self._is_due(optimizer, self.every):
+            self._rescale(self._attachments[optimizer].names, getattr(optimizer, "found_inf", None))
 
     @torch.no_grad()
     def _rescale(self, names: Sequence[str], found_inf: Tensor | None) -> None:
