@@ -1,11 +1,15 @@
 """Shrink & perturb, head reset and full reset."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Adam
 
-from pliant import FullReset, HeadReset, ShrinkPerturb
+from pliant import FullReset, HeadReset, Layerwise, ShrinkPerturb
+from pliant.methods.base import Reinitializer
+from pliant.methods.redraw import seeded
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
 
@@ -136,6 +140,78 @@ def test_what_cannot_be_drawn_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"'0' holds the parameter 'shift' but has no reset_parameters"):
         FullReset(nn.Sequential(Shift()))
     FullReset(nn.Sequential(nn.MultiheadAttention(4, 2))).apply()
+
+
+def test_only_what_is_drawn_must_be_drawable() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.ones(3))
+            self.body = nn.LayerNorm(3)
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x + self.shift))
+
+    model = Shifted()
+    HeadReset(model, torch.ones(1, 3)).apply()
+    Layerwise(model, blocks=[["body"], ["head"]]).apply()
+    FullReset(model, where=lambda name, _: name != "shift").apply()
+    assert (model.shift == 1).all()
+    with pytest.raises(ValueError, match="module 'Shifted' holds the parameter 'shift' but has no reset_parameters"):
+        FullReset(model)
+
+
+class Parent(nn.Module):
+    """Initialises its child, by `write`, and something of its own."""
+
+    def __init__(self, write: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.child = nn.Linear(4, 4)
+        self.own = nn.Parameter(torch.zeros(3))
+        self.write = write
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.own)
+        self.write(self.child.weight.data)
+
+
+def test_what_a_parent_makes_of_its_children_stays() -> None:
+    model = nn.Sequential(Parent(lambda w: w.zero_()), Parent(lambda w: w.mul_(1e-3)), Parent(lambda w: w.normal_(5)))
+    FullReset(model).apply()
+    assert not model[0].child.weight.any()
+    assert 0 < model[1].child.weight.abs().max() <= 0.5e-3
+    assert model[2].child.weight.mean() > 3
+    attention = nn.MultiheadAttention(8, 2)
+    FullReset(attention).apply()
+    assert not attention.out_proj.bias.any()
+    transformer = nn.Transformer(8, 2, 1, 1, 256, batch_first=True)
+    FullReset(transformer).apply()
+    assert transformer.encoder.layers[0].linear1.weight.abs().max() < 1.01 * (6 / (8 + 256)) ** 0.5  # Xavier's
+
+
+def test_a_parent_that_leaves_its_children_alone_draws_before_them() -> None:
+    """The order of the draws is part of what a seed promises."""
+    model = Parent(lambda w: None)
+    FullReset(model, seed=3).apply()
+    with seeded(3, 0):
+        own, child = torch.empty(3).normal_(), nn.Linear(4, 4)
+    assert torch.equal(model.own, own)
+    assert torch.equal(model.child.weight, child.weight)
+
+
+def test_statistics_without_parameters_start_anew_where_the_network_does() -> None:
+    def statistics(apply: Callable[[nn.Module], Reinitializer]) -> list[bool]:
+        layers = [nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False), nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False)]
+        model = nn.Sequential(*layers, nn.Sequential(nn.BatchNorm1d(3, affine=False), nn.Linear(3, 2)))
+        model(torch.arange(12.0).view(4, 3))
+        apply(model).apply()
+        return [bool(n.running_mean.any()) for n in model.modules() if isinstance(n, nn.BatchNorm1d)]
+
+    assert statistics(FullReset) == [False, False, False]
+    assert statistics(lambda m: HeadReset(m, head=["4"])) == [True, True, False]
+    assert statistics(lambda m: Layerwise(m, torch.zeros(1, 3))) == [True, False, False]
 
 
 def test_head_must_be_found_or_named() -> None:

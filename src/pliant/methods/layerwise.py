@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pliant.graph.layers import Layer, called_layers
 from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
-from pliant.methods.redraw import Init, check_redrawable, redraw_, seeded
+from pliant.methods.redraw import Init, bare_modules, check_redrawable, redraw_, seeded
 from pliant.methods.roles import role_of
 
 
@@ -68,7 +68,6 @@ class Layerwise(Reinitializer):
         where: Filter | None = None,
     ) -> None:
         super().__init__(model, optimizer_state=optimizer_state, where=where)
-        check_redrawable(model, init)
         if blocks is None:
             if example is None:
                 raise ValueError("example: None, and no blocks are named; pass an example input or blocks=[[names], …]")
@@ -84,6 +83,7 @@ class Layerwise(Reinitializer):
             raise ValueError(f"blocks: {blocks!r}; there must be two at least, one to keep and one to re-draw")
         self.blocks = tuple(tuple(block) for block in blocks)
         self._members = _members(self.blocks, self.parameters)
+        check_redrawable(model, init, [name for members in self._members for name in members])
         self.init = init
         self.seed = seed
         self.norms = {
@@ -100,7 +100,8 @@ class Layerwise(Reinitializer):
                 rescale_to_norm_(self.parameters[name], self.norms[name])
         fresh = [name for block in self._members[kept:] for name in block]
         with seeded(self.seed, draw):
-            redraw_(self.model, {name: self.parameters[name] for name in fresh}, self.init)
+            bare = bare_modules(self.model, [name for block in self.blocks[kept:] for name in block])
+            redraw_(self.model, {name: self.parameters[name] for name in fresh}, self.init, bare)
         return {"stage": self.stage, "blocks_kept": kept, "blocks_redrawn": len(self.blocks) - kept}
 
 

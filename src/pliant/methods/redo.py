@@ -66,8 +66,7 @@ class ReDo(Recycler):
         self.tau = check_number("tau", tau)
         self.every = check_positive_int("every", every)
         super().__init__(model, example, where=where)
-        for group in self.groups.values():
-            check_redrawable(self._layer(group), init)
+        check_redrawable(model, init, [group.weight.tensor for group in self.groups.values()])
         self.init = init
         self.seed = seed
         self.draws = 0

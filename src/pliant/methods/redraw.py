@@ -1,7 +1,7 @@
 """Fresh draws of a model's initial values, in the distribution that its own modules initialise themselves with."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -12,26 +12,21 @@ from pliant.seeding import derive_seed
 Init = Callable[[nn.Module], object]
 
 
-def has_own_tensors(module: nn.Module) -> bool:
-    """Return whether the module itself, not a child, holds parameters."""
-    return next(module.parameters(recurse=False), None) is not None
-
-
 def reset_function(module: nn.Module) -> Callable[[], object] | None:
     """Return the module's own initialiser (torch names it in two ways), or None if it has none."""
     function = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
     return function if callable(function) else None
 
 
-def check_redrawable(model: nn.Module, init: Init | None) -> None:
-    """Raise a ValueError naming the first module whose parameters nothing can re-draw."""
+def check_redrawable(model: nn.Module, init: Init | None, parameters: Iterable[str]) -> None:
+    """Raise a ValueError naming the first of these parameters that its module cannot re-draw."""
     if init is not None:
         return
-    for name, module in model.named_modules():
-        if has_own_tensors(module) and reset_function(module) is None:
-            parameter = next(iter(dict(module.named_parameters(recurse=False))))
+    for name in parameters:
+        path, _, leaf = name.rpartition(".")
+        if reset_function(model.get_submodule(path)) is None:
             raise ValueError(
-                f"model: module {name or type(module).__name__!r} holds the parameter {parameter!r} but has no "
+                f"model: module {path or type(model).__name__!r} holds the parameter {leaf!r} but has no "
                 "reset_parameters(); give it one, or pass init=, a function that initialises a model in place"
             )
 
@@ -66,10 +61,8 @@ def draw_fresh(model: nn.Module, init: Init | None = None) -> dict[str, Tensor]:
     if init is not None:
         init(fresh)
     else:
-        for module in fresh.modules():
-            function = reset_function(module)
-            if function is not None:
-                function()
+        for reset in _ordered_resets(fresh):
+            reset()
     # Tied tensors appear under each of their names, so that a caller finds whichever it knows.
     return {
         name: tensor.detach()
@@ -82,17 +75,62 @@ def draw_fresh(model: nn.Module, init: Init | None = None) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def redraw_(model: nn.Module, parameters: Mapping[str, nn.Parameter], init: Init | None = None) -> None:
+def redraw_(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], init: Init | None = None, bare: Collection[str] = ()
+) -> None:
     """Re-draw these parameters in place, and start the buffers of the modules that own them anew.
 
     Args:
         model: The model.
         parameters: The parameters to re-draw, by their names in the model.
         init: A function that initialises a model in place; each module's own `reset_parameters` if None.
+        bare: Modules without parameters whose buffers start anew too.
     """
     fresh = draw_fresh(model, init)
     torch._foreach_copy_(list(parameters.values()), [fresh[name] for name in parameters])
-    owners = {name.rpartition(".")[0] for name in parameters}
+    owners = {name.rpartition(".")[0] for name in parameters} | set(bare)
     for name, buffer in model.named_buffers():
         if name.rpartition(".")[0] in owners:
             buffer.copy_(fresh[name])
+
+
+def bare_modules(model: nn.Module, below: Iterable[str] = ("",)) -> list[str]:
+    """Return the modules that are, or lie below, one of these and hold buffers but no parameter of their own.
+
+    Example:
+        >>> bare_modules(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, affine=False)))
+        ['1']
+    """
+    tops = tuple(below)
+    return [
+        name
+        for name, module in model.named_modules()
+        if any(top in ("", name) or name.startswith(top + ".") for top in tops)
+        and next(module.buffers(recurse=False), None) is not None
+        and next(module.parameters(recurse=False), None) is None
+    ]
+
+
+def _ordered_resets(model: nn.Module) -> list[Callable[[], object]]:
+    """Return the initialisers of all modules, a parent's before its children's unless it writes to these."""
+    first: list[Callable[[], object]] = []
+    last: list[Callable[[], object]] = []
+    for module in model.modules():
+        reset = reset_function(module)
+        if reset is not None:
+            (last if _writes_to_children(module) else first).append(reset)
+    return [*first, *reversed(last)]
+
+
+def _writes_to_children(module: nn.Module) -> bool:
+    """Try on a copy whether a module's initialiser changes parameters of its children."""
+    if all(next(child.parameters(), None) is None for child in module.children()):
+        return False
+    mark = 0.123
+    trial = copy.deepcopy(module)
+    inherited = [parameter.detach().fill_(mark) for child in trial.children() for parameter in child.parameters()]
+    reset = reset_function(trial)
+    assert reset is not None
+    with torch.random.fork_rng():
+        reset()
+    return any(not (parameter == torch.full_like(parameter, mark)).all() for parameter in inherited)

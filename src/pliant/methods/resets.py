@@ -7,7 +7,7 @@ from torch import nn
 
 from pliant.graph.layers import called_layers, classifier_names
 from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer, learnable_parameters
-from pliant.methods.redraw import Init, check_redrawable, redraw_, seeded
+from pliant.methods.redraw import Init, bare_modules, check_redrawable, redraw_, seeded
 
 
 class FullReset(Reinitializer):
@@ -19,7 +19,7 @@ class FullReset(Reinitializer):
         init: How to initialise a model in place; each module's `reset_parameters` if None.
         seed: Draw from a stream of its own; from torch's global generators if None.
         where: Which parameters to re-draw; all learnable ones if None. Running statistics of the norm layers
-            that are re-drawn start anew too.
+            that are re-drawn start anew too, and without `where` those of norm layers that have no parameters.
     """
 
     name = "full_reset"
@@ -35,14 +35,15 @@ class FullReset(Reinitializer):
         where: Filter | None = None,
     ) -> None:
         super().__init__(model, optimizer_state=optimizer_state, where=where)
-        check_redrawable(model, init)
+        check_redrawable(model, init, self.parameters)
+        self._bare = bare_modules(model) if where is None else []
         self.init = init
         self.seed = seed
         self.draws = 0
 
     def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
         with seeded(self.seed, self.draws):
-            redraw_(self.model, self.parameters, self.init)
+            redraw_(self.model, self.parameters, self.init, self._bare)
         self.draws += 1
         return {}
 
@@ -82,3 +83,4 @@ class HeadReset(FullReset):
             model, optimizer_state=optimizer_state, init=init, seed=seed, where=lambda _, p: id(p) in modules
         )
         self.head = tuple(head)
+        self._bare = bare_modules(model, self.head)

@@ -74,7 +74,7 @@ class ShrinkPerturb(Reinitializer):
         self.toward = toward
         self.noise_std = check_number("noise_std", noise_std)
         if toward == "fresh":
-            check_redrawable(model, init)
+            check_redrawable(model, init, self.parameters)
         self.init = init
         self.seed = seed
         self.draws = 0
