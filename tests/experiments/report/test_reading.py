@@ -3,13 +3,14 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pliant.experiments.config import Part
 from pliant.experiments.files import write_atomically
 from pliant.experiments.report.reading import read_folders, read_runs
-from pliant.experiments.store import load_runs
+from pliant.experiments.store import Status, load_runs
 from tests.experiments.report.stores import config, write_recipe, write_results, write_run
 
 
@@ -154,3 +155,107 @@ def test_a_folder_that_vanishes_while_it_is_read_does_not_stop_the_rest(tmp_path
     shutil.rmtree(runs[0].path)
     (comparison,) = read_folders([tmp_path])
     assert len(comparison.runs) == 1
+
+
+GRID = {"name": "l2", "grid": {"lam": [0.1, 0.01]}}
+
+
+def write_choice(root: Path, chosen: str, label: str = "l2") -> None:
+    selection = {"on": "validation", "labels": {label: {"chosen": chosen, "scores": {}}}}
+    write_atomically(root / "selection.json", json.dumps(selection).encode())
+
+
+@pytest.mark.parametrize(
+    ("entry", "chosen", "applied"),
+    [
+        (GRID, "l2(lam=0.1)", True),
+        (GRID, "l2(lam=0.5)", False),  # no longer in the grid
+        ({"name": "l2", "lam": 0.01}, "l2(lam=0.1)", False),  # no longer a grid
+        ("vanilla", "l2(lam=0.1)", False),
+    ],
+)
+def test_a_choice_counts_while_the_recipe_leaves_it(tmp_path: Path, entry: object, chosen: str, applied: bool) -> None:
+    methods = ["fresh", entry] if entry == "vanilla" else ["vanilla", entry]
+    write_recipe(tmp_path, methods=methods)
+    for lam in (0.1, 0.01):
+        write_run(tmp_path, config("l2", 0, methods=(Part("l2", {"lam": lam}),)), [lam])
+    write_choice(tmp_path, chosen)
+    (comparison,) = read_folders([tmp_path])
+    assert comparison.selection.get("on") == ("validation" if applied else None)
+    assert {c.name for c in comparison.contenders} == ({"l2"} if applied else {"l2(lam=0.1)", "l2(lam=0.01)"})
+
+
+def test_a_choice_belongs_to_the_recipe_that_left_it(tmp_path: Path) -> None:
+    older = Part("label_flip", {"tasks": 3, "epochs": 99})
+    write_recipe(tmp_path, methods=["vanilla", GRID])
+    for lam in (0.1, 0.01):
+        methods = (Part("l2", {"lam": lam}),)
+        write_run(tmp_path, config("l2", 0, methods=methods, stream=older), [lam])
+        write_run(tmp_path, config("l2", 0, methods=methods), [lam])
+    write_choice(tmp_path, "l2(lam=0.01)")
+    found = {comparison.title: comparison for comparison in read_folders([tmp_path])}
+    assert [c.settings for c in found.pop("Planted").contenders] == ["l2(lam=0.01)"]
+    (other,) = found.values()
+    assert other.selection == {}
+    assert len(other.contenders) == 2
+
+
+def test_a_choice_of_a_recipe_without_runs_is_nobodys(tmp_path: Path) -> None:
+    write_recipe(tmp_path, methods=["vanilla", GRID], stream={"name": "label_flip", "tasks": 7})
+    write_run(tmp_path, config("l2", 0, methods=(Part("l2", {"lam": 0.01}),)), [0.5])
+    write_choice(tmp_path, "l2(lam=0.1)")
+    (comparison,) = read_folders([tmp_path])
+    assert [c.settings for c in comparison.contenders] == ["l2(lam=0.01)"]
+    assert comparison.selection == {}
+
+
+def test_choices_of_two_folders_are_both_kept(tmp_path: Path) -> None:
+    for label, chosen in (("a", 0.1), ("b", 0.01)):
+        root = tmp_path / label
+        write_recipe(root, methods=["vanilla", {**GRID, "label": label}])
+        for lam in (0.1, 0.01):
+            write_run(root, config(label, 0, methods=(Part("l2", {"lam": lam}),)), [lam])
+        write_choice(root, f"l2(lam={chosen})", label)
+    (comparison,) = read_folders([tmp_path / "a", tmp_path / "b"])
+    assert {c.name: c.settings for c in comparison.contenders} == {"a": "l2(lam=0.1)", "b": "l2(lam=0.01)"}
+
+
+def test_a_recipe_is_read_where_its_data_and_network_are_not(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, headline="final_test_accuracy")
+    elsewhere = {"data": {"name": "gone/", "options": {}}, "model": {"name": "gone.py:build", "options": {}}}
+    write_atomically(tmp_path / "recipe.json", json.dumps(recipe | elsewhere).encode())
+    changes = {"data": Part("gone/"), "model": Part("gone.py:build")}
+    write_results(tmp_path, {"L2": [0.8], "fresh": [0.9], "vanilla": [0.5]}, **changes)
+    (comparison,) = read_folders([tmp_path])
+    assert comparison.broken == ()
+    assert (comparison.title, comparison.headline) == ("Planted", "final_test_accuracy")
+    assert [c.name for c in comparison.contenders] == ["vanilla", "fresh", "L2"]
+
+
+@pytest.mark.parametrize("order", [("here", "there"), ("there", "here")])
+@pytest.mark.parametrize(
+    ("better", "worse"), [("finished", "failed"), ("diverged", "failed"), ("failed", "unfinished")]
+)
+def test_of_two_copies_the_one_that_came_further_counts(
+    tmp_path: Path, order: tuple[str, str], better: Status, worse: Status
+) -> None:
+    write_run(tmp_path / "here", config("L2", 0), [0.5], status=better)
+    write_run(tmp_path / "there", config("L2", 0), [0.5], status=worse)
+    (comparison,) = read_folders([tmp_path / name for name in order])
+    assert [run.status for run in comparison.runs] == [better]
+
+
+@pytest.mark.parametrize("change", [{"measures": ("weight_l2",)}, {"device": "cuda"}, {"reference": "boundary"}])
+@pytest.mark.parametrize("with_recipe", [True, False])
+def test_a_seed_counts_once_whatever_was_measured_on_the_way(
+    tmp_path: Path, change: dict[str, Any], with_recipe: bool
+) -> None:
+    if with_recipe:
+        write_recipe(tmp_path)
+    write_results(tmp_path, {"L2": [0.6, 0.7]}, **change)
+    write_results(tmp_path, {"L2": [0.8, 0.9]})
+    (comparison,) = read_folders([tmp_path])
+    (contender,) = comparison.contenders
+    assert [run.config.seed for run in contender.runs] == [0, 1]
+    if with_recipe:  # which asks for the second
+        assert contender.values("mean_test_accuracy") == pytest.approx({0: 0.8, 1: 0.9})

@@ -1,6 +1,7 @@
 """From run folders to comparisons: which runs belong together, what each contender is called, what is broken.
 
-Everything comes from the folders alone, at any moment: finished, under way, interrupted or damaged.
+Everything comes from the folders alone, at any moment: finished, under way, interrupted or damaged. A recipe is read as
+it stands: its data, network and methods need not be at hand, and no code of its author runs.
 """
 
 import json
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pliant import streams
-from pliant.experiments.recipe import Recipe, RecipeError, make_recipe
-from pliant.experiments.store import Run, load_recipe, load_run, load_selection
+from pliant.experiments.config import Part, RunConfig
+from pliant.experiments.recipe import Entry, GridPart, Recipe, Selection
+from pliant.experiments.store import Run, Status, load_recipe, load_run, load_selection
+from pliant.training import Settings
 
 Role = Literal["vanilla", "fresh", "method"]
 
@@ -106,12 +109,31 @@ class _Question:
     """A comparison in the making."""
 
     title: str
-    recipe: dict[str, Any] | None
-    order: list[str]
+    recipe: dict[str, Any] | None = None
+    order: list[str] = field(default_factory=list)
     selection: dict[str, Any] = field(default_factory=dict)
-    runs: dict[str, Run] = field(default_factory=dict)
+    ranked: dict[tuple[object, ...], tuple[tuple[bool, int], Run]] = field(default_factory=dict)
     folders: dict[Path, None] = field(default_factory=dict)
     broken: list[Broken] = field(default_factory=list)
+
+    def add(self, run: Run, *, asked: bool) -> None:
+        """Take a run, or leave it if there is a better one of the same variant and seed.
+
+        What is measured, and where it is computed, may have been changed between two of them: a seed still
+        counts once. The one that the recipe asks for goes first, then the one that came further.
+        """
+        key = (*run.config.variant, run.config.purpose, run.config.seed)
+        rank = asked, _PROGRESS[run.status]
+        if key not in self.ranked or rank > self.ranked[key][0]:
+            self.ranked[key] = rank, run
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for _, run in self.ranked.values()]
+
+
+_PROGRESS: dict[Status, int] = {"unfinished": 0, "failed": 1, "diverged": 2, "finished": 2}
+"""How far a run came: a failed one may finish at another attempt."""
 
 
 def read_folders(folders: Sequence[Path]) -> list[Comparison]:
@@ -130,22 +152,22 @@ def read_folders(folders: Sequence[Path]) -> list[Comparison]:
     for folder in map(Path, folders):
         runs, broken = _read_runs(folder)
         recipe, problems = _read_recipe(folder)
-        first = None
-        for run in runs:
-            question = _question_of(run, recipe, questions)
-            first = first or question
-            question.runs[run.id] = _better(run, question.runs.get(run.id))
+        selection, unreadable = _read_selection(folder, recipe)
+        broken += problems + unreadable
+        theirs = [_sort_in(run, recipe, questions) for run in runs]
+        for question in theirs:
             question.folders[folder] = None
-        if first is None:
-            if not (broken or problems):
+        # What the folder says beside its runs belongs to the recipe's question, if any of the runs answers it.
+        main = next((question for question in theirs if question.recipe), theirs[0] if theirs else None)
+        if main is None:
+            if not broken:
                 continue
-            first = questions.setdefault(str(folder), _Question(folder.resolve().name, None, []))
-            first.folders[folder] = None
-        first.broken += broken + problems
-        try:
-            first.selection = first.selection or load_selection(folder)
-        except ValueError as error:
-            first.broken.append(Broken(folder / "selection.json", f"cannot be read: {error}"))
+            main = questions.setdefault(str(folder), _Question(folder.resolve().name))
+            main.folders[folder] = None
+        main.broken += broken
+        if selection and (recipe is None or main.recipe):
+            labels = selection["labels"] | main.selection.get("labels", {})
+            main.selection = selection | main.selection | {"labels": labels}
     if not questions:
         raise ValueError(f"there are no runs in {', '.join(map(str, folders))}")
     return [_compare(question) for question in questions.values()]
@@ -155,9 +177,7 @@ def read_runs(runs: Iterable[Run]) -> list[Comparison]:
     """Bring runs together that are at hand already, by data, model, stream and training."""
     questions: dict[str, _Question] = {}
     for run in runs:
-        question = _question_of(run, None, questions)
-        question.runs[run.id] = _better(run, question.runs.get(run.id))
-        question.folders[run.path.parent.parent] = None
+        _sort_in(run, None, questions).folders[run.path.parent.parent] = None
     if not questions:
         raise ValueError("runs is empty; there must be at least one")
     return [_compare(question) for question in questions.values()]
@@ -173,7 +193,7 @@ def _read_runs(folder: Path) -> tuple[list[Run], list[Broken]]:
             continue
         try:
             run = load_run(path)
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        except _MALFORMED as error:
             broken.append(Broken(path, f"{type(error).__name__}: {error}"))
         else:
             if run is not None:
@@ -183,34 +203,101 @@ def _read_runs(folder: Path) -> tuple[list[Run], list[Broken]]:
     return runs, broken
 
 
-def _read_recipe(folder: Path) -> tuple[Recipe | None, list[Broken]]:
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OSError)
+"""What reading a file that is not as it should be may raise."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a folder's recipe asks for: as it is written, and to be worked with."""
+
+    values: dict[str, Any]
+    recipe: Recipe
+
+
+def _read_recipe(folder: Path) -> tuple[_Asked | None, list[Broken]]:
     path = folder / "recipe.json"
     if not path.exists():
         return None, []
     try:
-        return make_recipe(load_recipe(folder)), []
-    except (RecipeError, ValueError) as error:
-        return None, [Broken(path, str(error))]
+        values = load_recipe(folder)
+        recipe = _construct(values)
+        for entry in recipe.methods:
+            recipe.config(entry, (), 0, "result")
+        return _Asked(values, recipe), []
+    except _MALFORMED as error:
+        return None, [Broken(path, f"{type(error).__name__}: {error}")]
 
 
-def _question_of(run: Run, recipe: Recipe | None, questions: dict[str, _Question]) -> _Question:
-    if recipe is not None and _accounts_for(recipe, run):
-        asked = recipe.model_dump(mode="json")
-        key = json.dumps([asked[name] for name in ("title", "data", "model", "stream", "training")], sort_keys=True)
-        order = [entry.label for entry in recipe.methods]
-        title = recipe.title or _describe(run)
-        return questions.setdefault(key, _Question(title, asked, order))
-    return questions.setdefault(json.dumps(_setting(run), sort_keys=True), _Question(_describe(run), None, []))
+def _construct(values: dict[str, Any]) -> Recipe:
+    """Make a recipe of what `recipe.json` holds, which was checked when it was written."""
+    training = values["training"]
+    entries = [
+        Entry.model_construct(**entry | {"parts": tuple(GridPart.model_construct(**part) for part in entry["parts"])})
+        for entry in values["methods"]
+    ]
+    parts = {name: Part(**values[name]) for name in ("data", "model", "stream")}
+    return Recipe.model_construct(
+        **values
+        | parts
+        | {
+            "training": Settings(**training | {"decay_epochs": tuple(training["decay_epochs"])}),
+            "methods": tuple(entries),
+            "selection": Selection.model_construct(**values["selection"]),
+            "measures": tuple(values["measures"]),
+        }
+    )
 
 
-def _accounts_for(recipe: Recipe, run: Run) -> bool:
-    """Whether the recipe asks for the run, but for its methods' settings and its seed."""
+def _read_selection(folder: Path, asked: _Asked | None) -> tuple[dict[str, Any], list[Broken]]:
+    """Read which settings were chosen, as far as the recipe still leaves that choice."""
+    try:
+        selection = load_selection(folder)
+        chosen = {label: report["chosen"] for label, report in selection["labels"].items()} if selection else {}
+        if asked is not None:
+            choices = {entry.label: entry.variants() for entry in asked.recipe.methods}
+            offered = {
+                label: {" + ".join(map(str, parts)) for parts in variants}
+                for label, variants in choices.items()
+                if len(variants) > 1
+            }
+            chosen = {label: setting for label, setting in chosen.items() if setting in offered.get(label, ())}
+        if not chosen:
+            return {}, []
+        return {"on": selection["on"], "labels": {label: selection["labels"][label] for label in chosen}}, []
+    except _MALFORMED as error:
+        return {}, [Broken(folder / "selection.json", f"cannot be read: {error}")]
+
+
+def _sort_in(run: Run, asked: _Asked | None, questions: dict[str, _Question]) -> _Question:
+    """Add a run to the question that it answers."""
+    expected = asked and _expected(asked.recipe, run)
+    if (
+        asked
+        and expected
+        and all(getattr(expected, name) == getattr(run.config, name) for name in (*_SETTING, "fresh"))
+    ):
+        key = json.dumps([asked.values.get("title"), *(asked.values[name] for name in _SETTING)], sort_keys=True)
+        order = [entry.label for entry in asked.recipe.methods]
+        title = asked.recipe.title or _describe(run)
+        question = questions.setdefault(key, _Question(title, asked.values, order))
+    else:
+        question = questions.setdefault(json.dumps(_setting(run), sort_keys=True), _Question(_describe(run)))
+    question.add(run, asked=run.config == expected)
+    return question
+
+
+def _expected(recipe: Recipe, run: Run) -> RunConfig | None:
+    """What the recipe asks for under the run's label, with the run's settings and seed."""
     config = run.config
-    for entry in recipe.methods:
-        if entry.label == config.label:
-            asked = recipe.config(entry, config.methods, config.seed, config.purpose)
-            return all(getattr(asked, name) == getattr(config, name) for name in (*_SETTING, "fresh"))
-    return False
+    return next(
+        (
+            recipe.config(entry, config.methods, config.seed, config.purpose)
+            for entry in recipe.methods
+            if entry.label == config.label
+        ),
+        None,
+    )
 
 
 _SETTING = ("data", "model", "stream", "training")
@@ -225,18 +312,11 @@ def _describe(run: Run) -> str:
     return f"{config.stream.name.replace('_', ' ')} on {config.data} with {config.model}"
 
 
-def _better(run: Run, other: Run | None) -> Run:
-    """Of two copies of a run, the one that is further."""
-    if other is None or (other.status == "unfinished" and run.status != "unfinished"):
-        return run
-    return other
-
-
 def _compare(question: _Question) -> Comparison:
     variants: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
     trials = []
     chosen = {label: report["chosen"] for label, report in question.selection.get("labels", {}).items()}
-    for run in question.runs.values():
+    for run in question.runs:
         label, settings = run.config.variant
         counts = run.config.purpose == "result"
         if counts and chosen.get(label, settings) == settings:
