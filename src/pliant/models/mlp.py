@@ -29,7 +29,8 @@ def mlp(
         widths: Width of each hidden layer.
         activation: relu, leaky_relu, tanh, gelu or identity.
         layer_norm: Whether a LayerNorm stands between every hidden linear map and its activation.
-        initial: How weights are drawn: as PyTorch does it, or "he" or "xavier" with biases of zero.
+        initial: How weights are drawn: as PyTorch does it, or "he" or "xavier" with biases of zero. Methods that
+            re-draw weights do it as PyTorch does, unless they are given an `init`.
 
     Returns:
         The network.
