@@ -23,6 +23,7 @@ from pliant import data
 from pliant.data import cache
 from pliant.experiments.engines import Engine, ProcessEngine, RayEngine
 from pliant.experiments.experiment import run_experiment
+from pliant.experiments.rehearsal import check_device, rehearse
 from pliant.experiments.schedule import run_all
 from pliant.spelling import suggest
 
@@ -231,11 +232,10 @@ def _engine_maker(
 
 
 def _run(recipe: Recipe, root: Path, make_engine: Callable[[], Engine], checkpoint_seconds: float) -> None:
-    # Downloads and decodes once, before many processes want it at the same time.
-    for entry in recipe.methods:
-        part = recipe.config(entry, (), 0, "result").data
-        data.load(part.name, **part.options)
+    rehearse(recipe)  # It also downloads and decodes once, before many processes want it at the same time.
     engine = make_engine()
+    if isinstance(engine, ProcessEngine):
+        check_device(recipe.device)
     try:
         with LiveProgress(root, console) as progress:
             statuses = run_experiment(

@@ -130,3 +130,13 @@ def test_a_trial_without_a_folder_is_the_worst(tmp_path: Path) -> None:
     run_experiment(recipe, tmp_path, only_the_second)
     label = load_selection(tmp_path)["labels"]["l2"]
     assert (label["chosen"], label["scores"]["l2(lam=0.0001)"]) == ("l2(lam=30)", None)
+
+
+def test_nothing_is_chosen_by_a_number_that_no_run_has(tmp_path: Path) -> None:
+    values = VALUES | {
+        "stream": {"name": "random_labels", "tasks": 1, "epochs": 1},
+        "headline": "final_test_accuracy",
+        "selection": {"seeds": 1},
+    }
+    with pytest.raises(ValueError, match="headline is 'final_test_accuracy', which .* has not; allowed: final_train"):
+        run_experiment(make_recipe(values), tmp_path, InThisProcess(tmp_path))

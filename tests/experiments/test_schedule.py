@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pliant.experiments.config import Part, RunConfig
-from pliant.experiments.engines import ProcessEngine
+from pliant.experiments.engines import ProcessEngine, RayEngine
 from pliant.experiments.run import Outcome, execute
 from pliant.experiments.schedule import run_all
 from pliant.experiments.store import RunFolder, load_runs
@@ -164,3 +164,15 @@ def test_wrong_numbers_of_workers_are_named() -> None:
         ProcessEngine(0)
     with pytest.raises(ValueError, match="threads is -1; it must be at least 1"):
         ProcessEngine(1, -1)
+    with pytest.raises(ValueError, match="threads is 0; it must be at least 1"):
+        ProcessEngine(threads=0)
+    with pytest.raises(ValueError, match="threads is 0; it must be at least 1"):
+        RayEngine(threads=0)
+    with pytest.raises(ValueError, match="gpus is -1; it must be 0 or more"):
+        RayEngine(gpus=-1)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+def test_wrong_times_between_checkpoints_are_named(tmp_path: Path, engine: ProcessEngine, seconds: float) -> None:
+    with pytest.raises(ValueError, match=f"checkpoint_seconds is {seconds}; it must be 0 or more"):
+        run_all([small()], tmp_path, engine, Notebook(), checkpoint_seconds=seconds)

@@ -201,3 +201,16 @@ def test_pairs_use_every_class_once_before_any_comes_again(dataset: Dataset) -> 
 def test_unknown_streams_get_a_suggestion(dataset: Dataset) -> None:
     with pytest.raises(ValueError, match="did you mean 'warm_start'"):
         streams.create("warmstart", dataset)
+
+
+def test_tasks_without_examples_are_named_or_go_untested() -> None:
+    x, y = torch.zeros(6, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 0, 1, 1, 2, 2])
+    untested = from_tensors("untested", (x, y), (x[:2], y[:2]))
+    arriving = streams.create("class_incremental", untested, 0, phases=3, epochs=1)
+    met = torch.cat(arriving.groups()).tolist()
+    assert [task.test is not None for task in arriving] == [0 in met[: count + 1] for count in range(3)]
+    pairs = streams.create("binary_pairs", untested, 0, tasks=8, epochs=1)
+    assert [task.test is not None for task in pairs] == [0 in pairs.pair(index) for index in range(8)]
+    lacking = from_tensors("lacking", (x[:4], y[:4]), (x, y))
+    with pytest.raises(ValueError, match=r"task \d has no training examples"):
+        streams.create("class_incremental", lacking, 0, phases=3, epochs=1, accumulate=False).workload()

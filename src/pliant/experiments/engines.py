@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from pliant.experiments.config import RunConfig
 from pliant.experiments.run import Outcome, execute
+from pliant.streams.base import require_positive
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,10 @@ class ProcessEngine:
     """
 
     def __init__(self, workers: int | None = None, threads: int = 1) -> None:
+        require_positive(threads=threads)
         if workers is None:
             workers = max(1, usable_cores() // threads)
-        for name, value in {"workers": workers, "threads": threads}.items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
+        require_positive(workers=workers)
         self._threads = threads
         self._capacity = workers
         self._idle: deque[_Worker] = deque()
@@ -184,6 +184,9 @@ class RayEngine:
     """
 
     def __init__(self, address: str | None = None, threads: int = 1, gpus: float = 0.0) -> None:
+        require_positive(threads=threads)
+        if not gpus >= 0:
+            raise ValueError(f"gpus is {gpus}; it must be 0 or more")
         try:
             import ray
         except ImportError as error:

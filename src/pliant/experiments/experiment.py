@@ -80,9 +80,15 @@ def choose(
 
     Returns:
         The settings by label. One with a run that failed or diverged is only picked if all have one.
+
+    Raises:
+        ValueError: If the runs do not tell what decides.
     """
     headline = recipe.deciding
     runs = {trial.id: load_run(root / "runs" / trial.id) for trial in trials}
+    for run in runs.values():
+        if run and run.status == "finished" and headline not in run.result:
+            raise ValueError(f"headline is {headline!r}, which {run.path} has not; allowed: {', '.join(run.result)}")
     scores = {name: run.result.get(headline, -math.inf) if run else -math.inf for name, run in runs.items()}
     choice: dict[str, tuple[Part, ...]] = {}
     report = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pliant import data, methods, models, streams
@@ -130,8 +130,21 @@ def make_model(config: RunConfig, stream: Stream, task: int = 0) -> nn.Module:
 
 def make_learner(config: RunConfig, stream: Stream) -> Learner:
     """Make the network with its methods and its optimizer."""
-    model = make_model(config, stream)
-    example, _ = stream[0].train.batch(torch.arange(2, device=config.device))
+    learner = equip(config, stream, make_model(config, stream))
+    if config.measures:
+        learner.measure(config.measures, stream[0], config.reference)
+    return learner
+
+
+def take_example(stream: Stream) -> Tensor:
+    """Take what methods follow through a network: two inputs of the first task, one if there are no two."""
+    train = stream[0].train
+    return train.batch(torch.arange(min(2, len(train)), device=train.y.device))[0]
+
+
+def equip(config: RunConfig, stream: Stream, model: nn.Module) -> Learner:
+    """Give a network the run's methods and its optimizer."""
+    example = take_example(stream)
 
     def make_method(part: Part) -> methods.Method:
         seed = derive_seed("method", config.seed)
@@ -143,7 +156,4 @@ def make_learner(config: RunConfig, stream: Stream) -> Learner:
     if stream.renews_head:
         output = called_layers(model, example)[-1].name
         head = methods.HeadReset(model, head=[output], seed=derive_seed("head", config.seed))
-    learner = Learner(model, config.training, attached, head)
-    if config.measures:
-        learner.measure(config.measures, stream[0], config.reference)
-    return learner
+    return Learner(model, config.training, attached, head)

@@ -52,6 +52,8 @@ def run_all(
     Returns:
         How each run ended, by its name. Runs that another command on the same folder is doing are waited for.
     """
+    if not checkpoint_seconds >= 0:
+        raise ValueError(f"checkpoint_seconds is {checkpoint_seconds}; it must be 0 or more")
     root = root.resolve()
     statuses = {config.id: RunFolder(root, config).status for config in configs}
     waiting = deque(config for config in configs if statuses[config.id] not in FINAL)

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from pliant.seeding import permutation
-from pliant.streams.base import Stream, Task, require_positive, split_evenly
+from pliant.streams.base import Stream, Task, require_positive, some_or_none, split_evenly
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class ClassIncremental(Stream):
         return Task(
             index,
             train.select(torch.isin(train.y.cpu(), present).nonzero().flatten()),
-            test.select(torch.isin(test.y.cpu(), met).nonzero().flatten()),
+            some_or_none(test.select(torch.isin(test.y.cpu(), met).nonzero().flatten())),
             self.epochs,
             self._boundary(index, "examples", "classes"),
         )

@@ -23,7 +23,8 @@ class Task:
     Args:
         index: Place in the stream, from 0.
         train: What to learn from now.
-        test: What to be tested on after; None where no test says anything, as for random labels.
+        test: What to be tested on after; None where no test says anything, as for random labels, or where there are
+            no examples for it.
         epochs: How often to go through the training examples.
         changed: What differs from the task before; empty for the first task.
     """
@@ -33,6 +34,10 @@ class Task:
     test: Examples | None
     epochs: int
     changed: frozenset[Change]
+
+    def __post_init__(self) -> None:
+        if len(self.train) == 0:
+            raise ValueError(f"task {self.index} has no training examples; every task of a stream needs some")
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,11 @@ class Stream(ABC):
     def _boundary(self, index: int, *changed: Change) -> frozenset[Change]:
         """What changed at the start of task `index`: nothing before the first."""
         return frozenset(changed if index else ())
+
+
+def some_or_none(examples: Examples) -> Examples | None:
+    """Turn no examples into None: there is nothing to be tested on."""
+    return examples if len(examples) else None
 
 
 def require_positive(**counts: int) -> None:

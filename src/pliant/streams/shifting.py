@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pliant.data.dataset import Examples
 from pliant.seeding import generator, permutation
-from pliant.streams.base import Stream, Task, require_positive
+from pliant.streams.base import Stream, Task, require_positive, some_or_none
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class BinaryPairs(_Shifting):
         return Task(
             index,
             _tell_apart(self.dataset.train, *pair),
-            _tell_apart(self.dataset.test, *pair),
+            some_or_none(_tell_apart(self.dataset.test, *pair)),
             self.epochs,
             self._boundary(index, "classes", "head"),
         )

@@ -1,0 +1,77 @@
+"""Try out what is asked for before anything runs: what cannot work is said once, not by every run."""
+
+import copy
+import json
+from dataclasses import asdict, replace
+
+import torch
+from torch import nn
+
+from pliant.experiments.config import RunConfig
+from pliant.experiments.recipe import Entry, Recipe
+from pliant.experiments.run import equip, make_model, make_stream, take_example
+from pliant.streams.base import Stream
+
+
+def rehearse(recipe: Recipe) -> None:
+    """Load the data, make the streams, and build every network with its methods once; nothing is trained.
+
+    On the CPU: a cluster's devices need not be here.
+
+    Args:
+        recipe: The experiment.
+
+    Raises:
+        ValueError: If something in it cannot work.
+    """
+    made: dict[str, Stream] = {}
+    for entry in recipe.methods:
+        contested = len(entry.variants()) > 1 and recipe.selection.on == "validation"
+        for purpose in ("selection", "result") if contested else ("result",):
+            config = recipe.config(entry, (), recipe.seeds[0], purpose)
+            config = replace(config, device="cpu")
+            key = json.dumps([asdict(config.data), asdict(config.stream), purpose])
+            if key not in made:
+                made[key] = make_stream(config)
+                _check_stream(made[key], recipe)
+        _rehearse_entry(entry, config, made[key])
+
+
+def check_device(name: str) -> None:
+    """Raise a ValueError if torch cannot compute there, on this machine."""
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device is {name!r}, which cannot be used on this machine: {reason}") from error
+
+
+def _check_stream(stream: Stream, recipe: Recipe) -> None:
+    stream.workload()  # Makes every task.
+    if "test" in recipe.deciding and stream[0].test is None:
+        raise ValueError(
+            f"headline is {recipe.deciding!r}, but {recipe.stream.name} has no test examples to tell it by"
+        )
+
+
+def _rehearse_entry(entry: Entry, config: RunConfig, stream: Stream) -> None:
+    try:
+        model = make_model(config, stream)
+        _check_outputs(config, model, stream)
+        for parts in entry.variants():
+            equip(replace(config, methods=parts), stream, copy.deepcopy(model))
+    except ValueError as error:
+        raise ValueError(f"{entry.label}: {error}") from error
+    except Exception:
+        return  # The runs will tell, with the traceback.
+
+
+def _check_outputs(config: RunConfig, model: nn.Module, stream: Stream) -> None:
+    with torch.no_grad():
+        outputs = model.eval()(take_example(stream))
+    model.train()
+    if outputs.ndim != 2 or outputs.shape[1] < stream.classes:
+        raise ValueError(
+            f"model {config.model.name!r} gives outputs of shape {tuple(outputs.shape)}; "
+            f"it must be (examples, classes), and there are {stream.classes} classes"
+        )

@@ -1,0 +1,72 @@
+"""What cannot work is found before anything runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.experiments.recipe import make_recipe
+from pliant.experiments.rehearsal import check_device, rehearse
+
+GOOD: dict[str, Any] = {
+    "data": {"name": "digits", "first": 100},
+    "model": {"name": "mlp", "widths": [8]},
+    "stream": "warm_start",
+    "methods": ["vanilla", "fresh", "l2:lam=1|2", "swr+crelu"],
+}
+OWN = """
+from torch import nn
+def one(x): return nn.Identity()
+def three(shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+def broken(shape, classes): raise RuntimeError("out of luck")
+def own(shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+"""
+
+
+def test_what_can_work_passes() -> None:
+    rehearse(make_recipe(GOOD))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": ["l2:lam=-1"]}, "l2: lam: -1 is not allowed"),
+        ({"methods": ["vanilla", "l2:lam=1|-1"]}, "l2: lam: -1 is not allowed"),
+        ({"stream": {"name": "warm_start", "fraction": 0}}, "fraction is 0; it must be above 0"),
+        ({"stream": "class_incremental"}, "phases is 20; with 10 to share out it must be 1 … 10"),
+        ({"data": {"name": "digits", "first": 101}, "stream": {"name": "continual_full", "chunks": 100},
+          "methods": ["l2:lam=1|2"]}, "chunks is 100; with 91 to share out"),
+        ({"stream": "random_labels", "headline": "final_test_accuracy"}, "random_labels has no test examples"),
+        ({"data": {"name": "digits", "first": 3}, "stream": {"name": "class_incremental", "phases": 10}},
+         "has no training examples"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rehearse(make_recipe(GOOD | changes))
+
+
+def test_networks_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+
+    def attempt(name: str) -> None:
+        rehearse(make_recipe(GOOD | {"model": f"{tmp_path / 'own.py'}:{name}", "methods": ["vanilla", "swr"]}))
+
+    attempt("own")
+    attempt("broken")  # Not for the rehearsal to judge: the run has the traceback.
+    with pytest.raises(ValueError, match=r"vanilla: model .* takes \(x\)"):
+        attempt("one")
+    with pytest.raises(ValueError, match=r"outputs of shape \(2, 3\); .* there are 10 classes"):
+        attempt("three")
+
+
+def test_a_first_task_of_one_example_is_enough() -> None:
+    rehearse(
+        make_recipe(GOOD | {"stream": {"name": "continual_limited", "chunks": 100}, "methods": ["vanilla", "swr"]})
+    )
+
+
+def test_devices() -> None:
+    check_device("cpu")
+    with pytest.raises(ValueError, match="device is 'cuda:77', which cannot be used on this machine: "):
+        check_device("cuda:77")
