@@ -409,6 +409,37 @@ def test_channels_last_and_non_contiguous_weights(method: str) -> None:
         torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-11, msg=name)
 
 
+@pytest.mark.parametrize("with_closure", [False, True])
+@pytest.mark.parametrize("method", [n for n in AT_EACH_STEP if n not in BATCHWISE])
+def test_to_maximise_minus_the_loss_is_to_minimise_it(method: str, with_closure: bool) -> None:
+    def run(sign: int) -> tuple[nn.Module, list[float]]:
+        model = zoo.build("mlp")
+        made = make(method, model, "mlp")
+        groups = [{"params": model[0].parameters(), "maximize": sign < 0}, {"params": model[4].parameters()}]
+        optimizer = SGD(groups, lr=1e-2, maximize=sign < 0)
+        made.attach(optimizer)
+        losses = []
+        for step in range(4):
+            inputs, labels = zoo.batch("mlp", seed=step)
+
+            def closure(inputs: torch.Tensor = inputs, labels: torch.Tensor = labels) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = sign * cross_entropy(model(inputs), labels)
+                loss.backward()
+                return loss
+
+            if with_closure:
+                losses.append(sign * float(optimizer.step(closure).detach()))
+            else:
+                closure()
+                optimizer.step()
+        return model, losses
+
+    (up, gains), (down, losses) = run(-1), run(1)
+    assert_same(snapshot(up), snapshot(down))
+    assert gains == losses
+
+
 @pytest.mark.parametrize("method", AT_EACH_STEP)
 def test_two_optimizers_share_a_method(method: str) -> None:
     """Each optimizer's step acts on the parameters that it holds and leaves the other's alone."""

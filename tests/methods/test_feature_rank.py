@@ -212,3 +212,10 @@ def test_by_hand_it_says_what_to_do() -> None:
         FeatureRank(zoo.build("mlp"))
     with pytest.raises(ValueError, match="loss_scale: -1"):
         FeatureRank(zoo.build("mlp"), classifier="4", loss_scale=-1)
+
+
+def test_an_optimizer_that_maximises_is_refused() -> None:
+    model = zoo.build("mlp")
+    method = FeatureRank(model, zoo.batch("mlp")[0])
+    with pytest.raises(ValueError, match="this SGD maximises, and feature_rank would be maximised"):
+        method.attach(SGD(model.parameters(), lr=0.1, maximize=True))

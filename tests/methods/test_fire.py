@@ -1,6 +1,7 @@
 """FIRE against Algorithm 1 of the paper, in every form that a weight comes in."""
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -16,7 +17,7 @@ from pliant import FIRE, Parseval
 from pliant.methods.orthogonal import Iteration, orthogonalise
 from pliant.models import create
 from tests import zoo
-from tests.loops import train
+from tests.loops import assert_same, snapshot, train
 from tests.reference import fire as reference
 
 SOLVERS = ("auto", "loop", "gram", "eigh", "svd")
@@ -420,3 +421,20 @@ def test_a_weight_that_is_not_finite_is_named() -> None:
     with pytest.raises(ValueError, match=r"the weight '2\.weight' holds NaN or infinity"):
         FIRE(model).apply()
     assert torch.equal(model[0].weight, first)
+
+
+@pytest.mark.parametrize("name", ["q", "key"])
+def test_one_layer_that_is_called_a_query_makes_no_attention(name: str) -> None:
+    model = nn.Sequential(
+        OrderedDict([("first", nn.Linear(8, 8)), ("second", nn.Linear(8, 8)), (name, nn.Linear(8, 4))])
+    )
+    assert [str(matrix) for matrix in FIRE(model).matrices] == ["first.weight", "second.weight", f"{name}.weight"]
+    with pytest.raises(ValueError, match="layers: 'qk', but no query and key maps were found"):
+        FIRE(model, layers="qk")
+
+
+def test_looking_for_matrices_moves_no_spectral_norm() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), nn.Linear(8, 4))
+    before = snapshot(model)
+    assert [str(matrix) for matrix in FIRE(model).matrices] == ["1.weight"]
+    assert_same(snapshot(model), before)

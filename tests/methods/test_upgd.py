@@ -116,3 +116,15 @@ def test_with_a_rescaler_after_it() -> None:
 def test_by_hand_it_says_what_to_do() -> None:
     with pytest.raises(TypeError, match=r"acts on an optimizer's step: call attach\(\)"):
         UPGD(zoo.build("mlp")).step()
+
+
+def test_a_sparse_gradient_is_refused_before_anything_moves() -> None:
+    model = nn.Embedding(4, 3, sparse=True)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    method = UPGD(model).attach(optimizer)
+    before = model.weight.detach().clone()
+    model(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="'weight' has a sparse gradient, but upgd needs a dense one"):
+        optimizer.step()
+    assert torch.equal(model.weight, before)
+    assert method.steps == {}

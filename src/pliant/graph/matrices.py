@@ -2,8 +2,8 @@
 
 A weight is not always one matrix. A convolution holds one [C_out, C_in] map for each place of its kernel, and attention
 often packs its query, key and value maps into one tensor. A method that speaks of a layer's matrix asks here which ones
-there are. Attention is recognised by the names that its projections usually bear; a layer that packs its maps under
-another name, or in another order, is named by the user.
+there are. Attention is recognised by the names that its projections usually bear, a query beside a key; a layer that
+packs its maps under another name, or in another order, is named by the user.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +12,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils.parametrize import is_parametrized
 
 Role = Literal["q", "k", "v"]
 Packed = Sequence[str] | Mapping[str, Sequence[int]]
@@ -74,12 +75,14 @@ def find_matrices(model: nn.Module, packed: Packed = ()) -> list[Matrix]:
         ValueError: If a module that is named in `packed` is no linear layer, or has another number of outputs.
     """
     sizes = _packed_sizes(model, packed)
+    attentions = _attentions(model)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found: dict[tuple[str, int | None], Matrix] = {}
     for path, module in model.named_modules():
-        for leaf, roles in _roles(module, path, sizes.get(path)):
+        separate = _separate_role(path) if path.rpartition(".")[0] in attentions else None
+        for leaf, roles in _roles(module, path, sizes.get(path), separate):
             weight = getattr(module, leaf)
-            # The weight of a parametrized module is computed, and nothing could be written to it.
+            # Nothing could be written to a weight that is computed.
             if id(weight) not in names:
                 continue
             start = None if len(roles) == 1 else 0
@@ -92,9 +95,12 @@ def find_matrices(model: nn.Module, packed: Packed = ()) -> list[Matrix]:
 
 
 def _roles(
-    module: nn.Module, path: str, sizes: Sequence[int] | None
+    module: nn.Module, path: str, sizes: Sequence[int] | None, separate: Role | None
 ) -> Iterator[tuple[str, list[tuple[Role | None, int]]]]:
     """Yield the weights of a module, each with its maps in order: what they are for, and how many outputs they have."""
+    if is_parametrized(module, "weight") or is_parametrized(module, "in_proj_weight"):
+        # It is computed whenever it is read, and a spectral norm takes that for a step of training.
+        return
     if isinstance(module, nn.MultiheadAttention):
         if module.in_proj_weight is not None:
             yield "in_proj_weight", [(role, module.embed_dim) for role in _ROLES]
@@ -111,7 +117,20 @@ def _roles(
         if sizes is not None:
             yield "weight", list(zip(_ROLES, sizes, strict=True))
         else:
-            yield "weight", [(_SEPARATE_NAMES.get(leaf), out)]
+            yield "weight", [(separate, out)]
+
+
+def _separate_role(path: str) -> Role | None:
+    return _SEPARATE_NAMES.get(path.rpartition(".")[2].lower())
+
+
+def _attentions(model: nn.Module) -> set[str]:
+    """Return the modules that hold a query map beside a key map: one alone may be any layer that is called so."""
+    held: dict[str, set[Role | None]] = {}
+    for path, module in model.named_modules():
+        if is_linear(module):
+            held.setdefault(path.rpartition(".")[0], set()).add(_separate_role(path))
+    return {parent for parent, roles in held.items() if {"q", "k"} <= roles}
 
 
 def _packed_sizes(model: nn.Module, packed: Packed) -> dict[str, Sequence[int]]:

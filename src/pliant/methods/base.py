@@ -287,11 +287,12 @@ class Penalty(Method):
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         attachment = self._attachments[optimizer]
         names, counter = attachment.names, attachment.counter
+        ascending = ascending_names(optimizer, attachment)
         closure = closure_of(args, kwargs)
         if closure is None:
             # Under a GradScaler a fused optimizer gets its gradients still scaled, and says by how much.
             scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
-            self._add_gradient(names, counter, scale, found_inf)
+            self._add_gradient(names, counter, ascending, scale, found_inf)
             return None
         calls = 0
 
@@ -301,9 +302,13 @@ class Penalty(Method):
             # function of the parameters: what is kept between steps changes at the first call alone.
             nonlocal calls
             loss = closure()
-            self._add_gradient(names, counter, first=calls == 0)
+            self._add_gradient(names, counter, ascending, first=calls == 0)
             calls += 1
-            return loss if loss is None else loss + self.value(names).to(loss)
+            if loss is None:
+                return None
+            descending = [name for name in names if name not in ascending]
+            loss = loss + self.value(descending).to(loss) if descending else loss
+            return loss - self.value(ascending).to(loss) if ascending else loss
 
         return with_closure(args, kwargs, closure_with_penalty)
 
@@ -312,17 +317,24 @@ class Penalty(Method):
         self,
         names: Sequence[str],
         counter: str,
+        ascending: Sequence[str] = (),
         scale: Tensor | None = None,
         found_inf: Tensor | None = None,
         *,
         first: bool = True,
     ) -> None:
         gradients = self._gradients(names)
+        # An optimizer that maximises is given the gradient of minus the loss.
+        climbed = [gradients[name] for name in ascending if name in gradients]
+        if climbed:
+            torch._foreach_neg_(climbed)
         if first:
             self._count_step(counter)
             self._observe(gradients, scale, found_inf)
         if gradients:
             self._add_to(gradients, scale)
+        if climbed:
+            torch._foreach_neg_(climbed)
 
 
 class Rescaler(Method):
@@ -415,6 +427,14 @@ class Reinitializer(Method):
     def _match(self, optimizer: Optimizer) -> Attachment:
         # An optimizer without any of the parameters is no mistake here: its state is simply not concerned.
         return Attachment((), ())
+
+
+def ascending_names(optimizer: Optimizer, attachment: Attachment) -> Sequence[str]:
+    """Return the parameters that the optimizer moves up their gradient (`maximize=True`), not down."""
+    flags = [group.get("maximize", False) for group in optimizer.param_groups]
+    if not any(flags):
+        return ()
+    return [name for name, group in zip(attachment.names, attachment.groups, strict=True) if flags[group]]
 
 
 def closure_of(args: Any, kwargs: Any) -> Callable[[], Any] | None:

@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pliant.eigen import eigh
 from pliant.graph.layers import called_layers, classifier_names
-from pliant.methods.base import Kind, Method, Receipt, closure_of, with_closure
+from pliant.methods.base import Attachment, Kind, Method, Receipt, ascending_names, closure_of, with_closure
 from pliant.methods.gram import gram
 from pliant.methods.module_hooks import ModuleHook, input_of
 from pliant.methods.strengths import check_number, widen
@@ -127,6 +127,15 @@ class FeatureRank(Method):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_handle": None, "_features": None}
+
+    def _match(self, optimizer: Optimizer) -> Attachment:
+        attachment = super()._match(optimizer)
+        if ascending_names(optimizer, attachment):
+            raise ValueError(
+                f"optimizers: this {type(optimizer).__name__} maximises, and {self.name} would be maximised with the "
+                "objective; negate the objective and minimise"
+            )
+        return attachment
 
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
         return [optimizer.register_step_pre_hook(self._before_step)]

@@ -52,7 +52,7 @@ class FIRE(Reinitializer):
         polynomial: "cubic" (the paper's Algorithm 1), "quintic" (its A.2) or "exact" (the polar factor itself).
         layers: "all" acts on every linear and convolution layer, with q, k and v apart where a weight packs them (the
             paper's ResNet, VGG and GPT). "qk" acts on the q and k maps of attention alone (its ViT). "auto" is "qk" in
-            a model that has any, else "all".
+            a model that has any, else "all"; maps of their own count if q and k lie in one module.
         packed: Linear layers that pack q, k and v and are not recognised by their name: module names, or a mapping to
             the three numbers of outputs.
         solver: How to compute it: "auto", or one of `pliant.methods.orthogonal`.

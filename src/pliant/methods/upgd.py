@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pliant.methods.averages import check_beta, start_averages, update_averages_
-from pliant.methods.base import Filter, Receipt, Rescaler
+from pliant.methods.base import Filter, Receipt, Rescaler, ascending_names
 from pliant.methods.redraw import seeded
 from pliant.methods.strengths import check_number, widen
 
@@ -107,21 +107,24 @@ class UPGD(Rescaler):
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         names = self._attachments[optimizer].names
+        self._gradients(names)  # What cannot be gated is refused before anything moves.
         self._before[names] = list(torch._foreach_clone([self.parameters[name] for name in names]))
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         attachment = self._attachments[optimizer]
-        self._count_step(attachment.counter)
         before = dict(zip(attachment.names, self._before.pop(attachment.names), strict=True))
         groups = dict(zip(attachment.names, attachment.groups, strict=True))
         # The gradients of the step: a closure has filled them by now, and a fused optimizer has unscaled them.
         gradients = self._gradients(attachment.names)
+        ascending = ascending_names(optimizer, attachment)
+        self._count_step(attachment.counter)
         names = list(gradients)
         if not names:
             return
         found_inf = getattr(optimizer, "found_inf", None)
         utilities = [-widen(gradients[name]) * widen(before[name]) for name in names]
+        utilities = [-u if name in ascending else u for name, u in zip(names, utilities, strict=True)]
         update_averages_(self.averages, self.beta, names, {"utilities": utilities}, found_inf)
         gates = plasticity_gates([self.averages["utilities"][name] for name in names])
         with seeded(self.seed, self.draws):
