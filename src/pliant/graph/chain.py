@@ -83,7 +83,7 @@ def chain_plan(layers: Sequence[Layer], mode: Mode = "exact") -> ScalePlan:
     return ScalePlan(
         wishes=tuple(tensors[key] for key in columns),
         targets=tuple(written),
-        matrix=torch.stack(list(written.values())),
+        matrix=torch.stack(list(written.values())) if written else scale.new_zeros(0, len(columns)),
         outputs=scale.unsqueeze(0),
     )
 

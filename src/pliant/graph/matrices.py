@@ -134,6 +134,8 @@ def _attentions(model: nn.Module) -> set[str]:
 
 
 def _packed_sizes(model: nn.Module, packed: Packed) -> dict[str, Sequence[int]]:
+    if isinstance(packed, str):
+        raise ValueError(f"packed: {packed!r} is a string; it must be a list of module names, [{packed!r}]")
     modules = dict(model.named_modules())
     sizes: dict[str, Sequence[int]] = {}
     for path in packed:

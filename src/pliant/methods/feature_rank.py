@@ -27,6 +27,7 @@ from pliant.graph.layers import called_layers, classifier_names
 from pliant.methods.base import Attachment, Kind, Method, Receipt, ascending_names, closure_of, with_closure
 from pliant.methods.gram import gram
 from pliant.methods.module_hooks import ModuleHook, input_of
+from pliant.methods.naming import check_modules
 from pliant.methods.strengths import check_number, widen
 
 LossScale = float | Callable[[], float | Tensor]
@@ -83,7 +84,7 @@ class FeatureRank(Method):
             if example is None:
                 raise ValueError("example: None, and no classifier is named; pass an example input or classifier=name")
             classifier = classifier_names(called_layers(model, example))[-1]
-        self.classifier = classifier
+        (self.classifier,) = check_modules("classifier", model, [classifier])
         self._module = model.get_submodule(classifier)
         self._handle: RemovableHandle | None = None
         self._features: Tensor | None = None

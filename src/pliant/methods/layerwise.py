@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pliant.graph.layers import Layer, called_layers
 from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
+from pliant.methods.naming import check_modules
 from pliant.methods.redraw import Init, bare_modules, check_redrawable, redraw_, seeded
 from pliant.methods.roles import role_of
 
@@ -81,7 +82,7 @@ class Layerwise(Reinitializer):
                     )
         if len(blocks) < 2:
             raise ValueError(f"blocks: {blocks!r}; there must be two at least, one to keep and one to re-draw")
-        self.blocks = tuple(tuple(block) for block in blocks)
+        self.blocks = tuple(check_modules(f"blocks[{i}]", model, block) for i, block in enumerate(blocks))
         self._members = _members(self.blocks, self.parameters)
         check_redrawable(model, init, [name for members in self._members for name in members])
         self.init = init

@@ -7,6 +7,7 @@ from torch import nn
 
 from pliant.graph.layers import called_layers, classifier_names
 from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer, learnable_parameters
+from pliant.methods.naming import check_modules
 from pliant.methods.redraw import Init, bare_modules, check_redrawable, redraw_, seeded
 
 
@@ -78,7 +79,7 @@ class HeadReset(FullReset):
             if example is None:
                 raise ValueError("example: None, and no head is named; pass an example input or head=[module names]")
             head = classifier_names(called_layers(model, example))
-        modules = {id(p) for name in head for p in model.get_submodule(name).parameters()}
+        modules = {id(p) for name in check_modules("head", model, head) for p in model.get_submodule(name).parameters()}
         super().__init__(
             model, optimizer_state=optimizer_state, init=init, seed=seed, where=lambda _, p: id(p) in modules
         )

@@ -26,6 +26,7 @@ from pliant.graph.check import drift, run_graph
 from pliant.graph.layers import Layer, called_layers, classifier_names
 from pliant.graph.plan import BlockTensors
 from pliant.methods.base import Filter, Receipt, Rescaler
+from pliant.methods.naming import check_modules
 from pliant.methods.pull import DevicePull, HostPull
 from pliant.methods.strengths import (
     Strength,
@@ -106,6 +107,8 @@ class SWR(Rescaler):
             self.plan = self._scales.plan()
         else:
             self.plan = chain_plan(_chain(model, example, order), mode)
+        if lam_classifier is None and classifier is not None:
+            raise ValueError(f"classifier: {classifier!r} means nothing without lam_classifier, its strength")
         if not self.plan.wishes:
             raise ValueError("model: no weight can be rescaled without changing the function; see pliant.graph.analyse")
         self._names = [str(block) for block in self.plan.wishes]
@@ -123,6 +126,7 @@ class SWR(Rescaler):
                 classifier = classifier_names(
                     _chain(model, example, order) if example is None else called_layers(model, example)
                 )
+            classifier = check_modules("classifier", model, classifier)
             strengths |= {name: lam_classifier for name in self._names if _belongs(name, classifier)}
         self.lam = self.initial_norms.new_tensor([strengths.get(name, 0.0) for name in self._names])
         names_of = {id(p): name for name, p in self.parameters.items()}
@@ -291,7 +295,7 @@ class SWR(Rescaler):
 def _chain(model: nn.Module, example: Any, order: str | Sequence[str]) -> tuple[Layer, ...]:
     if isinstance(order, str):
         return chain_layers(model, called_layers(model, example))
-    return tuple(Layer(name, model.get_submodule(name)) for name in order)
+    return tuple(Layer(name, model.get_submodule(name)) for name in check_modules("order", model, order))
 
 
 def _as_tensor(log_c: Tensor | Sequence[float]) -> Tensor:

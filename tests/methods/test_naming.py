@@ -1,0 +1,51 @@
+"""Modules that a user names: a mistake is an error that names the argument, the value and what is allowed."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from pliant import FIRE, SWR, FeatureRank, HeadReset, Layerwise
+from tests import zoo
+
+X = zoo.batch("mlp")[0]
+CASES: dict[str, tuple[Callable[[nn.Module], object], str]] = {
+    "SWR, classifier": (
+        lambda m: SWR(m, X, lam_classifier=0.5, classifier=["hed"]),
+        r"classifier: the model has no module 'hed'; allowed: 0, 1, 2, 3, 4",
+    ),
+    "SWR, a string": (
+        lambda m: SWR(m, X, lam_classifier=0.5, classifier="4"),
+        r"classifier: '4' is a string; it must be a list of module names, \['4'\]",
+    ),
+    "SWR, no strength": (lambda m: SWR(m, X, classifier=["4"]), r"classifier: \['4'\] means nothing without lam_cl"),
+    "SWR, order": (lambda m: SWR(m, order=["0", "typo"]), "order: the model has no module 'typo'"),
+    "SWR, empty order": (lambda m: SWR(m, order=[]), r"order: \[\] names no module"),
+    "Layerwise": (lambda m: Layerwise(m, blocks=[["0"], ["typo"], ["4"]]), r"blocks\[1\]: the model has no module 'ty"),
+    "Layerwise, strings": (lambda m: Layerwise(m, blocks=["0", "2"]), r"blocks\[0\]: '0' is a string; it must be a l"),
+    "HeadReset": (lambda m: HeadReset(m, head=["typo"]), "head: the model has no module 'typo'"),
+    "HeadReset, a string": (lambda m: HeadReset(m, head="4"), "head: '4' is a string"),
+    "HeadReset, empty": (lambda m: HeadReset(m, head=[]), r"head: \[\] names no module"),
+    "FeatureRank": (lambda m: FeatureRank(m, classifier="44"), r"classifier: .* '44'; did you mean '4'\?"),
+    "FIRE": (lambda m: FIRE(m, packed="0"), "packed: '0' is a string"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_wrong_name_is_an_error(name: str) -> None:
+    make, message = CASES[name]
+    with pytest.raises(ValueError, match=message):
+        make(zoo.build("mlp"))
+
+
+def test_a_chain_without_a_weight_that_trains_is_an_error() -> None:
+    model = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.LayerNorm(3, elementwise_affine=False))
+    model.append(nn.Linear(3, 2, bias=False))
+    with pytest.raises(ValueError, match="no weight can be rescaled"):
+        SWR(model, order=["0", "1"])
+
+
+def test_a_model_that_is_one_layer_has_an_empty_name() -> None:
+    model = nn.Linear(3, 2)
+    assert SWR(model, torch.ones(1, 3), lam=0.1, lam_classifier=0.5).lam.tolist() == [0.5]
