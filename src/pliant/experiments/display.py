@@ -29,7 +29,7 @@ class LiveProgress:
         self._root = root
         self._console = console
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),  # Labels are the user's.
             BarColumn(),
             TextColumn("{task.percentage:>3.0f} %"),
             TimeElapsedColumn(),
