@@ -1,11 +1,14 @@
 """The answer in words: right about which, by how much, and whether the evidence is enough."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import pliant
+from pliant.experiments.config import Part
 from pliant.experiments.files import write_atomically
 from pliant.experiments.report.analysis import Analysis
 from pliant.experiments.report.answer import Answer, answer
@@ -174,6 +177,38 @@ def test_the_best_is_marked_if_it_is_alone(tmp_path: Path) -> None:
 def test_a_metric_that_repeats_another_is_left_out(tmp_path: Path) -> None:
     write_results(tmp_path, {"vanilla": [0.5], "a": [0.6]})
     assert analyse(tmp_path).metrics == ["mean_test_accuracy"]
+
+
+def test_failed_seeds_are_said(tmp_path: Path) -> None:
+    write_results(tmp_path, {"vanilla": scattered(0.5, 5, 0.01, 0), "swr": scattered(0.7, 4, 0.01, 1)})
+    write_run(tmp_path, config("swr", 4), [0.1], status="failed", error="boom")
+    found = ask(tmp_path)
+    assert found.verdict.startswith("Use swr")
+    assert "swr failed on 1 of 5 seeds; they do not count." in found.reasons
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_no_finite_number_does_not_count(tmp_path: Path, value: float) -> None:
+    write_results(tmp_path, {"vanilla": scattered(0.5, 4, 0.01, 0), "swr": scattered(0.7, 4, 0.01, 1)})
+    for seed in range(5):
+        path = write_run(tmp_path, config("l2", seed), [0.1 + 0.01 * seed]) / "result.json"
+    end = json.loads(path.read_bytes())
+    path.write_text(json.dumps(end | {"result": dict.fromkeys(end["result"], value)}))  # as older versions wrote it
+    analysis = analyse(tmp_path)
+    found = answer(analysis)
+    assert found.verdict.startswith("Use swr: 70.0 %")
+    assert "l2 finished 1 seed without a finite number to judge by; they do not count." in found.reasons
+    assert all(math.isfinite(estimate.mean) for row in analysis.rows for estimate in row.numbers.values())
+
+
+def test_choosing_settings_is_said(tmp_path: Path) -> None:
+    for lam, status in ((0.1, "finished"), (0.01, "finished"), (0.001, "unfinished")):
+        methods = (Part("l2", {"lam": lam}),)
+        write_run(tmp_path, config("l2", 10**6, methods=methods, purpose="selection"), [lam], status=status)  # type: ignore[arg-type]
+    assert str(ask(tmp_path)) == (
+        "Settings are being chosen; no run that counts has begun yet. Of 3 runs begun for that, 2 ended."
+    )
+    assert "Settings are being chosen" in pliant.report(tmp_path).to_html()
 
 
 def test_costs_are_relative_to_doing_nothing(tmp_path: Path) -> None:

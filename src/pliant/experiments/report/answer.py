@@ -1,5 +1,6 @@
 """The answer in words: which method, by how much, and whether the evidence is enough."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -93,6 +94,7 @@ def _above(contrasts: Sequence[tuple[Contrast | None, str]], headline: str) -> s
 
 def _nothing_yet(analysis: Analysis) -> Answer:
     runs = analysis.comparison.runs
+    choosing = [run for run in analysis.comparison.trials if run.config.purpose == "selection"]
     under_way = [run for run in runs if run.status == "unfinished"]
     diverged = [contender.name for contender in analysis.comparison.contenders if contender.diverged]
     if under_way:
@@ -102,6 +104,10 @@ def _nothing_yet(analysis: Analysis) -> Answer:
             (f"{count(len(under_way), 'run')} begun; the furthest is at {100 * furthest:.0f} %.",),
             "none",
         )
+    if choosing and not runs:
+        ended = sum(run.status != "unfinished" for run in choosing)
+        told = f"Of {count(len(choosing), 'run')} begun for that, {ended} ended."
+        return Answer("Settings are being chosen; no run that counts has begun yet.", (told,), "none")
     if diverged:
         return Answer("There is no method to recommend.", (f"{enumerate_names(diverged)} diverged.",), "none")
     return Answer("There is no finished run of a method to compare.", (), "none")
@@ -185,7 +191,7 @@ def _caveats(analysis: Analysis, best: Contender) -> list[str]:
     if 2 <= seeds <= FEW_SEEDS:
         found.append(
             f"With {seeds} seeds an interval is hardly wider than the seeds' own range and holds the true mean "
-            f"in about {100 - 100 * 2.0 ** (1 - seeds):.0f} % of cases, not 95 %."
+            f"in about {math.floor(100 - 100 * 2.0 ** (1 - seeds))} % of cases, not 95 %."
         )
     found += [
         f"{contender.name} diverged on {contender.diverged} of {count(len(contender.runs), 'seed')} "
@@ -193,6 +199,16 @@ def _caveats(analysis: Analysis, best: Contender) -> list[str]:
         for contender in comparison.contenders
         if contender.diverged
     ]
+    for contender in comparison.contenders:
+        if failed := contender.count("failed"):
+            found.append(
+                f"{contender.name} failed on {failed} of {count(len(contender.runs), 'seed')}; they do not count."
+            )
+        if lacking := contender.count("finished") - len(contender.values(analysis.headline)):
+            found.append(
+                f"{contender.name} finished {count(lacking, 'seed')} without a finite number to judge by; "
+                "they do not count."
+            )
     unfinished = sum(run.status == "unfinished" for run in comparison.runs)
     if unfinished:
         found.append(f"{unfinished} of {len(comparison.runs)} runs are not finished: this may change.")

@@ -255,7 +255,9 @@ def sensitivity(comparison: Comparison, series: Sequence[Series]) -> list[Figure
     figures = []
     for label, runs in grouped.items():
         contender = next((c for c in comparison.contenders if c.label == label), None)
-        key = key_of[contender.name] if contender else series[0].key
+        if contender is None:
+            continue  # It has no colour yet: none of its runs counts.
+        key = key_of[contender.name]
         for setting in _varied(runs):
             trials = _best_by_value(runs, setting, comparison.headline)
             figures.append(_sensitivity_figure(comparison, series, label, key, setting, trials))

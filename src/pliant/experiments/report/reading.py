@@ -5,10 +5,11 @@ it stands: its data, network and methods need not be at hand, and no code of its
 """
 
 import json
+import math
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,13 +41,17 @@ class Contender:
     runs: tuple[Run, ...]
 
     def values(self, metric: str) -> dict[int, float]:
-        """A number of the results for each seed that finished."""
+        """A number of the results for each seed that finished with one that is finite."""
         return {run.config.seed: run.result[metric] for run in self.runs if metric in run.result}
+
+    def count(self, status: Status) -> int:
+        """How many seeds ended in this way."""
+        return sum(run.status == status for run in self.runs)
 
     @property
     def diverged(self) -> int:
         """How many seeds have diverged."""
-        return sum(run.status == "diverged" for run in self.runs)
+        return self.count("diverged")
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ class _Question:
     broken: list[Broken] = field(default_factory=list)
 
     def add(self, run: Run, *, asked: bool) -> None:
-        """Take a run, or leave it if there is a better one of the same variant and seed.
+        """Take what is finite of a run, or leave it if there is a better one of the same variant and seed.
 
         What is measured, and where it is computed, may have been changed between two of them: a seed still
         counts once. The one that the recipe asks for goes first, then the one that came further.
@@ -125,7 +130,8 @@ class _Question:
         key = (*run.config.variant, run.config.purpose, run.config.seed)
         rank = asked, _PROGRESS[run.status]
         if key not in self.ranked or rank > self.ranked[key][0]:
-            self.ranked[key] = rank, run
+            finite = {metric: value for metric, value in run.result.items() if math.isfinite(value)}
+            self.ranked[key] = rank, replace(run, result=finite)
 
     @property
     def runs(self) -> list[Run]:
