@@ -1,5 +1,7 @@
 """A packed experiment holds what the folder held."""
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,33 @@ def test_unpacking_over_runs_is_refused(experiment: Path, tmp_path: Path) -> Non
     pack(experiment, tmp_path / "kept.gz")
     with pytest.raises(ValueError, match="holds runs already"):
         unpack(tmp_path / "kept.gz", experiment)
+
+
+def test_what_is_no_packed_experiment_is_named_and_leaves_nothing(experiment: Path, tmp_path: Path) -> None:
+    pack(experiment, tmp_path / "kept.gz")
+    content = (tmp_path / "kept.gz").read_bytes()
+    head, *runs = gzip.decompress(content).splitlines()
+    escaping = json.dumps(json.loads(runs[0]) | {"id": "../../escaped"}).encode()
+    bad = tmp_path / "bad.gz"
+    for wrong in (
+        b"no gzip",
+        b"",
+        content[:-200],
+        gzip.compress(b'{"a": 1}\n'),
+        gzip.compress(b"[]"),
+        gzip.compress(b""),
+        gzip.compress(b"\n".join([head, runs[0], escaping])),
+        gzip.compress(b"\n".join([head, runs[0], b"{}"])),
+    ):
+        bad.write_bytes(wrong)
+        with pytest.raises(ValueError, match=r"bad\.gz' is not what pliant pack writes, or it is damaged: "):
+            unpack(bad, tmp_path / "deep" / "er" / "again")
+        assert not (tmp_path / "deep").exists()
+    assert not list(tmp_path.rglob("escaped"))
+
+
+def test_an_experiment_without_a_recipe_cannot_be_packed(experiment: Path, tmp_path: Path) -> None:
+    (experiment / "recipe.json").unlink()
+    with pytest.raises(ValueError, match=r"holds no recipe\.json"):
+        pack(experiment, tmp_path / "kept.gz")
+    assert not (tmp_path / "kept.gz").exists()

@@ -138,5 +138,5 @@ def test_nothing_is_chosen_by_a_number_that_no_run_has(tmp_path: Path) -> None:
         "headline": "final_test_accuracy",
         "selection": {"seeds": 1},
     }
-    with pytest.raises(ValueError, match="headline is 'final_test_accuracy', which .* has not; allowed: final_train"):
+    with pytest.raises(ValueError, match=r"headline is 'final_test_accuracy', which .* has not; allowed: final"):
         run_experiment(make_recipe(values), tmp_path, InThisProcess(tmp_path))

@@ -7,9 +7,14 @@ run took place is left out, and the same runs always give the same bytes.
 
 import gzip
 import json
+import os
+import re
+import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
+from pliant.experiments.config import RunConfig
 from pliant.experiments.files import write_atomically
 from pliant.experiments.store import FINAL, Run, load_recipe, load_runs, load_selection
 
@@ -28,6 +33,8 @@ def pack(root: Path, file: Path) -> int:
         How many runs it holds.
     """
     runs = [run for run in load_runs(root) if run.status in FINAL]
+    if not (root / "recipe.json").exists():
+        raise ValueError(f"{root} holds no recipe.json; only an experiment with its recipe can be packed")
     head = {"recipe": load_recipe(root), "selection": load_selection(root)}
     lines = [json.dumps(line) for line in (head, *map(_describe, runs))]
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +43,7 @@ def pack(root: Path, file: Path) -> int:
 
 
 def unpack(file: Path, root: Path) -> int:
-    """Make an experiment's folder from a packed file, for `pliant report` and `load_runs`.
+    """Make an experiment's folder from a packed file, for `pliant report` and `load_runs`: all of it or nothing.
 
     Args:
         file: What `pack` wrote.
@@ -47,20 +54,47 @@ def unpack(file: Path, root: Path) -> int:
     """
     if (root / "runs").exists():
         raise ValueError(f"root {str(root)!r} holds runs already; unpack into another folder")
-    head, *runs = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
-    (root / "runs").mkdir(parents=True)
-    write_atomically(root / "recipe.json", json.dumps(head["recipe"]).encode())
-    if head["selection"]:
-        write_atomically(root / "selection.json", json.dumps(head["selection"]).encode())
-    for run in runs:
-        folder = root / "runs" / run["id"]
-        folder.mkdir()
-        end = {key: run[key] for key in ("config", "status", "result", "error")}
-        records = "".join(json.dumps(record) + "\n" for record in _to_rows(run["metrics"]))
-        write_atomically(folder / "config.json", json.dumps(run["config"]).encode())
-        write_atomically(folder / "metrics.jsonl", records.encode())
-        write_atomically(folder / "result.json", json.dumps(end).encode())
+    head, runs = _parse(file)
+    made = root / f".runs.{os.getpid()}.tmp"
+    made.mkdir(parents=True)
+    try:
+        for run in runs:
+            folder = made / run["id"]
+            folder.mkdir()
+            for name in _FILES:
+                write_atomically(folder / name, run[name])
+        write_atomically(root / "recipe.json", json.dumps(head["recipe"]).encode())
+        if head["selection"]:
+            write_atomically(root / "selection.json", json.dumps(head["selection"]).encode())
+        made.rename(root / "runs")
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
     return len(runs)
+
+
+_FILES = ("config.json", "metrics.jsonl", "result.json")
+
+
+def _parse(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Read all of a packed file: what it begins with, and each run's name and files."""
+    content = file.read_bytes()
+    try:
+        head, *lines = [json.loads(line) for line in gzip.decompress(content).splitlines()]
+        return {key: head[key] for key in ("recipe", "selection")}, [_parse_run(line) for line in lines]
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{str(file)!r} is not what pliant pack writes, or it is damaged: {reason}") from error
+
+
+def _parse_run(run: dict[str, Any]) -> dict[str, Any]:
+    if not re.fullmatch(r"[a-z0-9-]+", run["id"]):
+        raise ValueError(f"{run['id']!r} is no name of a run")
+    RunConfig.from_dict(run["config"])
+    end = {key: run[key] for key in ("config", "status", "result", "error")}
+    records = "".join(json.dumps(record) + "\n" for record in _to_rows(run["metrics"]))
+    contents = json.dumps(run["config"]), records, json.dumps(end)
+    return {"id": run["id"]} | dict(zip(_FILES, (content.encode() for content in contents), strict=True))
 
 
 def _describe(run: Run) -> dict[str, Any]:
