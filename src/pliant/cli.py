@@ -1,6 +1,7 @@
 """The command line: compare methods, run recipes, read results, find out what there is."""
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -15,11 +16,12 @@ try:
     from pliant.diagnostics.command import diagnose_command
     from pliant.experiments import archive, listings
     from pliant.experiments.display import LiveProgress
-    from pliant.experiments.recipe import Recipe, Scale, find_recipe, load_recipe, make_recipe, override
+    from pliant.experiments.recipe import BASELINES, Recipe, Scale, find_recipe, load_recipe, make_recipe, override
 except ImportError as error:
     raise SystemExit(f"the command line needs more than torch ({error}): pip install 'pliant[cli]'") from error
 
 from pliant import data
+from pliant._version import __version__
 from pliant.data import cache
 from pliant.experiments.engines import Engine, ProcessEngine, RayEngine
 from pliant.experiments.experiment import run_experiment
@@ -32,6 +34,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Keep PyTorch networks able to learn: attach methods, diagnose, compare.",
+    epilog="Exit codes: 0 done; 1 a run or a report failed, or data are damaged; 2 something asked for is wrong; "
+    "130 stopped by Ctrl-C, 143 by a signal to end: the same command goes on.",
 )
 data_app = typer.Typer(no_args_is_help=True, help="Fetch data sets and look after the cache.")
 app.add_typer(data_app, name="data")
@@ -59,7 +63,13 @@ class Format(StrEnum):
     PDF = "pdf"
 
 
-Out = Annotated[Path | None, typer.Option(help="Folder of the runs. The same folder goes on where it stopped.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of the runs; the same folder goes on where it stopped. By default runs/ and what is run, e.g. "
+        "runs/warm_start-digits-mlp or runs/RECIPE; for the demo demo/."
+    ),
+]
 EngineOption = Annotated[EngineName, typer.Option("--engine", help="Where to run.")]
 Workers = Annotated[int | None, typer.Option(help="Processes at a time; as many as the cores by default.")]
 Threads = Annotated[int, typer.Option(help="Threads (on Ray: CPUs) of every run.")]
@@ -68,16 +78,42 @@ Address = Annotated[str | None, typer.Option(help="Ray cluster to join; a new on
 Checkpoint = Annotated[float, typer.Option(help="Seconds between two checkpoints of a run.")]
 
 
+METHODS_EXAMPLE = "vanilla,swr,l2:lam=1e-3,l2:lam=1e-2|1e-4,swr+l2"
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        console.print(__version__, highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Take what stands before the command."""
+
+
 @app.command()
 def compare(
-    data: Annotated[str, typer.Option(help="Data set: a name, a path, or module:function.")] = "digits",
-    model: Annotated[str, typer.Option(help="Network: a name, or module:function.")] = "mlp",
-    stream: Annotated[str, typer.Option(help="What the network meets.")] = "warm_start",
+    data: Annotated[
+        str, typer.Option(help="Data set: a name (`pliant list data`), a path, or module:function.")
+    ] = "digits",
+    model: Annotated[str, typer.Option(help="Network: a name (`pliant list models`), or module:function.")] = "mlp",
+    stream: Annotated[str, typer.Option(help="What the network meets (`pliant list streams`).")] = "warm_start",
     methods: Annotated[
-        str, typer.Option(help="What to compare, e.g. vanilla,swr,l2:lam=1e-3,l2:lam=1e-2|1e-3,swr+l2.")
+        str,
+        typer.Option(
+            help=f"What to compare (`pliant list methods`), e.g. {METHODS_EXAMPLE} (with a setting, one chosen from "
+            "several, two methods at once)."
+        ),
     ] = "vanilla,fresh,l2,swr",
     seeds: Annotated[int, typer.Option(help="How many seeds.")] = 5,
-    tune: Annotated[bool, typer.Option(help="Choose each method's strength on held-out data.")] = False,
+    tune: Annotated[
+        bool, typer.Option(help="Choose the strength of each method that stands alone on held-out data.")
+    ] = False,
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="Anything else, e.g. stream.epochs=20, training.lr=1e-3.")
     ] = None,
@@ -90,18 +126,18 @@ def compare(
     checkpoint_seconds: Checkpoint = 30.0,
 ) -> None:
     """Compare methods on a stream: train each with several seeds, show a table, write a report."""
-    entries: list[Any] = methods.split(",")
-    if tune:
-        entries = [{"name": entry, "grid": "sweep"} if entry.isidentifier() else entry for entry in entries]
     values: dict[str, Any] = {
         "title": f"{stream} on {Path(data).name} with {model}",
         "data": data,
         "model": model,
         "stream": stream,
-        "methods": entries,
+        "methods": _entries(methods, tune),
         "seeds": seeds,
     }
     recipe = make_recipe(override(values, setting or ()))
+    fixed = [entry.label for entry in recipe.methods if entry.parts and len(entry.variants()) == 1]
+    if tune and fixed:
+        console.print(f"--tune leaves as they are: {', '.join(fixed)}", markup=False, soft_wrap=True)
     name = "-".join(Path(part).name for part in (stream, data, model)).replace(":", "_")
     make = _engine_maker(engine, workers, threads, gpus, address)
     _run(recipe, out or Path("runs") / name, make, checkpoint_seconds)
@@ -138,8 +174,12 @@ def demo(out: Out = None, workers: Workers = None) -> None:
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Experiments' folders.")],
     format: Annotated[
-        Format, typer.Option(help="html: a page. md, csv, tex: text and tables. png, svg, pdf: the figures.")
-    ] = Format.HTML,
+        Format | None,
+        typer.Option(
+            help="html: a page. md, csv, tex: text and tables. png, svg, pdf: the figures. By default what the name "
+            "of --to ends in, or html."
+        ),
+    ] = None,
     to: Annotated[
         Path | None, typer.Option(help="Where to write; report.FORMAT or figures/ in the first folder by default.")
     ] = None,
@@ -154,7 +194,7 @@ def pack(
     file: Annotated[Path, typer.Argument(help="Where to write, e.g. results.jsonl.gz.")],
 ) -> None:
     """Keep an experiment's ended runs in one small file."""
-    console.print(f"{archive.pack(folder, file)} runs in {file}", soft_wrap=True)
+    console.print(f"{archive.pack(folder, file)} runs in {file}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -163,7 +203,7 @@ def unpack(
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],
 ) -> None:
     """Make an experiment's folder again from a packed file, to report on."""
-    console.print(f"{archive.unpack(file, folder)} runs in {folder}", soft_wrap=True)
+    console.print(f"{archive.unpack(file, folder)} runs in {folder}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -176,7 +216,7 @@ def tensorboard(
 
     target = to or folder / "tensorboard"
     count = export(folder, target)
-    console.print(f"{count} runs; see them with: tensorboard --logdir {target}", soft_wrap=True)
+    console.print(f"{count} runs; see them with: tensorboard --logdir {target}", markup=False, soft_wrap=True)
 
 
 @app.command("list")
@@ -194,8 +234,8 @@ def data_list() -> None:
     folder = cache.cache_folder()
     for entry in cache.entries():
         size = sum(file.stat().st_size for file in entry.iterdir())
-        console.print(f"in the cache: {entry} ({size / 1e6:.0f} MB)", soft_wrap=True)
-    console.print(f"the cache is {folder}; PLIANT_CACHE names another", soft_wrap=True)
+        console.print(f"in the cache: {entry} ({size / 1e6:.0f} MB)", markup=False, soft_wrap=True)
+    console.print(f"the cache is {folder}; PLIANT_CACHE names another", markup=False, soft_wrap=True)
 
 
 @data_app.command("get")
@@ -216,7 +256,7 @@ def data_check() -> None:
     problems = [problem for entry in cache.entries() for problem in cache.check(entry)]
     for problem in problems:
         console.print(problem, markup=False, soft_wrap=True)
-    console.print(f"{len(cache.entries())} data sets in {cache.cache_folder()}, {len(problems)} problems")
+    console.print(f"{len(cache.entries())} data sets in {cache.cache_folder()}, {len(problems)} problems", markup=False)
     if problems:
         raise typer.Exit(1)
 
@@ -261,14 +301,35 @@ def _run(recipe: Recipe, root: Path, make_engine: Callable[[], Engine], checkpoi
         raise typer.Exit(code)
 
 
-def _report(folders: list[Path], format: Format, to: Path | None = None) -> None:
-    from pliant.experiments.report.report import FIGURES, make_report  # Statistics take seconds to import.
+def _entries(methods: str, tune: bool) -> list[Any]:
+    """Read what --methods says; of entries with the same methods, those with settings are called by these too."""
+    texts = [text.strip() for text in methods.split(",")]
+    names = [re.sub(r":[^+]*", "", text) for text in texts]
+    entries: list[Any] = []
+    for text, name in zip(texts, names, strict=True):
+        if tune and text.isidentifier() and text not in BASELINES:
+            entries.append({"name": text, "grid": "sweep"})
+        elif text != name and names.count(name) > 1:
+            entries.append({"label": text, "parts": text.split("+")})
+        else:
+            entries.append(text)
+    return entries
 
+
+def _report(folders: list[Path], format: Format | None, to: Path | None = None) -> None:
+    from pliant.experiments.report.report import FIGURES, FORMATS, make_report  # Statistics take seconds to import.
+
+    chosen: str = format or (to and to.suffix.removeprefix(".")) or Format.HTML
+    if chosen not in FORMATS:
+        raise ValueError(
+            f"--to is '{to}', which does not tell the format; end it in one of {', '.join(FORMATS)}, or give --format"
+        )
     report = make_report(folders)
     report.print(console)
-    target = to or folders[0] / ("figures" if format in FIGURES else f"report.{format}")
-    files = report.save(target, format)
-    console.print(f"report: {target}" + (f" ({len(files)} files)" if format in FIGURES else ""), soft_wrap=True)
+    target = to or folders[0] / ("figures" if chosen in FIGURES else f"report.{chosen}")
+    files = report.save(target, chosen)
+    written = f"report: {target}" + (f" ({len(files)} files)" if chosen in FIGURES else "")
+    console.print(written, markup=False, soft_wrap=True)
 
 
 def main() -> NoReturn:
