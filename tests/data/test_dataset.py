@@ -101,8 +101,12 @@ def test_wrong_data_sets_are_named() -> None:
         make().holdout(1.5, 0)
     with pytest.raises(ValueError, match="leaves a part empty"):
         make().holdout(0.001, 0)
-    with pytest.raises(ValueError, match="it must be 1 … 40"):
+    with pytest.raises(ValueError, match="first is 41; it must be 1 … 40"):
         make().first(41)
+    with pytest.raises(ValueError, match=r"train labels have shape \(4, 1\); they must be \[N\]"):
+        from_tensors("bad", (x, y[:, None]), (x, y))
+    with pytest.raises(ValueError, match="test inputs hold values that are not finite"):
+        from_tensors("bad", (x.float(), y), (x / 0, y))
 
 
 def test_unit_range_divides_pixels_by_255_and_leaves_features_alone() -> None:
@@ -132,5 +136,5 @@ def test_projection_keeps_the_scale_and_follows_a_selection() -> None:
                         (torch.randn(5, 500), torch.zeros(5, dtype=torch.int64)))  # fmt: skip
     assert float(data.project(300).train.x.std()) == pytest.approx(1, abs=0.02)
     assert torch.equal(data.first(3).project(4).train.x, data.project(4).train.x[:3])
-    with pytest.raises(ValueError, match=r"features is 501; it must be 1 … 500"):
+    with pytest.raises(ValueError, match=r"project is 501; it must be 1 … 500"):
         data.project(501)

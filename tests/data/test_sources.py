@@ -163,6 +163,62 @@ class TestFolder:
         pixels = numpy.asarray(picture(100)).transpose(2, 0, 1)
         assert torch.equal(loaded.train.x[4], torch.from_numpy(pixels.copy()))
 
+    def test_the_first_training_examples_are_of_all_classes_and_always_the_same(self, tmp_path: Path) -> None:
+        root = write_folder(tmp_path / "zoo", per_class=20)
+        some = data.load(str(root), first=24)
+        assert set(some.train.y.tolist()) == {0, 1, 2}
+        whole, again = data.load(str(root)), data.load(str(root))
+        index = torch.arange(24)
+        assert torch.equal(some.train.batch(index)[0], whole.train.batch(index)[0])
+        assert torch.equal(again.train.batch(index)[0], whole.train.batch(index)[0])
+        for label, name in enumerate(whole.classes):
+            images = {numpy.asarray(Image.open(file)).tobytes() for file in (root / name).iterdir()}
+            members = whole.train.rows[whole.train.y == label]
+            assert all(whole.train.x[row].permute(1, 2, 0).numpy().tobytes() in images for row in members)
+
+    def test_a_cameras_orientation_is_heeded(self, tmp_path: Path) -> None:
+        root = write_folder(tmp_path / "zoo", size=(6, 4))
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        turned = picture(1, (4, 6))
+        turned.save(root / "cat" / "turned.png", exif=exif)
+        loaded = data.load(str(root))
+        assert loaded.shape == (3, 6, 4)
+        pixels = numpy.rot90(numpy.asarray(turned), -1).transpose(2, 0, 1)
+        images = [*loaded.train.x, *loaded.test.x]
+        assert any(torch.equal(image, torch.from_numpy(pixels.copy())) for image in images)
+
+    def test_floating_point_pixels_are_refused(self, tmp_path: Path) -> None:
+        root = write_folder(tmp_path / "zoo", mode="L")
+        Image.new("F", (6, 6), 0.5).save(root / "cat" / "0.tif")
+        with pytest.raises(ValueError, match=r"0\.tif has floating-point pixels; save it with 8 or 16 bits"):
+            data.load(str(root), skip_corrupt=True)
+
+    def test_dead_links_are_corrupt_and_folders_are_no_images(self, tmp_path: Path) -> None:
+        root = write_folder(tmp_path / "zoo")
+        (root / "cat" / "more.png").mkdir()
+        assert len(data.load(str(root)).train) == 12
+        (root / "cat" / "dead.png").symlink_to(tmp_path / "nowhere.png")
+        with pytest.raises(ValueError, match=r"dead\.png cannot be read: No such file"):
+            data.load(str(root))
+        assert len(data.load(str(root), skip_corrupt=True).train) == 12
+
+    def test_too_few_are_named(self, tmp_path: Path) -> None:
+        root = write_folder(tmp_path / "zoo")
+        (root / "yak").mkdir()
+        picture(1).save(root / "yak" / "only.png")
+        with pytest.raises(ValueError, match=r"zoo: class 'yak' has 1 example; to test on some, it needs 2"):
+            data.load(str(root))
+        (tmp_path / "one" / "yak").mkdir(parents=True)
+        picture(1).save(tmp_path / "one" / "yak" / "only.png")
+        with pytest.raises(ValueError, match=r"one has one class alone, 'yak'"):
+            data.load(str(tmp_path / "one"))
+
+    @pytest.mark.parametrize("size", [0, -1, 4.5, 5000, "big"])
+    def test_impossible_sizes_are_named(self, tmp_path: Path, size: object) -> None:
+        with pytest.raises(ValueError, match=rf"size is {size!r}; it must be a whole number, 1 … 4096"):
+            data.load(str(write_folder(tmp_path / "zoo")), size=size)
+
     def test_all_grey_is_grey(self, tmp_path: Path) -> None:
         assert data.load(str(write_folder(tmp_path / "zoo", mode="L"))).shape == (1, 6, 6)
 
@@ -180,7 +236,7 @@ class TestFolder:
     def test_odd_sizes_need_a_size(self, tmp_path: Path) -> None:
         root = write_folder(tmp_path / "zoo")
         picture(1, (9, 7)).save(root / "cat" / "wide.png")
-        with pytest.raises(ValueError, match=r"differ in size: .* say which size they shall have \(size=32\)"):
+        with pytest.raises(ValueError, match=r"differ in size: .* say which size they shall have \(size=32; "):
             data.load(str(root))
         assert data.load(str(root), size=5).shape == (3, 5, 5)
 
@@ -235,7 +291,36 @@ class TestFiles:
         numpy.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x[:6], y_test=y[:6])
         loaded = data.load(str(tmp_path / "own.npz"))
         assert torch.equal(loaded.train.x, torch.from_numpy(x.transpose(0, 3, 1, 2).copy()))
+        assert torch.equal(loaded.train.y, torch.from_numpy(y)[loaded.train.rows])
         assert (len(loaded.test), loaded.classes) == (6, ("0", "1", "2"))
+
+    def test_npz_sorted_by_class_is_shuffled(self, tmp_path: Path) -> None:
+        numpy.savez(tmp_path / "own.npz", x=numpy.arange(80.0).reshape(40, 2), y=numpy.arange(40) // 20)
+        some = data.load(str(tmp_path / "own.npz"), first=12).train
+        inputs, labels = some.batch(torch.arange(12))
+        assert set(labels.tolist()) == {0, 1}
+        assert torch.equal(labels, (inputs[:, 0] >= 40).long())
+
+    @pytest.mark.parametrize(
+        ("x", "y", "message"),
+        [
+            (numpy.zeros((4, 5)), numpy.array([0.5, 1, 0, 1]), r"y holds 0\.5; labels must be whole numbers"),
+            (numpy.zeros((4, 5)), numpy.array([0, 1, 0, numpy.nan]), "y holds nan; labels must be whole numbers"),
+            (numpy.zeros((4, 5)), numpy.array([[0], [1], [0], [1]]), r"x has shape \(4, 5\) and y \(4, 1\); they must"),
+            (numpy.zeros((4, 5)), numpy.array([0, 1, 0]), r"x has shape \(4, 5\) and y \(3,\); they must be"),
+            (
+                numpy.zeros((4, 5)),
+                numpy.array([7, 900000] * 2),
+                "2 different numbers from 7 to 900000; they must be 0, 1",
+            ),
+            (numpy.zeros((4, 5)), numpy.zeros(4), "1 different numbers from 0 to 0; .* at least 2"),
+            (numpy.full((4, 5), numpy.nan), numpy.array([0, 1, 0, 1]), "inputs hold values that are not finite"),
+        ],
+    )
+    def test_wrong_arrays_are_named(self, tmp_path: Path, x: numpy.ndarray, y: numpy.ndarray, message: str) -> None:
+        numpy.savez(tmp_path / "own.npz", x=x, y=y)
+        with pytest.raises(ValueError, match=message):
+            data.load(str(tmp_path / "own.npz"))
 
     def test_npz_with_two_arrays(self, tmp_path: Path) -> None:
         numpy.savez(tmp_path / "own.npz", x=numpy.zeros((20, 7)), y=numpy.arange(20) % 2)

@@ -145,8 +145,8 @@ class Dataset:
 
     def first(self, n: int) -> "Dataset":
         """Keep only the first n training examples, as some papers do."""
-        if not 0 < n <= len(self.train):
-            raise ValueError(f"n is {n}; it must be 1 … {len(self.train)}")
+        if not isinstance(n, int) or not 0 < n <= len(self.train):
+            raise ValueError(f"first is {n!r}; it must be 1 … {len(self.train)}, the number of training examples")
         return replace(self, train=self.train.select(torch.arange(n)))
 
     def in_unit_range(self) -> "Dataset":
@@ -172,8 +172,8 @@ class Dataset:
             A data set of vectors.
         """
         size = torch.Size(self.shape).numel()
-        if not 0 < features <= size:
-            raise ValueError(f"features is {features}; it must be 1 … {size}")
+        if not isinstance(features, int) or not 0 < features <= size:
+            raise ValueError(f"project is {features!r}; it must be 1 … {size}, the size of an input")
         device = self.train.x.device
         matrix = torch.randn(size, features, generator=generator("projection", size, features)).to(device) / size**0.5
 
@@ -210,6 +210,10 @@ def from_tensors(
             raise ValueError(f"{part} has no examples")
         if x.dtype == torch.uint8 and x.ndim != 4:
             raise ValueError(f"{part} images have shape {tuple(x.shape)}; uint8 images are [N, C, H, W]")
+        if y.ndim != 1:
+            raise ValueError(f"{part} labels have shape {tuple(y.shape)}; they must be [N]")
+        if x.is_floating_point() and not all(rows.isfinite().all() for rows in torch.split(x, 4096)):
+            raise ValueError(f"{part} inputs hold values that are not finite")
     if train[0].shape[1:] != test[0].shape[1:]:
         raise ValueError(f"train inputs have shape {tuple(train[0].shape[1:])}, test inputs {tuple(test[0].shape[1:])}")
     if classes is None:

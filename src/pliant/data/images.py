@@ -26,6 +26,7 @@ def open_image(source: bytes | IO[bytes], name: str) -> "Image":
 
     Raises:
         CorruptImageError: If it is damaged or no image.
+        ValueError: If its pixels are floating-point numbers, whose range nobody knows.
     """
     try:
         from PIL import Image
@@ -36,6 +37,8 @@ def open_image(source: bytes | IO[bytes], name: str) -> "Image":
         image.load()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise CorruptImageError(f"{name} cannot be read as an image: {error}") from error
+    if image.mode == "F":
+        raise ValueError(f"{name} has floating-point pixels; save it with 8 or 16 bits a channel, or use an .npz file")
     return image
 
 

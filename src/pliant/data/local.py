@@ -1,6 +1,9 @@
 """Data of the user's own: a folder of images, a NumPy file, a function."""
 
+import os
 import zipfile
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +24,16 @@ _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif",
 _TEST_FOLDERS = ("test", "val", "valid", "validation")
 TEST_FRACTION = 0.2
 """Part of the examples of each class to test on, where the data has no test part of its own."""
+_LARGEST = 4096
+_DECODER = "2"
+"""Changes whenever the same file is decoded in another way."""
 
 
 def load_folder(path: Path, *, size: int | None = None, skip_corrupt: bool = False) -> Dataset:
     """Load a folder of images: `class/image.png`, or `train/class/image.png` and `test/class/image.png`.
 
-    Without a test folder, a fixed fifth of each class is kept for testing.
+    Without a test folder, a fixed fifth of each class is kept for testing. Training examples come in one fixed random
+    order: the first few hundred are of all classes.
 
     Args:
         path: The folder.
@@ -36,6 +43,8 @@ def load_folder(path: Path, *, size: int | None = None, skip_corrupt: bool = Fal
     Returns:
         The data set; grey if all images are.
     """
+    if size is not None and (not isinstance(size, int) or not 1 <= size <= _LARGEST):
+        raise ValueError(f"size is {size!r}; it must be a whole number, 1 … {_LARGEST}")
     train_root = path / "train" if (path / "train").is_dir() else path
     test_root = next((path / name for name in _TEST_FOLDERS if (path / name).is_dir()), None)
     if train_root is path:
@@ -43,14 +52,33 @@ def load_folder(path: Path, *, size: int | None = None, skip_corrupt: bool = Fal
     elif test_root is None:
         raise ValueError(f"{path} has a folder 'train' but none of {', '.join(_TEST_FOLDERS)}")
     train = _list_images(train_root)
+    if len(train) < 2:
+        raise ValueError(
+            f"{train_root} has one class alone, {min(train)!r}; every class is a folder, and there must be 2"
+        )
     test = _list_images(test_root) if test_root else {}
     if unknown := test.keys() - train.keys():
         raise ValueError(f"{test_root} has a class {min(unknown)!r} that {train_root} has not")
     files = [file for part in (train, test) for each in part.values() for file in each]
-    stats = [(str(file.relative_to(path)), file.stat()) for file in files]
+    stats = [(str(file.relative_to(path)), _stat(file)) for file in files]
     identity = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    fingerprint = f"{path.resolve()}|{size}|{skip_corrupt}|{identity}"
-    return cached(str(path), fingerprint, partial(_decode_folder, train, test, size, skip_corrupt))
+    fingerprint = f"{_DECODER}|{path.resolve()}|{size}|{skip_corrupt}|{identity}"
+    return _shuffled(
+        cached(str(path), fingerprint, partial(_decode_folder, str(path), train, test, size, skip_corrupt))
+    )
+
+
+def _stat(file: Path) -> os.stat_result:
+    """What says whether a file has changed; of a link that leads nowhere, the link itself."""
+    try:
+        return file.stat()
+    except OSError:
+        return file.lstat()
+
+
+def _shuffled(dataset: Dataset) -> Dataset:
+    """Bring training examples, which often come class by class, into a fixed random order."""
+    return replace(dataset, train=dataset.train.select(permutation(len(dataset.train), "shuffle")))
 
 
 def _list_images(root: Path) -> dict[str, list[Path]]:
@@ -60,7 +88,7 @@ def _list_images(root: Path) -> dict[str, list[Path]]:
         raise ValueError(f"{root} has no folders; every class is a folder of images")
     found = {}
     for folder in classes:
-        images = sorted(file for file in folder.rglob("*") if file.suffix.lower() in _SUFFIXES)
+        images = sorted(file for file in folder.rglob("*") if file.suffix.lower() in _SUFFIXES and not file.is_dir())
         if not images:
             raise ValueError(f"class {folder.name!r} is empty: there are no images in {folder}")
         found[folder.name] = images
@@ -68,7 +96,7 @@ def _list_images(root: Path) -> dict[str, list[Path]]:
 
 
 def _decode_folder(
-    train: dict[str, list[Path]], test: dict[str, list[Path]], size: int | None, skip_corrupt: bool
+    source: str, train: dict[str, list[Path]], test: dict[str, list[Path]], size: int | None, skip_corrupt: bool
 ) -> Decoded:
     classes = tuple(train)
     parts = []
@@ -95,7 +123,7 @@ def _decode_folder(
         (one, first), (other, second) = list(sizes.items())[:2]
         raise ValueError(
             f"images differ in size: {first} has {one[0]} x {one[1]} pixels, {second} has {other[0]} x {other[1]}; "
-            "say which size they shall have (size=32)"
+            "say which size they shall have (size=32; on the command line --set data.size=32)"
         )
     (height, width) = next(iter(sizes))
     mode: Mode = "L" if grey else "RGB"
@@ -108,27 +136,44 @@ def _decode_folder(
     everything = decode(parts[0])
     if parts[1]:
         return everything, decode(parts[1]), classes
-    return *split(*everything), classes
+    return *split(*everything, source, classes), classes
 
 
 def _open(file: Path, size: int | None) -> "Image":
-    with file.open("rb") as content:
-        image = open_image(content, str(file))
-    if size is None or image.size == (size, size):
-        return image
+    try:
+        with file.open("rb") as content:
+            image = open_image(content, str(file))
+    except OSError as error:
+        raise CorruptImageError(f"{file} cannot be read: {error.strerror}") from error
     from PIL import ImageOps
 
+    image = ImageOps.exif_transpose(image)  # Cameras save what they see and say how they were held.
+    if size is None or image.size == (size, size):
+        return image
     # Cropping keeps proportions, which squeezing would not.
     return ImageOps.fit(image, (size, size))
 
 
-def split(x: Tensor, y: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Keep a fixed part of every class for testing, one example at least."""
+def split(
+    x: Tensor, y: Tensor, source: str, classes: Sequence[str] | None = None
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Keep a fixed part of every class for testing, one example at least.
+
+    Args:
+        x: Inputs.
+        y: Labels.
+        source: Where they come from, for the error that a class is too small.
+        classes: What classes are called; their numbers by default.
+
+    Returns:
+        Inputs and labels to learn from, and to be tested on.
+    """
     chosen = []
     for label in torch.unique(y).tolist():
         members = (y == label).nonzero().flatten()
         if len(members) < 2:
-            raise ValueError(f"class {label} has {len(members)} example; to test on some, it needs 2")
+            name = repr(classes[label]) if classes else label
+            raise ValueError(f"{source}: class {name} has {len(members)} example; to test on some, it needs 2")
         order = permutation(len(members), "split", label)
         chosen.append(members[order[: max(1, round(TEST_FRACTION * len(members)))]])
     is_test = torch.zeros(len(y), dtype=torch.bool)
@@ -139,9 +184,11 @@ def split(x: Tensor, y: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Te
 def load_npz(path: Path) -> Dataset:
     """Load a NumPy file with `x_train, y_train, x_test, y_test`, or with `x, y`, of which a fifth is for testing.
 
+    Training examples come in one fixed random order.
+
     Args:
-        path: The file. Images are uint8 [N, H, W], [N, H, W, C] or [N, C, H, W]; other inputs are
-            floating-point.
+        path: The file. Labels are whole numbers from 0 on, without a gap. Images are uint8 [N, H, W], [N, H, W, C] or
+            [N, C, H, W]; other inputs are floating-point.
 
     Returns:
         The data set.
@@ -154,13 +201,35 @@ def load_npz(path: Path) -> Dataset:
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read as a NumPy file of plain arrays: {error}") from error
     if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
-        train = _shape_images(arrays["x_train"]), arrays["y_train"].to(torch.int64)
-        test = _shape_images(arrays["x_test"]), arrays["y_test"].to(torch.int64)
+        train, test = _pair(path, arrays, "_train"), _pair(path, arrays, "_test")
     elif {"x", "y"} <= arrays.keys():
-        train, test = split(_shape_images(arrays["x"]), arrays["y"].to(torch.int64))
+        train, test = split(*_pair(path, arrays, ""), str(path))
     else:
         raise ValueError(f"{path} holds {sorted(arrays)}; it must hold x and y, or x_train, y_train, x_test, y_test")
-    return from_tensors(path.stem, train, test)
+    labels = torch.unique(torch.cat([train[1], test[1]]))
+    if len(labels) < 2 or not torch.equal(labels, torch.arange(len(labels))):
+        low, high = int(labels.min()), int(labels.max())
+        raise ValueError(
+            f"{path}: labels are {len(labels)} different numbers from {low} to {high}; "
+            "they must be 0, 1, … without a gap, and at least 2"
+        )
+    return _shuffled(from_tensors(path.stem, train, test))
+
+
+def _pair(path: Path, arrays: dict[str, Tensor], part: str) -> tuple[Tensor, Tensor]:
+    """Check the inputs and labels of one part of a NumPy file."""
+    x, y = arrays[f"x{part}"], arrays[f"y{part}"]
+    if y.ndim != 1 or x.ndim < 2 or len(x) != len(y):
+        raise ValueError(
+            f"{path}: x{part} has shape {tuple(x.shape)} and y{part} {tuple(y.shape)}; "
+            "they must be (examples, …) and (examples,)"
+        )
+    if len(y) == 0:
+        raise ValueError(f"{path}: y{part} is empty")
+    whole = y.to(torch.int64)
+    if not torch.equal(whole.to(y.dtype), y):
+        raise ValueError(f"{path}: y{part} holds {float(y[whole != y][0])}; labels must be whole numbers")
+    return _shape_images(x), whole
 
 
 def _shape_images(x: Tensor) -> Tensor:
