@@ -283,6 +283,11 @@ def test_without_a_shared_seed_each_is_ranked_by_its_own(tmp_path: Path) -> None
     found = ask(tmp_path)
     assert found.verdict.startswith("Use swr: 70.0 %")
     assert found.reasons[1] == "There is no seed that all share: each is ranked by the seeds it has."
+    assert found.reasons[2].startswith("Differences: +20.00 points against doing nothing (95 % interval ")
+    assert found.reasons[2].endswith(", over different seeds).")
+    notes = " ".join(pliant.report(tmp_path).sections[0].table.notes)
+    assert "seed by seed" not in notes
+    assert "Welch" in notes
 
 
 @pytest.mark.parametrize("best", ["swr", "vanilla"])

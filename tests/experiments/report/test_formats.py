@@ -126,6 +126,21 @@ def test_latex_is_a_table_with_its_specials_escaped(report: Report, tmp_path: Pa
     assert not re.search(r"(?<!\\)[%_#]", text)
 
 
+def test_marks_are_written_and_explained(tmp_path: Path) -> None:
+    results = {"vanilla": [0.50, 0.51, 0.52, 0.54], "a": [0.90, 0.91, 0.92, 0.93], "b": [0.91, 0.90, 0.93, 0.91]}
+    write_results(tmp_path / "tied", results)
+    write_results(tmp_path / "best", {name: results[name] for name in ("vanilla", "a")})
+    for name, in_markdown, in_latex, meaning in (
+        ("tied", "91.50 *tied* (", r"\underline{91.50}", "Underlined: tied."),
+        ("best", "**91.50** *best* (", r"\textbf{91.50}", "Bold: best."),
+    ):
+        report = pliant.report(tmp_path / name)
+        assert in_markdown in report.save(tmp_path / "out.md")[0].read_text()
+        latex = report.save(tmp_path / "out.tex")[0].read_text()
+        assert in_latex in latex
+        assert meaning in latex
+
+
 @pytest.mark.parametrize("format", FIGURES)
 def test_figures_are_drawn_for_print(report: Report, tmp_path: Path, format: str) -> None:
     files = report.save(tmp_path / "figures", format)

@@ -116,11 +116,13 @@ def _nothing_yet(analysis: Analysis) -> Answer:
 def _difference_sentence(analysis: Analysis, best: Contender) -> str:
     """Say how sure the differences to the references are."""
     row = analysis.row(best)
-    parts = []
+    parts, paired = [], True
     for contrast, reference in ((row.against_vanilla, "doing nothing"), (row.against_fresh, "training from scratch")):
         if contrast is None or not (ends := span(contrast.difference.interval, analysis.headline, signed=True)):
             continue
         told = "" if contrast.distinguishable else ": not distinguishable"
+        if not contrast.difference.paired:
+            paired, told = False, f"{told}, over different seeds"
         parts.append(
             f"{change(contrast.difference.interval.mean, analysis.headline)} against {reference} "
             f"(95 % interval {ends}; {probability(contrast.p)}{told})"
@@ -129,7 +131,7 @@ def _difference_sentence(analysis: Analysis, best: Contender) -> str:
         return ""
     family = max(contrast.family for contrast in (row.against_vanilla, row.against_fresh) if contrast)
     corrected = f" All p-values are corrected for {family} comparisons." if family > 1 else ""
-    return f"Seed by seed: {' and '.join(parts)}.{corrected}"
+    return f"{'Seed by seed' if paired else 'Differences'}: {' and '.join(parts)}.{corrected}"
 
 
 def _evidence_sentence(analysis: Analysis, best: Contender) -> str:

@@ -141,11 +141,13 @@ def _marked(analysis: Analysis, metric: str) -> bool:
 
 def _notes(analysis: Analysis) -> list[str]:
     notes = ["Means over seeds with 95 % bootstrap intervals."]
-    if any(row.against_vanilla or row.against_fresh for row in analysis.rows):
-        notes.append(
-            "Differences are taken seed by seed; p-values are of paired t-tests, corrected by Holm's procedure for "
-            "the number of methods."
-        )
+    contrasts = [c for row in analysis.rows for c in (row.against_vanilla, row.against_fresh) if c]
+    if any(contrast.difference.paired for contrast in contrasts):
+        notes.append("Differences are taken seed by seed, p-values are of paired t-tests.")
+    if not all(contrast.difference.paired for contrast in contrasts):
+        notes.append("Where fewer than two seeds are shared, differences are of means, p-values of Welch's t-tests.")
+    if contrasts:
+        notes.append("All p-values are corrected by Holm's procedure for the number of comparisons.")
     marks = {mark for row in analysis.rows for mark in row.marks.values()}
     if "best" in marks:
         notes.append("Best: distinguishable from every other method.")

@@ -34,7 +34,8 @@ def _markdown_section(section: Section) -> str:
 def _markdown_table(table: ResultTable) -> list[str]:
     def write(cell: Cell) -> str:
         value = f"**{cell.text}**" if cell.mark == "best" else cell.text
-        return " ".join(filter(None, [value, f"({'; '.join(cell.details)})" if cell.details else ""]))
+        details = f"({'; '.join(cell.details)})" if cell.details else ""
+        return " ".join(filter(None, [value, cell.mark and f"*{cell.mark}*", details]))
 
     rows = [[_plain(name), *map(write, cells)] for name, cells in zip(table.contenders, table.cells, strict=True)]
     header = f"| {' | '.join(table.columns)} |"
@@ -122,7 +123,9 @@ def _latex_table(table: ResultTable, title: str) -> str:
         rf"{_latex(name)} & {' & '.join(map(write, cells))} \\"
         for name, cells in zip(table.contenders, table.cells, strict=True)
     ]
-    notes = " ".join(table.notes)
+    marks = {cell.mark for cells in table.cells for cell in cells}
+    means = {"best": "Bold: best.", "tied": "Underlined: tied."}
+    notes = " ".join([*table.notes, *(meaning for mark, meaning in means.items() if mark in marks)])
     return "\n".join(
         [
             r"\begin{table}",
