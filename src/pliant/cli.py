@@ -239,9 +239,17 @@ def data_list() -> None:
 
 
 @data_app.command("get")
-def data_get(name: Annotated[str, typer.Argument(help="A data set: a name, a path, or module:function.")]) -> None:
+def data_get(
+    name: Annotated[str, typer.Argument(help="A data set: a name, a path, or module:function.")],
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="How to load it, as for runs: data.size=32, data.first=100.")
+    ] = None,
+) -> None:
     """Download and decode a data set, so that runs find it ready."""
-    dataset = data.load(name)
+    options = override({}, setting or ())
+    if others := options.keys() - {"data"}:
+        raise ValueError(f"--set {min(others)}: only what begins with 'data.' says how to load a data set")
+    dataset = data.load(name, **options.get("data", {}))
     console.print(
         f"{name}: {len(dataset.train)} examples to learn from, {len(dataset.test)} to be tested on, "
         f"{len(dataset.classes)} classes, shape {dataset.shape}",

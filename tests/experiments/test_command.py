@@ -5,13 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_cli import pliant  # noqa: F401  (a fixture)
+from pliant.experiments.run import execute
+from pliant.experiments.store import load_runs
+from pliant.experiments.tensorboard import export
+from tests import test_cli
+from tests.data.test_sources import write_folder
+from tests.experiments.helpers import small
 
+pliant = test_cli.pliant
 Command = Callable[..., tuple[int, str]]
 TINY = ("--seeds", "1", "--workers", "1", "--set", "data.first=40", "--set", "stream.epochs=1", "--stream", "single")
 
 
-def test_runs_are_told_of_even_if_no_report_can_be_written(pliant: Command, tmp_path: Path) -> None:  # noqa: F811
+def test_runs_are_told_of_even_if_no_report_can_be_written(pliant: Command, tmp_path: Path) -> None:
     (tmp_path / "report.html").mkdir()
     diverging = ("--set", "training.optimizer=sgd", "--set", "training.lr=1e38")
     code, printed = pliant("compare", "--methods", "vanilla", *TINY, *diverging, "--out", str(tmp_path))
@@ -28,8 +34,33 @@ def test_runs_are_told_of_even_if_no_report_can_be_written(pliant: Command, tmp_
         (["unpack", "absent.gz", "there"], "'absent.gz'"),
     ],
 )
-def test_trouble_with_files_ends_in_a_line(pliant: Command, arguments: list[str], message: str) -> None:  # noqa: F811
+def test_trouble_with_files_ends_in_a_line(pliant: Command, arguments: list[str], message: str) -> None:
     code, printed = pliant(*arguments)
     assert code == 2
     assert printed.startswith("error: ")
     assert message in printed
+
+
+def test_an_export_holds_the_measures_and_replaces_an_earlier_one(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = small(measures=("weight_l2",))
+    execute(config, tmp_path)
+    (run,) = load_runs(tmp_path)
+    for _ in range(2):
+        assert export(tmp_path, tmp_path / "board") == 1
+    events = EventAccumulator(str(tmp_path / "board" / config.id))
+    events.Reload()
+    shown = [(event.step, event.value) for event in events.Scalars("measures/weight_l2")]
+    expected = [(record["step"], record["measures"]["weight_l2"]) for record in run.records if "measures" in record]
+    assert shown == [(step, pytest.approx(value, rel=1e-6)) for step, value in expected]
+    assert len(events.Scalars("loss")) == len(run.records)
+
+
+def test_data_is_fetched_as_runs_load_it(pliant: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
+    root = write_folder(tmp_path / "zoo", per_class=10)
+    code, printed = pliant("data", "get", str(root), "--set", "data.size=4", "--set", "data.first=5")
+    assert (code, "5 examples to learn from" in printed, "shape (3, 4, 4)" in printed) == (0, True, True)
+    code, printed = pliant("data", "get", str(root), "--set", "training.lr=4")
+    assert (code, "only what begins with 'data.' says how to load" in printed) == (2, True)

@@ -17,7 +17,7 @@ import torch
 
 from pliant.experiments.config import Part, RunConfig
 from pliant.experiments.run import execute
-from pliant.experiments.store import RunFolder, load_runs
+from pliant.experiments.store import RunFolder, last_progress, load_runs
 from pliant.training import Settings
 from tests.experiments.helpers import in_process, outputs, small
 
@@ -211,6 +211,25 @@ def test_damaged_files_are_named_and_written_anew(
         load_runs(tmp_path)
     assert execute(small(), tmp_path).status == "finished"
     assert outputs(tmp_path, small()) == reference
+
+
+def test_a_torn_line_among_others_is_named(tmp_path: Path) -> None:
+    execute(small(), tmp_path)
+    (run,) = load_runs(tmp_path)
+    metrics = run.path / "metrics.jsonl"
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes(b"".join([lines[0], lines[1][:20] + b"\n", *lines[2:]]))
+    with pytest.raises(ValueError, match=r"metrics\.jsonl is damaged \(JSONDecodeError"):
+        _ = run.records
+
+
+@pytest.mark.parametrize("sizes", [[], [10], [10, 20], [70_000], [10, 70_000], [70_000, 300_000], [65536, 65536, 9]])
+def test_progress_is_read_from_the_end_however_long_lines_are(tmp_path: Path, sizes: list[int]) -> None:
+    content = "".join(json.dumps({"progress": size / 1e6, "pad": "x" * size}) + "\n" for size in sizes)
+    (tmp_path / "metrics.jsonl").write_text(content)
+    assert last_progress(tmp_path) == (sizes[-1] / 1e6 if sizes else 0.0)
+    (tmp_path / "metrics.jsonl").write_text(content + '{"progr')
+    assert last_progress(tmp_path) == (sizes[-1] / 1e6 if sizes else 0.0)
 
 
 def test_a_diverging_run_is_a_result(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ FINAL: frozenset[Status] = frozenset({"finished", "diverged"})
 """Ends that another attempt would not change."""
 
 _TAIL = 65536
-"""More bytes than any line of metrics has."""
+"""More bytes than most lines of metrics have."""
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)-([0-9a-f]{32})\.pt")
 
 
@@ -139,15 +139,18 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         content = path.read_bytes()
     except FileNotFoundError:
         return []
-    return [json.loads(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]
+    with _naming(path):
+        return [json.loads(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]
 
 
 def last_progress(path: Path) -> float:
     """Return how far the run in a folder is, in [0, 1], from the end of its metrics alone."""
     try:
         with (path / "metrics.jsonl").open("rb") as file:
-            file.seek(-min(_TAIL, os.fstat(file.fileno()).st_size), os.SEEK_END)
-            lines = file.read().split(b"\n")
+            size, tail, lines = os.fstat(file.fileno()).st_size, _TAIL, [b""]
+            while len(lines) < 3 and tail < 2 * max(size, _TAIL):  # Until the last line is whole, or all is read.
+                file.seek(max(0, size - tail))
+                lines, tail = file.read().split(b"\n"), 2 * tail
     except FileNotFoundError:
         return 0.0
     return float(json.loads(lines[-2])["progress"]) if len(lines) > 1 else 0.0

@@ -6,11 +6,11 @@ from pliant.experiments.store import load_runs
 
 
 def export(root: Path, target: Path) -> int:
-    """Write the metrics of every run as TensorBoard's event files.
+    """Write the metrics of every run as TensorBoard's event files, measures among them.
 
     Args:
         root: The experiment's folder.
-        target: Where to write; a folder a run.
+        target: Where to write; a folder a run, in which an earlier export is replaced.
 
     Returns:
         How many runs were written.
@@ -21,9 +21,13 @@ def export(root: Path, target: Path) -> int:
         raise ImportError("this export needs TensorBoard: pip install 'pliant[tensorboard]'") from error
     count = 0
     for run in load_runs(root):
+        records = run.records
+        for old in (target / run.id).glob("events.out.tfevents.*"):
+            old.unlink()
         with SummaryWriter(str(target / run.id)) as writer:
-            for record in run.records:
-                for name, value in record.items():
+            for record in records:
+                measures = {f"measures/{name}": value for name, value in record.get("measures", {}).items()}
+                for name, value in (record | measures).items():
                     if isinstance(value, int | float) and name != "step":
                         writer.add_scalar(name, value, record["step"])
         count += 1
