@@ -142,6 +142,17 @@ def test_an_optimizer_from_before_is_refused() -> None:
         made.step()
 
 
+def test_an_optimizer_without_the_new_norm_layers_is_refused() -> None:
+    model = zoo.build("mlp")
+    early = Adam(model.parameters())
+    made = LayerNormInsertion(model, zoo.batch("mlp")[0])
+    with pytest.raises(
+        ValueError, match=r"this Adam holds '0.weight' but not '1.0.weight', which layer_norm made; make"
+    ):
+        made.attach(early)
+    made.attach(Adam([*model[0].parameters(), *model[1].parameters()]), Adam(model[4].parameters()))
+
+
 class Functional(nn.Module):
     def __init__(self) -> None:
         super().__init__()

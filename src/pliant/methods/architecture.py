@@ -1,7 +1,8 @@
 """What changes of architecture share: they are made once, when the method is constructed, before the optimizer is.
 
 Such a method replaces modules, and where widths change, parameters. An optimizer that was made before would go on with
-the old ones, and so would another method; `attach()` refuses an optimizer that holds a parameter which was replaced.
+the old ones, and so would another method; `attach()` refuses an optimizer that holds a parameter which was replaced, or
+a layer's parameters without those that were added to it.
 """
 
 import weakref
@@ -12,7 +13,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pliant.graph.units import Passage, UnitGroup, find_units
-from pliant.methods.base import Attachment, Filter, Kind, Method, Receipt, learnable_parameters
+from pliant.methods.attachment import Attachment
+from pliant.methods.base import Filter, Kind, Method, Receipt, learnable_parameters
 
 
 class Architecture(Method):
@@ -39,6 +41,8 @@ class Architecture(Method):
         self.skipped = dict(units.skipped)
         self.changed: list[str] = []
         self._replaced: list[weakref.ref[nn.Parameter]] = []
+        # Parameters that were added, each with the one of a layer that whoever trains the layer holds.
+        self._companions: dict[str, str] = {}
         self._tensors = self._entries = 0
         for group in units.groups:
             if where is not None and not where(group.weight.tensor, parameters[group.weight.tensor]):
@@ -93,7 +97,15 @@ class Architecture(Method):
                     f"optimizers: this {type(optimizer).__name__} holds a parameter that {self.name} replaced; "
                     f"make the optimizer, and other methods, after {self.name}"
                 )
-        return super()._match(optimizer)
+        attachment = super()._match(optimizer)
+        held = set(attachment.names)
+        for made, beside in self._companions.items():
+            if beside in held and made not in held and self.parameters[made].requires_grad:
+                raise ValueError(
+                    f"optimizers: this {type(optimizer).__name__} holds {beside!r} but not {made!r}, which {self.name} "
+                    f"made; make the optimizer, and other methods, after {self.name}"
+                )
+        return attachment
 
 
 def replaceable(model: nn.Module, passage: Passage) -> bool:

@@ -28,6 +28,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from pliant.methods.attachment import Attachment, ascending_names, closure_of, warn_of_unknown, with_closure
 from pliant.methods.state import check_same_structure, copy_state_
 from pliant.methods.strengths import check_choice
 from pliant.surgery import forget_state_
@@ -68,23 +69,6 @@ class Receipt:
         }
 
 
-@dataclass
-class Attachment:
-    """One optimizer that a method serves.
-
-    Attributes:
-        names: The method's parameters that this optimizer holds, in the model's order.
-        groups: For each of them, the index of its parameter group.
-        handles: The hooks, to be removed on detaching.
-        counter: The name under which its steps are counted.
-    """
-
-    names: tuple[str, ...]
-    groups: tuple[int, ...]
-    handles: list[RemovableHandle] = field(default_factory=list)
-    counter: str = ""
-
-
 class Method(ABC):
     """A way to keep a model able to learn.
 
@@ -100,11 +84,15 @@ class Method(ABC):
     kind: ClassVar[Kind]
     saved: ClassVar[tuple[str, ...]] = ()
     """The attributes that make up the state: tensors, dictionaries of tensors, plain numbers."""
+    fixed: ClassVar[bool] = False
+    """Whether the parameters must keep the dtype and device that they had when the method was made."""
 
     def __init__(self, model: nn.Module, *, where: Filter | None = None) -> None:
         self.model = model
         self.parameters = learnable_parameters(model, where)
         self.steps: dict[str, int] = {}
+        self._kinds = {name: (p.dtype, p.device) for name, p in self.parameters.items()}
+        self._known = {name for name, p in model.named_parameters() if p.requires_grad}
         self._attachments: WeakKeyDictionary[Optimizer, Attachment] = WeakKeyDictionary()
 
     def attach(self, *optimizers: Optimizer) -> Self:
@@ -117,7 +105,8 @@ class Method(ABC):
             The method itself.
 
         Raises:
-            ValueError: If one of them is attached already or holds no parameter of the method.
+            ValueError: If one of them is attached already, holds no parameter of the method, or holds one that was
+                cast or moved since.
         """
         if not optimizers:
             raise ValueError("optimizers: none given; attach() takes one optimizer or more")
@@ -129,6 +118,9 @@ class Method(ABC):
                     f"{self.name} is attached to this {type(optimizer).__name__} already; detach() it first"
                 )
         prepared = {optimizer: self._match(optimizer) for optimizer in optimizers}
+        for optimizer, attachment in prepared.items():
+            self._check_kinds(attachment.names)
+            warn_of_unknown(self.name, self.model, self._known, optimizer)
         for optimizer, attachment in prepared.items():
             attachment.counter = self._choose_counter(attachment.names)
             attachment.handles = self._register_hooks(optimizer)
@@ -197,6 +189,29 @@ class Method(ABC):
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
         return []
 
+    def _attachment(self, optimizer: Optimizer) -> Attachment:
+        """Return what is known of an optimizer, brought up to date if parameter groups were added to it."""
+        attachment = self._attachments[optimizer]
+        if len(optimizer.param_groups) != attachment.group_count:
+            self._match_again(optimizer, attachment)
+        return attachment
+
+    def _match_again(self, optimizer: Optimizer, attachment: Attachment) -> None:
+        found = self._match(optimizer)
+        self._check_kinds(found.names)
+        warn_of_unknown(self.name, self.model, self._known, optimizer)
+        attachment.names, attachment.groups = found.names, found.groups
+        attachment.group_count = found.group_count
+
+    def _check_kinds(self, names: Sequence[str]) -> None:
+        for name in names if self.fixed else ():
+            now, then = (self.parameters[name].dtype, self.parameters[name].device), self._kinds[name]
+            if now != then:
+                raise ValueError(
+                    f"model: parameter {name!r} was {then[0]} on {then[1]} when {self.name} was made and is {now[0]} "
+                    f"on {now[1]} now; cast and move the model first, then make {self.name}"
+                )
+
     def _gradients(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Return the gradients that are there, by name."""
         gradients = {}
@@ -233,7 +248,8 @@ class Method(ABC):
                 f"optimizers: this {type(optimizer).__name__} holds none of the {len(self.parameters)} parameters of "
                 f"{self.name} (the first is {next(iter(self.parameters))!r}); was it made for another model or a copy?"
             )
-        return Attachment(names, tuple(group_of[id(self.parameters[name])] for name in names))
+        groups = tuple(group_of[id(self.parameters[name])] for name in names)
+        return Attachment(names, groups, len(optimizer.param_groups))
 
 
 class Penalty(Method):
@@ -285,9 +301,9 @@ class Penalty(Method):
         return [optimizer.register_step_pre_hook(self._before_step)]
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        attachment = self._attachments[optimizer]
+        attachment = self._attachment(optimizer)
         names, counter = attachment.names, attachment.counter
-        ascending = ascending_names(optimizer, attachment)
+        ascending = ascending_names(optimizer, names, attachment.groups)
         closure = closure_of(args, kwargs)
         if closure is None:
             # Under a GradScaler a fused optimizer gets its gradients still scaled, and says by how much.
@@ -346,9 +362,8 @@ class Rescaler(Method):
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Act after a step; honour `optimizer.found_inf`: a step that was skipped is not followed by an action."""
 
-    def _is_due(self, optimizer: Optimizer, every: int) -> bool:
+    def _is_due(self, optimizer: Optimizer, counter: str, every: int) -> bool:
         """Count a step, and say whether it is an n-th one; one of n > 1 that was skipped leaves that to the next."""
-        counter = self._attachments[optimizer].counter
         if self._count_step(counter) % every:
             return False
         if every > 1 and self._was_skipped(optimizer):
@@ -402,13 +417,24 @@ class Reinitializer(Method):
         Returns:
             The receipt: how many tensors and entries changed, how many optimizer tensors were dropped.
         """
+        for optimizer in optimizers:
+            if not isinstance(optimizer, Optimizer):
+                raise TypeError(f"optimizers: {optimizer!r} is no torch.optim.Optimizer; data goes to batches=")
+        concerned = optimizers or self.optimizers
+        if self.optimizer_state != "keep" and not concerned:
+            warnings.warn(
+                f"{self.name}.apply() is given no optimizer and attached to none: what one remembers of the old "
+                "weights is kept; pass it, or make it anew (optimizer_state='keep' says so)",
+                stacklevel=3,
+            )
+        self._check_state(concerned)
         parameters: list[Tensor] = list(self.parameters.values())
         before = torch._foreach_clone(parameters)
         details = dict(self._reinitialise(batches, loss_fn))
         changed = [int((old != new).sum()) for old, new in zip(before, parameters, strict=True)]
         if not any(changed):
             warnings.warn(f"{self.name}.apply() changed none of {len(changed)} parameters", stacklevel=3)
-        details |= self._treat_state(optimizers or self.optimizers)
+        details |= self._treat_state(concerned)
         tensors = sum(count > 0 for count in changed)
         self._receipt = Receipt(self.name, "reinitialise", tensors, sum(changed), details)
         return self._receipt
@@ -418,6 +444,9 @@ class Reinitializer(Method):
         """What the last `apply()` did."""
         return self._receipt
 
+    def _check_state(self, optimizers: Sequence[Optimizer]) -> None:
+        """Raise a ValueError if `_treat_state` cannot do its part, before anything is written."""
+
     def _treat_state(self, optimizers: Sequence[Optimizer]) -> Mapping[str, Any]:
         """Do with the optimizers' memory what `optimizer_state` says; return what is worth noting."""
         if self.optimizer_state != "reset":
@@ -426,28 +455,7 @@ class Reinitializer(Method):
 
     def _match(self, optimizer: Optimizer) -> Attachment:
         # An optimizer without any of the parameters is no mistake here: its state is simply not concerned.
-        return Attachment((), ())
-
-
-def ascending_names(optimizer: Optimizer, attachment: Attachment) -> Sequence[str]:
-    """Return the parameters that the optimizer moves up their gradient (`maximize=True`), not down."""
-    flags = [group.get("maximize", False) for group in optimizer.param_groups]
-    if not any(flags):
-        return ()
-    return [name for name, group in zip(attachment.names, attachment.groups, strict=True) if flags[group]]
-
-
-def closure_of(args: Any, kwargs: Any) -> Callable[[], Any] | None:
-    """Return the closure among the arguments that an optimizer's step was called with, itself the first; or None."""
-    closure: Callable[[], Any] | None = kwargs.get("closure") if len(args) < 2 else args[1]
-    return closure
-
-
-def with_closure(args: Any, kwargs: Any, closure: Callable[[], Any]) -> tuple[Any, Any]:
-    """Return the arguments of an optimizer's step with another closure in the place of theirs."""
-    if len(args) < 2:
-        return args, {**kwargs, "closure": closure}
-    return (args[0], closure, *args[2:]), kwargs
+        return Attachment((), (), len(optimizer.param_groups))
 
 
 def learnable_parameters(model: nn.Module, where: Filter | None = None) -> dict[str, nn.Parameter]:

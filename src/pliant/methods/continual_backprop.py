@@ -49,6 +49,7 @@ class ContinualBackprop(Recycler):
 
     name = "continual_backprop"
     saved: ClassVar[tuple[str, ...]] = ("renewals", "draws", "utilities", "means", "ages", "mature", "young", "owed")
+    fixed: ClassVar[bool] = True
 
     def __init__(
         self,

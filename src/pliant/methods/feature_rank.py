@@ -24,7 +24,8 @@ from torch.utils.hooks import RemovableHandle
 
 from pliant.eigen import eigh
 from pliant.graph.layers import called_layers, classifier_names
-from pliant.methods.base import Attachment, Kind, Method, Receipt, ascending_names, closure_of, with_closure
+from pliant.methods.attachment import Attachment, ascending_names, closure_of, with_closure
+from pliant.methods.base import Kind, Method, Receipt
 from pliant.methods.gram import gram
 from pliant.methods.module_hooks import ModuleHook, input_of
 from pliant.methods.naming import check_modules
@@ -131,7 +132,7 @@ class FeatureRank(Method):
 
     def _match(self, optimizer: Optimizer) -> Attachment:
         attachment = super()._match(optimizer)
-        if ascending_names(optimizer, attachment):
+        if ascending_names(optimizer, attachment.names, attachment.groups):
             raise ValueError(
                 f"optimizers: this {type(optimizer).__name__} maximises, and {self.name} would be maximised with the "
                 "objective; negate the objective and minimise"
@@ -142,7 +143,7 @@ class FeatureRank(Method):
         return [optimizer.register_step_pre_hook(self._before_step)]
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        self._count_step(self._attachments[optimizer].counter)
+        self._count_step(self._attachment(optimizer).counter)
         closure = closure_of(args, kwargs)
         if closure is None:
             return None

@@ -126,6 +126,21 @@ class FIRE(Reinitializer):
         maps.diagonal(dim1=-2, dim2=-1).add_(1 - self.lam)
         self._maps |= zip(group, maps.unbind(), strict=True)
 
+    def _check_state(self, optimizers: Sequence[Optimizer]) -> None:
+        if self.optimizer_state == "rotate":
+            for parameter in self.parameters.values():
+                map_moments_(optimizers, parameter, lambda moment, power: None)
+        elif self.optimizer_state == "reset":
+            for name, parameter in self.parameters.items():
+                if not self._is_whole(name):
+                    zero_moments_(optimizers, parameter, torch.zeros((), dtype=torch.bool, device=parameter.device))
+
+    def _is_whole(self, name: str) -> bool:
+        """Say whether the maps that are acted on make up the whole of a weight."""
+        parameter = self.parameters[name]
+        parts = [matrix.view(parameter).numel() for matrix in self.matrices if matrix.parameter == name]
+        return sum(parts) == parameter.numel()
+
     def _treat_state(self, optimizers: Sequence[Optimizer]) -> Mapping[str, Any]:
         if self.optimizer_state == "keep" or self.lam == 0:
             return {}
@@ -137,14 +152,14 @@ class FIRE(Reinitializer):
             return {"optimizer_tensors_rotated": rotated}
         reset = 0
         for name, parameter in self.parameters.items():
-            parts = [matrix for matrix in self.matrices if matrix.parameter == name]
-            if sum(matrix.view(parameter).numel() for matrix in parts) == parameter.numel():
+            if self._is_whole(name):
                 reset += forget_state_(optimizers, [parameter])
             else:
                 # A weight of which only some maps changed: the others' moments, and the step count, are still good.
                 mask = torch.zeros_like(parameter, dtype=torch.bool)
-                for matrix in parts:
-                    matrix.view(mask).fill_(True)
+                for matrix in self.matrices:
+                    if matrix.parameter == name:
+                        matrix.view(mask).fill_(True)
                 reset += zero_moments_(optimizers, parameter, mask)
         return {"optimizer_tensors_reset": reset}
 

@@ -64,6 +64,7 @@ class HareTortoise(Rescaler):
 
     name = "hare_tortoise"
     saved: ClassVar[tuple[str, ...]] = ("tortoise", "returns")
+    fixed: ClassVar[bool] = True
 
     def __init__(
         self, model: nn.Module, *, beta: float = 0.999, every: int | None = 1000, where: Filter | None = None
@@ -120,12 +121,12 @@ class HareTortoise(Rescaler):
         return Receipt(self.name, "average", len(names), sum(tensor.numel() for tensor in hare), details)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        names, found_inf = self._attachments[optimizer].names, getattr(optimizer, "found_inf", None)
-        self._follow(names, found_inf)
+        attachment, found_inf = self._attachment(optimizer), getattr(optimizer, "found_inf", None)
+        self._follow(attachment.names, found_inf)
         if self.every is None:
-            self._count_step(self._attachments[optimizer].counter)
-        elif self._is_due(optimizer, self.every):
-            self._go_back(names, found_inf)
+            self._count_step(attachment.counter)
+        elif self._is_due(optimizer, attachment.counter, self.every):
+            self._go_back(attachment.names, found_inf)
 
     @torch.no_grad()
     def _follow(self, parameters: tuple[str, ...], found_inf: Tensor | None) -> None:

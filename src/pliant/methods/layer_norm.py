@@ -42,8 +42,9 @@ class LayerNormInsertion(Architecture):
         activation = group.passages[0]
         weight = model.get_parameter(group.weight.tensor)
         norm = _norm_for(activation, group.count).to(device=weight.device, dtype=weight.dtype)
-        for parameter in norm.parameters():
+        for leaf, parameter in norm.named_parameters():
             self._count(parameter)
+            self._companions[f"{activation.module}.0.{leaf}"] = group.weight.tensor
         replace_module(model, activation.module, nn.Sequential(norm, model.get_submodule(activation.module)))
 
 

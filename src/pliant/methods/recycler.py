@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, ClassVar, Self
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pliant.graph.matrices import is_linear
 from pliant.graph.units import Reader, Slices, UnitGroup, find_units
+from pliant.methods.attachment import Attachment
 from pliant.methods.base import Filter, Kind, Method, Receipt
 from pliant.methods.module_hooks import ModuleHook, input_of
 from pliant.surgery import slice_mask, write_, zero_moments_
@@ -165,6 +167,7 @@ class Recycler(Method):
         self._chosen: dict[str, Tensor] | None = None
         self._moments_cleared = 0
         self._warned = False
+        self._checked: WeakSet[Optimizer] = WeakSet()
 
     def attach(self, *optimizers: Optimizer) -> Self:
         """Watch the model, and act after every step of these optimizers on the units whose weights they hold."""
@@ -172,7 +175,7 @@ class Recycler(Method):
         self._find_owners()
         for optimizer in optimizers:
             # What was seen while no optimizer held these units belongs to none of its steps.
-            self._forget(self._attachments[optimizer].names)
+            self._forget(self._attachment(optimizer).names)
         if not self._probes:
             self._probes = [
                 m.register_forward_pre_hook(ModuleHook(m, self._see), with_kwargs=True) for m in self._watched_by
@@ -216,7 +219,11 @@ class Recycler(Method):
         return Receipt(self.name, "renew units", len(written), entries, details)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_probes": [], "_seen": {}}
+        return {**super().__getstate__(), "_probes": [], "_seen": {}, "_checked": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._checked = WeakSet()
 
     @abstractmethod
     def _act(self, groups: Sequence[UnitGroup], seen: dict[str, Activity], step: int) -> None:
@@ -264,6 +271,10 @@ class Recycler(Method):
         }
         self._seen = {name: activity for name, activity in self._seen.items() if name in self._owners}
 
+    def _match_again(self, optimizer: Optimizer, attachment: Attachment) -> None:
+        super()._match_again(optimizer, attachment)
+        self._find_owners()
+
     def _groups_of(self, names: Sequence[str]) -> list[UnitGroup]:
         held = set(names)
         return [group for group in self.groups.values() if group.weight.tensor in held]
@@ -272,7 +283,7 @@ class Recycler(Method):
         return [optimizer.register_step_post_hook(self._after_step)]
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        attachment, found_inf = self._attachments[optimizer], getattr(optimizer, "found_inf", None)
+        attachment, found_inf = self._attachment(optimizer), getattr(optimizer, "found_inf", None)
         # Only a fused optimizer under a GradScaler gets here after a step that it skipped, and only its device knows.
         if found_inf is None or not bool(found_inf):
             self._act_on(attachment.names, attachment.counter)
@@ -290,6 +301,8 @@ class Recycler(Method):
             return
         groups = self._groups_of(names)
         seen = {group.name: self._seen.pop(group.name) for group in groups if group.name in self._seen}
+        groups = [group for group in groups if self._is_free(group)]
+        self._check_moments(groups)
         unseen = [group.name for group in groups if group.name not in seen]
         if unseen and not self._warned:
             self._warned = True
@@ -300,6 +313,20 @@ class Recycler(Method):
                 stacklevel=4,
             )
         self._act([group for group in groups if group.name in seen], seen, step)
+
+    def _is_free(self, group: UnitGroup) -> bool:
+        """Say whether all that makes or reads the units is learnable still, and was not frozen in the meantime."""
+        tensors = [slices.tensor for slices in _parts(group)]
+        return all(self.parameters[name].requires_grad for name in tensors if name in self.parameters)
+
+    def _check_moments(self, groups: Sequence[UnitGroup]) -> None:
+        """Raise a ValueError if an optimizer keeps what cannot be cleared in part, before anything is written."""
+        new = [optimizer for optimizer in self.optimizers if optimizer not in self._checked]
+        for group in groups if new else ():
+            for slices in _parts(group):
+                tensor = self._tensor(slices.tensor)
+                zero_moments_(new, tensor, torch.zeros((), dtype=torch.bool, device=tensor.device))
+        self._checked.update(new)
 
     def _see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not (module.training and torch.is_grad_enabled()):

@@ -25,6 +25,7 @@ from pliant.graph.chain import Mode, chain_layers, chain_plan
 from pliant.graph.check import drift, run_graph
 from pliant.graph.layers import Layer, called_layers, classifier_names
 from pliant.graph.plan import BlockTensors
+from pliant.methods.attachment import Attachment
 from pliant.methods.base import Filter, Receipt, Rescaler
 from pliant.methods.naming import check_modules
 from pliant.methods.pull import DevicePull, HostPull
@@ -72,6 +73,7 @@ class SWR(Rescaler):
 
     name = "swr"
     saved: ClassVar[tuple[str, ...]] = ("initial_norms", "base_lr", "last_lr")
+    fixed: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -143,10 +145,7 @@ class SWR(Rescaler):
         """Rescale after every step of these optimizers, each time the weights that the optimizer holds."""
         super().attach(*optimizers)
         for optimizer in optimizers:
-            groups, rates = optimizer.param_groups, self._learning_rates(optimizer)
-            base = self._per_wish(optimizer, [group.get("initial_lr", group["lr"]) for group in groups])
-            self.base_lr = torch.where(self.base_lr.isnan(), base, self.base_lr)
-            self.last_lr = torch.where(self.last_lr.isnan(), rates, self.last_lr)
+            self._note_rates(optimizer)
         return self
 
     def step(self) -> None:
@@ -215,6 +214,16 @@ class SWR(Rescaler):
             handles.append(optimizer.register_step_pre_hook(self._before_step))
         return handles
 
+    def _match_again(self, optimizer: Optimizer, attachment: Attachment) -> None:
+        super()._match_again(optimizer, attachment)
+        self._note_rates(optimizer)
+
+    def _note_rates(self, optimizer: Optimizer) -> None:
+        groups, rates = optimizer.param_groups, self._learning_rates(optimizer)
+        base = self._per_wish(optimizer, [group.get("initial_lr", group["lr"]) for group in groups])
+        self.base_lr = torch.where(self.base_lr.isnan(), base, self.base_lr)
+        self.last_lr = torch.where(self.last_lr.isnan(), rates, self.last_lr)
+
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         rates = self._learning_rates(optimizer)
         fell = rates <= self.last_lr / 2
@@ -223,11 +232,11 @@ class SWR(Rescaler):
         self.last_lr = torch.where(rates.isnan(), self.last_lr, rates)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._is_due(optimizer, self.every):
+        attachment = self._attachment(optimizer)
+        if not self._is_due(optimizer, attachment.counter, self.every):
             return
-        names = self._attachments[optimizer].names
         rates = self._relative_rates(optimizer) if self.coupled else None
-        self._last = self._rescale(names, rates, getattr(optimizer, "found_inf", None))
+        self._last = self._rescale(attachment.names, rates, getattr(optimizer, "found_inf", None))
 
     def _was_skipped(self, optimizer: Optimizer) -> bool:
         # Never wait for a device: there, an n-th step that was skipped goes by without a rescaling.
@@ -270,7 +279,7 @@ class SWR(Rescaler):
 
     def _per_wish(self, optimizer: Optimizer, values: Sequence[float]) -> Tensor:
         """Return the value of each weight's parameter group; nan where the optimizer does not hold the weight."""
-        attachment = self._attachments[optimizer]
+        attachment = self._attachment(optimizer)
         groups = dict(zip(attachment.names, attachment.groups, strict=True))
         found = [float(values[groups[owner]]) if owner in groups else torch.nan for owner in self._owners]
         return torch.tensor(found, dtype=torch.float64)

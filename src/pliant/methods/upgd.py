@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from pliant.methods.attachment import ascending_names
 from pliant.methods.averages import check_beta, start_averages, update_averages_
-from pliant.methods.base import Filter, Receipt, Rescaler, ascending_names
+from pliant.methods.base import Filter, Receipt, Rescaler
 from pliant.methods.redraw import seeded
 from pliant.methods.strengths import check_number, widen
 
@@ -66,6 +67,7 @@ class UPGD(Rescaler):
 
     name = "upgd"
     saved: ClassVar[tuple[str, ...]] = ("averages", "draws")
+    fixed: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -106,18 +108,18 @@ class UPGD(Rescaler):
 
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        names = self._attachments[optimizer].names
+        names = self._attachment(optimizer).names
         self._gradients(names)  # What cannot be gated is refused before anything moves.
         self._before[names] = list(torch._foreach_clone([self.parameters[name] for name in names]))
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        attachment = self._attachments[optimizer]
+        attachment = self._attachment(optimizer)
         before = dict(zip(attachment.names, self._before.pop(attachment.names), strict=True))
         groups = dict(zip(attachment.names, attachment.groups, strict=True))
         # The gradients of the step: a closure has filled them by now, and a fused optimizer has unscaled them.
         gradients = self._gradients(attachment.names)
-        ascending = ascending_names(optimizer, attachment)
+        ascending = ascending_names(optimizer, attachment.names, attachment.groups)
         self._count_step(attachment.counter)
         names = list(gradients)
         if not names:

@@ -86,7 +86,7 @@ class WeightClipping(Rescaler):
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         # After a step that was skipped there is nothing to clamp, since the step before was clamped.
-        attachment = self._attachments[optimizer]
+        attachment = self._attachment(optimizer)
         self._clamp(attachment.names, attachment.counter)
 
     @torch.no_grad()

@@ -100,8 +100,9 @@ class WeightRescaling(Rescaler):
         return Receipt(self.name, "rescale", len(factors), entries, details)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._is_due(optimizer, self.every):
-            self._rescale(self._attachments[optimizer].names, getattr(optimizer, "found_inf", None))
+        attachment = self._attachment(optimizer)
+        if self._is_due(optimizer, attachment.counter, self.every):
+            self._rescale(attachment.names, getattr(optimizer, "found_inf", None))
 
     @torch.no_grad()
     def _rescale(self, names: Sequence[str], found_inf: Tensor | None) -> None:

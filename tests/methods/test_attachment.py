@@ -1,0 +1,146 @@
+"""What a method takes notice of between its making and its acting, and that it refuses before it writes."""
+
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import LBFGS, SGD, Adam, Adamax, Rprop
+
+from pliant import FIRE, L2, SWR, UPGD, ContinualBackprop, FullReset, HareTortoise, L2Init, ReDo, StreamingEWC
+from tests import zoo
+from tests.loops import assert_same, snapshot, train
+
+X, Y = zoo.batch("mlp")
+
+
+def test_rotating_what_cannot_be_rotated_changes_nothing() -> None:
+    model = zoo.build("mlp")
+    optimizer = Adamax(model.parameters())
+    train(model, optimizer, "mlp", [0])
+    before = snapshot(model)
+    method = FIRE(model, optimizer_state="rotate")
+    with pytest.raises(ValueError, match="Adamax keeps 'exp_inf', which cannot be rewritten in part"):
+        method.apply(optimizer)
+    assert_same(snapshot(model), before)
+    assert method.receipt is None
+
+
+def test_resetting_a_part_of_what_cannot_be_cut_changes_nothing() -> None:
+    model = nn.MultiheadAttention(4, 2)
+    optimizer = Rprop(model.parameters())
+    model(*torch.ones(3, 1, 2, 4))[0].sum().backward()
+    optimizer.step()
+    before = snapshot(model)
+    with pytest.raises(ValueError, match="Rprop keeps 'prev', which cannot be rewritten in part"):
+        FIRE(model, layers="qk").apply(optimizer)
+    assert_same(snapshot(model), before)
+
+
+@pytest.mark.parametrize("make", [ReDo, ContinualBackprop])
+@pytest.mark.parametrize("optimizer_type", [Rprop, LBFGS])
+def test_a_unit_is_renewed_as_a_whole_or_not_at_all(make: Any, optimizer_type: Any) -> None:
+    model = zoo.build("mlp")
+    optimizer = optimizer_type(model.parameters(), lr=0.0)
+    make(model, X, **({"tau": 10.0, "every": 1} if make is ReDo else {"rate": 1.0, "maturity": 1})).attach(optimizer)
+    before = snapshot(model)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(X).square().mean()
+        loss.backward()
+        return loss
+
+    with pytest.raises(ValueError, match="cannot be rewritten in part"):
+        optimizer.step(closure)
+    torch.testing.assert_close(snapshot(model), before, rtol=0, atol=2e-6)  # the least step that Rprop takes is 1e-6
+
+
+def test_data_in_the_place_of_an_optimizer_changes_nothing() -> None:
+    model = zoo.build("mlp")
+    before = snapshot(model)
+    with pytest.raises(TypeError, match=r"is no torch\.optim\.Optimizer; data goes to batches="):
+        FullReset(model).apply([(X, Y)])
+    assert_same(snapshot(model), before)
+
+
+def test_a_reset_that_no_optimizer_learns_of_warns() -> None:
+    model = zoo.build("mlp")
+    optimizer = Adam(model.parameters())
+    with pytest.warns(UserWarning, match=r"full_reset.apply\(\) is given no optimizer and attached to none"):
+        FullReset(model).apply()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FullReset(model, optimizer_state="keep").apply()
+        FullReset(model).apply(optimizer)
+        FullReset(model).attach(optimizer).apply()
+
+
+def test_parameters_that_join_an_optimizer_are_served() -> None:
+    def run(late: bool) -> nn.Module:
+        model = zoo.build("mlp")
+        layers = [model[0], model[2], model[4]]
+        groups = [{"params": list(layer.parameters())} for layer in layers]
+        optimizer = SGD(groups[2:] if late else groups[::-1], lr=0.1)
+        methods = [L2(model, lam=0.1), UPGD(model, seed=0), HareTortoise(model, every=2), SWR(model, X, coupled=True)]
+        methods.append(ReDo(model, X, tau=0.8, every=2, seed=0))
+        for method in methods:
+            method.attach(optimizer)
+        for group in groups[1::-1] if late else ():
+            optimizer.add_param_group(group)
+        train(model, optimizer, "mlp", range(5))
+        return model
+
+    assert_same(snapshot(run(late=True)), snapshot(run(late=False)))
+
+
+def test_parameters_that_were_frozen_when_the_method_was_made_are_named() -> None:
+    model = zoo.build("mlp")
+    model[0].requires_grad_(False)
+    method = L2(model, where=lambda name, _: name != "4.bias")
+    head = SGD(model[4].parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method.attach(head, SGD(model.parameters(), lr=0.1))
+    model[0].requires_grad_(True)
+    with pytest.warns(
+        UserWarning, match=r"l2 does not act on 0.weight, 0.bias: frozen, or not there, when it was made"
+    ):
+        method.attach(SGD(model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("part", ["0.weight", "0.bias", "2.weight"])
+def test_units_that_were_frozen_later_are_left_alone(part: str) -> None:
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.0)
+    redo = ReDo(model, X, tau=10.0, every=1).attach(optimizer)
+    model.get_parameter(part).requires_grad_(False)
+    before = snapshot(model)
+    train(model, optimizer, "mlp", [0])
+    assert torch.equal(model[0].weight, before["0.weight"])
+    assert redo.receipt is not None
+    assert set(redo.receipt.details["units"]) == ({"2"} if part != "2.weight" else set())
+
+
+@pytest.mark.parametrize("make", [SWR, ContinualBackprop, HareTortoise, StreamingEWC, UPGD])
+def test_a_cast_after_the_making_is_an_error(make: Any) -> None:
+    model = zoo.build("mlp")
+    method = make(model, X) if make in (SWR, ContinualBackprop) else make(model)
+    copied_model, copied = pickle.loads(pickle.dumps((model, method)))
+    model.float()
+    message = "'0.weight' was torch.float64 on cpu when .* was made and is torch.float32 on cpu now; cast and move the"
+    with pytest.raises(ValueError, match=message):
+        method.attach(SGD(model.parameters(), lr=0.1))
+    copied.attach(SGD(copied_model.parameters(), lr=0.1))
+
+
+def test_a_cast_that_does_no_harm_is_none() -> None:
+    model = zoo.build("mlp", dtype=torch.float32)
+    method = L2Init(model, lam=0.1)
+    model.double()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    method.attach(optimizer)
+    train(model, optimizer, "mlp", [0])
+    assert method.receipt is not None
