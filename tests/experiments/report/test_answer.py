@@ -13,6 +13,7 @@ from pliant.experiments.files import write_atomically
 from pliant.experiments.report.analysis import Analysis
 from pliant.experiments.report.answer import Answer, answer
 from pliant.experiments.report.reading import read_folders
+from pliant.experiments.report.table import result_table
 from tests.experiments.report.stores import config, write_recipe, write_results, write_run
 
 
@@ -50,7 +51,7 @@ def test_a_clear_winner(tmp_path: Path) -> None:
     assert found.reasons[0] == "The evidence is enough: 6 seeds tell swr from every other method."
     assert "+40.00 points against doing nothing (95 % interval " in found.reasons[1]
     assert "p < 0.001" in found.reasons[1]
-    assert "corrected for 3 comparisons" in found.reasons[1]
+    assert "p-values are corrected for 3 and 2 comparisons." in found.reasons[1]
 
 
 def test_two_that_cannot_be_told_apart_and_how_many_seeds_would(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ def test_failed_seeds_are_said(tmp_path: Path) -> None:
     write_run(tmp_path, config("swr", 4), [0.1], status="failed", error="boom")
     found = ask(tmp_path)
     assert found.verdict.startswith("Use swr")
-    assert "swr failed on 1 of 5 seeds; they do not count." in found.reasons
+    assert "swr failed on 1 of 5 seeds: not counted." in found.reasons
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -197,7 +198,7 @@ def test_what_is_no_finite_number_does_not_count(tmp_path: Path, value: float) -
     analysis = analyse(tmp_path)
     found = answer(analysis)
     assert found.verdict.startswith("Use swr: 70.0 %")
-    assert "l2 finished 1 seed without a finite number to judge by; they do not count." in found.reasons
+    assert "l2 finished 1 seed without a finite number to judge by: not counted." in found.reasons
     assert all(math.isfinite(estimate.mean) for row in analysis.rows for estimate in row.numbers.values())
 
 
@@ -252,6 +253,7 @@ def test_methods_are_ranked_on_the_seeds_that_all_share(tmp_path: Path) -> None:
     )
     assert found.reasons[0] == "The evidence is enough: 3 seeds tell vanilla from swr."
     assert found.reasons[1] == "Ranked on the 3 seeds that all share; the table's means are over all that each has."
+    assert "Marks go by the seeds that all share" in " ".join(result_table(analyse(tmp_path)).notes)
     marks = {row.contender.name: set(row.marks.values()) for row in analyse(tmp_path).rows}
     assert marks == {"vanilla": {"best"}, "swr": set()}
 

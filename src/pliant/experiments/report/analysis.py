@@ -126,6 +126,11 @@ class Analysis:
         return _shared_seeds(self.candidates, self.headline)
 
     @property
+    def uneven(self) -> bool:
+        """Whether candidates have other seeds than those that all share."""
+        return any(candidate.values(self.headline).keys() != self.shared_seeds for candidate in self.candidates)
+
+    @property
     def best(self) -> Contender | None:
         """The candidate with the best mean; that says nothing about how sure it is."""
         return self.candidates[0] if self.candidates else None

@@ -129,8 +129,9 @@ def _difference_sentence(analysis: Analysis, best: Contender) -> str:
         )
     if not parts:
         return ""
-    family = max(contrast.family for contrast in (row.against_vanilla, row.against_fresh) if contrast)
-    corrected = f" All p-values are corrected for {family} comparisons." if family > 1 else ""
+    families = dict.fromkeys(contrast.family for contrast in (row.against_vanilla, row.against_fresh) if contrast)
+    comparisons = " and ".join(map(str, families))
+    corrected = f" p-values are corrected for {comparisons} comparisons." if max(families) > 1 else ""
     return f"{'Seed by seed' if paired else 'Differences'}: {' and '.join(parts)}.{corrected}"
 
 
@@ -179,7 +180,7 @@ def _what_would(contrast: Contrast, rival: str, *, alone: bool) -> str:
 def _ranking_sentence(analysis: Analysis) -> str:
     """Say on which seeds the candidates were ranked, if they do not all have the same."""
     shared = analysis.shared_seeds
-    if all(candidate.values(analysis.headline).keys() == shared for candidate in analysis.candidates):
+    if not analysis.uneven:
         return ""
     if not shared:
         return "There is no seed that all share: each is ranked by the seeds it has."
@@ -203,13 +204,10 @@ def _caveats(analysis: Analysis, best: Contender) -> list[str]:
     ]
     for contender in comparison.contenders:
         if failed := contender.count("failed"):
-            found.append(
-                f"{contender.name} failed on {failed} of {count(len(contender.runs), 'seed')}; they do not count."
-            )
+            found.append(f"{contender.name} failed on {failed} of {count(len(contender.runs), 'seed')}: not counted.")
         if lacking := contender.count("finished") - len(contender.values(analysis.headline)):
             found.append(
-                f"{contender.name} finished {count(lacking, 'seed')} without a finite number to judge by; "
-                "they do not count."
+                f"{contender.name} finished {count(lacking, 'seed')} without a finite number to judge by: not counted."
             )
     unfinished = sum(run.status == "unfinished" for run in comparison.runs)
     if unfinished:

@@ -153,6 +153,8 @@ def _notes(analysis: Analysis) -> list[str]:
         notes.append("Best: distinguishable from every other method.")
     if "tied" in marks:
         notes.append("Tied: the best mean, and those that cannot be told from it.")
+    if marks and analysis.uneven:
+        notes.append("Marks go by the seeds that all share, where they share any.")
     if len(analysis.candidates) > 1 and not all(_marked(analysis, metric) for metric in analysis.metrics[:_METRICS]):
         notes.append("Where nothing is marked, no method can be told from the best.")
     if any(row.published for row in analysis.rows):
