@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -219,3 +220,36 @@ def test_an_optimizer_that_maximises_is_refused() -> None:
     method = FeatureRank(model, zoo.batch("mlp")[0])
     with pytest.raises(ValueError, match="this SGD maximises, and feature_rank would be maximised"):
         method.attach(SGD(model.parameters(), lr=0.1, maximize=True))
+
+
+def test_says_once_that_it_saw_nothing() -> None:
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    method = FeatureRank(model, zoo.batch("mlp")[0]).attach(optimizer)
+    model.eval()
+    with pytest.warns(
+        UserWarning, match="feature_rank saw no features before this step: '4' was not called in training"
+    ):
+        train(model, optimizer, "mlp", [0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer, "mlp", [1])
+        model.train()
+        train(model, optimizer, "mlp", [2])
+    assert method.receipt is not None
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_each_backward_pass_takes_the_term_along(passes: int) -> None:
+    model = zoo.build("mlp")
+    inputs, labels = zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    FeatureRank(model, inputs, lam=0.1, loss_scale=1 / passes).attach(optimizer)
+    loss = cross_entropy(model(inputs), labels) / passes
+    for _ in range(passes):
+        loss.backward(retain_graph=True)
+    control = zoo.build("mlp")
+    features = control[:4](inputs)
+    singular = torch.linalg.svdvals(features)
+    (cross_entropy(control[4](features), labels) + 0.1 * (singular[0] ** 2 - singular[-1] ** 2)).backward()
+    torch.testing.assert_close(model[0].weight.grad, control[0].weight.grad, rtol=1e-9, atol=1e-11)

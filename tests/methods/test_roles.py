@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import warnings
 import weakref
 
 import pytest
@@ -47,6 +48,33 @@ def test_roles() -> None:
         "recurrent.bias_hh_l0": "shift", "up.weight": "matrix", "up.bias": "shift",
         "value.weight": "matrix", "value.bias": "shift",
     }  # fmt: skip
+
+
+def test_roles_of_what_a_tensor_is_computed_from() -> None:
+    parametrizations = nn.utils.parametrizations
+    model = nn.Sequential(
+        parametrizations.weight_norm(nn.Linear(4, 3)),
+        parametrizations.weight_norm(nn.Linear(1, 3)),
+        parametrizations.spectral_norm(nn.Conv2d(2, 3, 3)),
+        nn.utils.parametrize.register_parametrization(nn.LayerNorm(4), "weight", nn.Identity()),
+        nn.utils.parametrize.register_parametrization(nn.Linear(4, 4), "bias", nn.Identity()),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model.append(nn.utils.weight_norm(nn.Linear(4, 3)))
+    roles = {name: role_of(model, name, p) for name, p in model.named_parameters()}
+    assert roles == {
+        "0.bias": "shift", "0.parametrizations.weight.original0": "scale",
+        "0.parametrizations.weight.original1": "matrix",
+        "1.bias": "shift", "1.parametrizations.weight.original0": "scale",
+        "1.parametrizations.weight.original1": "matrix",
+        "2.bias": "shift", "2.parametrizations.weight.original": "matrix",
+        "3.bias": "shift", "3.parametrizations.weight.original": "scale",
+        "4.weight": "matrix", "4.parametrizations.bias.original": "shift",
+        "5.bias": "shift", "5.weight_g": "scale", "5.weight_v": "matrix",
+    }  # fmt: skip
+    alone = parametrizations.weight_norm(nn.Linear(4, 3))
+    assert {role_of(alone, name, p) for name, p in alone.named_parameters()} == {"shift", "scale", "matrix"}
 
 
 class Counter:

@@ -56,6 +56,19 @@ def test_the_bound_is_that_of_torchs_own_initialisation(layer: nn.Module) -> Non
     assert float(layer.weight.detach().abs().max()) > 0.9 * bound
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [nn.LSTM(50, 4), nn.GRU(3, 30, num_layers=2), nn.RNNCell(9, 4), nn.LSTM(5, 8, proj_size=2), nn.Bilinear(9, 6, 8)],
+)
+def test_no_weight_starts_beyond_its_bound(layer: nn.Module) -> None:
+    bounds = {name: initial_bound(layer, name) for name, _ in layer.named_parameters()}
+    for name, tensor in layer.named_parameters():
+        assert bounds[name] is not None
+        assert float(tensor.detach().abs().max()) <= bounds[name] * (1 + 1e-6)
+        if tensor.numel() > 100:
+            assert float(tensor.detach().abs().max()) > 0.9 * bounds[name]
+
+
 def test_bounds_do_not_depend_on_when_the_method_is_made() -> None:
     """From values that training has moved already, the bounds would be too wide."""
     model = zoo.build("mlp")

@@ -11,9 +11,12 @@ features on their way in, in training mode only.
 
 What the loop multiplies its loss by before `backward()` the method cannot see. Say it with `loss_scale`, so that the
 term weighs as it would in the loss: `scaler.get_scale` under a GradScaler, 1/n where n micro-batches are accumulated as
-a mean. (Each micro-batch has features, and a term, of its own.) In a second derivative the term counts as a constant.
+a mean. (Each micro-batch has features, and a term, of its own.) Each backward pass that reaches the features takes the
+term along: where two of them go through one forward pass, `loss_scale=1/2`. In a second derivative the term counts as a
+constant.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
@@ -89,6 +92,7 @@ class FeatureRank(Method):
         self._module = model.get_submodule(classifier)
         self._handle: RemovableHandle | None = None
         self._features: Tensor | None = None
+        self._warned = False
 
     def attach(self, *optimizers: Optimizer) -> Self:
         """Act on every forward and backward pass in training mode, as long as one of these optimizers lives."""
@@ -146,6 +150,13 @@ class FeatureRank(Method):
         self._count_step(self._attachment(optimizer).counter)
         closure = closure_of(args, kwargs)
         if closure is None:
+            if self._features is None and not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"{self.name} saw no features before this step: {self.classifier!r} was not called in training "
+                    "mode on an input that has a gradient, or was compiled before attach()",
+                    stacklevel=4,
+                )
             return None
 
         def closure_with_penalty() -> Any:

@@ -3,6 +3,7 @@
 from typing import Literal, get_args
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from pliant.graph.layers import NORM_LAYERS
 from pliant.methods.base import Filter
@@ -16,7 +17,8 @@ def role_of(model: nn.Module, name: str, parameter: Tensor) -> Role | None:
 
     A norm layer's weight is a "scale" and its bias a "shift". Elsewhere a name with "bias" in it is a "shift"; of the
     rest, a vector is a "scale" and a tensor of more dimensions a "matrix", unless it is one row that is broadcast over
-    the batch and no weight by name: a class token or a table of positions, which is added, a "shift".
+    the batch and no weight by name: a class token or a table of positions, which is added, a "shift". What a
+    parametrization computes a tensor from plays the role of that tensor; the magnitudes of a weight norm are a "scale".
 
     Args:
         model: The model that holds the parameter.
@@ -30,13 +32,17 @@ def role_of(model: nn.Module, name: str, parameter: Tensor) -> Role | None:
     """
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
+    if isinstance(module, ParametrizationList):
+        magnitudes = leaf == "original0" and hasattr(module, "original1") and parameter.numel() == max(parameter.shape)
+        path, _, leaf = path.rpartition(".")
+        module, leaf = model.get_submodule(path.rpartition(".")[0]), "weight_g" if magnitudes else leaf
     if isinstance(module, NORM_LAYERS):
         return "shift" if leaf == "bias" else "scale"
     if isinstance(module, nn.PReLU) or parameter.ndim == 0:
         return None
     if "bias" in leaf:
         return "shift"
-    if parameter.ndim == 1:
+    if parameter.ndim == 1 or leaf == "weight_g":
         return "scale"
     return "matrix" if "weight" in leaf or len(parameter) > 1 else "shift"
 

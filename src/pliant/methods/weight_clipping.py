@@ -1,10 +1,11 @@
 """Weight clipping: after every step, clamp each weight to a multiple of its initial bound (Elsayed et al. 2024).
 
 Paper: "Weight Clipping for Deep Continual and Reinforcement Learning". Weights and biases of a layer are kept in
-[−κb, κb] with b = 1/√fan_in, the bound of the uniform distribution that torch draws both from. The bound follows from
-the layer's shape, never from values that training has moved already, and a bias is bounded by the fan-in of the weight
-that it belongs to. Norm layers, embeddings and parameters that belong to no weight have no such bound; they are left
-alone.
+[−κb, κb] with b = 1/√fan_in, the bound of the uniform distribution that torch draws both from. (A recurrent layer's
+weights it draws within 1/√hidden_size, a bilinear one's within 1/√in1_features: that is b there. The packed weight of
+attention it draws by another rule, within 1.22/√fan_in; b is 1/√fan_in all the same.) The bound follows from the
+layer's shape, never from values that training has moved already, and a bias is bounded by the fan-in of the weight that
+it belongs to. Norm layers, embeddings and parameters that belong to no weight have no such bound; they are left alone.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from pliant.methods.strengths import check_number
 
 
 def initial_bound(model: nn.Module, name: str) -> float | None:
-    """Return 1/√fan_in of a weight, or of the weight that a bias belongs to; None for a parameter without one.
+    """Return b = 1/√fan_in of a weight, or of the weight that a bias belongs to; None for a parameter without one.
 
     Args:
         model: The model that holds the parameter.
@@ -39,6 +40,10 @@ def initial_bound(model: nn.Module, name: str) -> float | None:
         return None
     if role_of(model, f"{path}.{leaf}".lstrip("."), weight) != "matrix":
         return None
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        return float(module.hidden_size**-0.5)
+    if isinstance(module, nn.Bilinear):
+        return float(module.in1_features**-0.5)
     return float((weight.numel() / len(weight)) ** -0.5)
 
 
