@@ -27,6 +27,7 @@ from pliant.experiments.engines import Engine, ProcessEngine, RayEngine
 from pliant.experiments.experiment import run_experiment
 from pliant.experiments.rehearsal import check_device, rehearse
 from pliant.experiments.schedule import run_all
+from pliant.experiments.sources import find_outdated
 from pliant.spelling import suggest
 
 app = typer.Typer(
@@ -280,7 +281,9 @@ def _engine_maker(
 
 
 def _run(recipe: Recipe, root: Path, make_engine: Callable[[], Engine], checkpoint_seconds: float) -> None:
-    rehearse(recipe)  # It also downloads and decodes once, before many processes want it at the same time.
+    present = rehearse(recipe)  # It also downloads and decodes once, before many processes want it at the same time.
+    for warning in find_outdated(root, present):
+        console.print(f"warning: {warning}", markup=False, soft_wrap=True)
     engine = make_engine()
     if isinstance(engine, ProcessEngine):
         check_device(recipe.device)

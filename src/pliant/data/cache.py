@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def check(folder: Path) -> list[str]:
     return [
         f"{folder / name}: the content is not what was decoded"
         for name, digest in meta["sha256"].items()
-        if not (folder / name).exists() or _digest(folder / name) != digest
+        if not (folder / name).exists() or digest_file(folder / name) != digest
     ]
 
 
@@ -98,7 +99,7 @@ def _write(folder: Path, decoded: Decoded) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             meta["shapes"][path.name] = list(tensor.shape)
-            meta["sha256"][path.name] = _digest(path)
+            meta["sha256"][path.name] = digest_file(path)
     (temporary / "meta.json").write_text(json.dumps(meta))
     shutil.rmtree(folder, ignore_errors=True)  # What an older crash may have left without a meta.json.
     temporary.rename(folder)
@@ -113,14 +114,17 @@ def _map(name: str, folder: Path) -> Dataset:
             raise ValueError(f"{folder / file} has the wrong size; delete {folder} to have it made again")
         # Private: nobody can change the file through the tensor.
         tensors[file] = torch.from_file(str(folder / file), shared=False, size=size, dtype=dtype).view(shape)
-    return from_tensors(
+    dataset = from_tensors(
         name,
         (tensors["train.x"], tensors["train.y"]),
         (tensors["test.x"], tensors["test.y"]),
         tuple(meta["classes"]),
     )
+    content = json.dumps([meta["classes"], meta["sha256"]], sort_keys=True)
+    return replace(dataset, fingerprint=hashlib.sha256(content.encode()).hexdigest())
 
 
-def _digest(path: Path) -> str:
+def digest_file(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

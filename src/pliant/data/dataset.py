@@ -110,12 +110,14 @@ class Dataset:
         train: Examples to learn from.
         test: Examples to be tested on.
         classes: Name of each class, by index.
+        fingerprint: Another one for other content; empty if it is not known.
     """
 
     name: str
     train: Examples
     test: Examples
     classes: tuple[str, ...] = field(repr=False)
+    fingerprint: str = field(default="", repr=False)
 
     @property
     def shape(self) -> tuple[int, ...]:

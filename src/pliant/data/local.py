@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pliant.data.cache import Decoded, cached
+from pliant.data.cache import Decoded, cached, digest_file
 from pliant.data.dataset import Dataset, from_tensors
 from pliant.data.images import CorruptImageError, Mode, decode_all, is_grey, open_image
 from pliant.importing import import_object
@@ -213,7 +213,7 @@ def load_npz(path: Path) -> Dataset:
             f"{path}: labels are {len(labels)} different numbers from {low} to {high}; "
             "they must be 0, 1, … without a gap, and at least 2"
         )
-    return _shuffled(from_tensors(path.stem, train, test))
+    return replace(_shuffled(from_tensors(path.stem, train, test)), fingerprint=digest_file(path))
 
 
 def _pair(path: Path, arrays: dict[str, Tensor], part: str) -> tuple[Tensor, Tensor]:

@@ -10,10 +10,11 @@ from torch import nn
 from pliant.experiments.config import RunConfig
 from pliant.experiments.recipe import Entry, Recipe
 from pliant.experiments.run import equip, make_model, make_stream, take_example
+from pliant.experiments.sources import Sources, find_sources
 from pliant.streams.base import Stream
 
 
-def rehearse(recipe: Recipe) -> None:
+def rehearse(recipe: Recipe) -> list[tuple[RunConfig, Sources]]:
     """Load the data, make the streams, and build every network with its methods once; nothing is trained.
 
     On the CPU: a cluster's devices need not be here.
@@ -21,10 +22,14 @@ def rehearse(recipe: Recipe) -> None:
     Args:
         recipe: The experiment.
 
+    Returns:
+        A run of every entry, and what it is made of.
+
     Raises:
         ValueError: If something in it cannot work.
     """
     made: dict[str, Stream] = {}
+    used: list[tuple[RunConfig, Sources]] = []
     for entry in recipe.methods:
         contested = len(entry.variants()) > 1 and recipe.selection.on == "validation"
         for purpose in ("selection", "result") if contested else ("result",):
@@ -35,6 +40,8 @@ def rehearse(recipe: Recipe) -> None:
                 made[key] = make_stream(config)
                 _check_stream(made[key], recipe)
         _rehearse_entry(entry, config, made[key])
+        used.append((config, find_sources(config, made[key].dataset)))
+    return used
 
 
 def check_device(name: str) -> None:

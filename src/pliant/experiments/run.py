@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from pliant import data, methods, models, streams
 from pliant.experiments.config import Part, RunConfig
 from pliant.experiments.files import BusyError
+from pliant.experiments.sources import find_sources
 from pliant.experiments.store import FINAL, RunFolder, Status, environment
 from pliant.graph.layers import called_layers
 from pliant.seeding import derive_seed, seed_everything
@@ -84,10 +85,11 @@ def _attempt(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) ->
 
 
 def _train(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> dict[str, Any]:
-    """Train to the end, and tell what it cost: time and steps of this attempt, bytes that are kept for good."""
+    """Train to the end, and tell by what: time and steps of this attempt, bytes that are kept for good, sources."""
     seed_everything(config.seed)
     stream = make_stream(config)
     learner = make_learner(config, stream)
+    sources = find_sources(config, stream.dataset)
     state = folder.load_checkpoint()
     if state is not None:
         learner.load_state_dict(state)
@@ -104,7 +106,8 @@ def _train(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> d
         folder.note("measures skipped", **learner.monitor.skipped)
     state = learner.state_dict()
     sizes = {name: _count_bytes(state[name]) for name in ("model", "optimizer", "methods")}
-    return {"seconds": time.monotonic() - begun, "steps": learner.step - first_step, "bytes": sizes}
+    seconds, steps = time.monotonic() - begun, learner.step - first_step
+    return {"seconds": seconds, "steps": steps, "bytes": sizes, "sources": sources}
 
 
 def _count_bytes(state: Any) -> int:
