@@ -18,7 +18,7 @@ def import_object(reference: str) -> Any:
         The object.
 
     Raises:
-        ValueError: If the reference has another form, or there is nothing behind it.
+        ValueError: If the reference has another form, or there is nothing behind it, or no valid Python.
 
     Example:
         >>> import_object("math:pi")
@@ -27,7 +27,10 @@ def import_object(reference: str) -> Any:
     module_name, colon, name = reference.rpartition(":")
     if not (colon and module_name and name):
         raise ValueError(f"{reference!r} must be of the form module:name or path/to/file.py:name")
-    module = _import_file(Path(module_name)) if module_name.endswith(".py") else _import_module(module_name)
+    try:
+        module = _import_file(Path(module_name)) if module_name.endswith(".py") else _import_module(module_name)
+    except SyntaxError as error:
+        raise ValueError(f"{reference!r} is no valid Python: {error}") from error
     try:
         return getattr(module, name)
     except AttributeError:

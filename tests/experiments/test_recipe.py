@@ -83,6 +83,8 @@ def test_methods_as_tables() -> None:
         ({"stream": {"name": "single", "epochs": "many"}}, "stream.epochs is 'many': Input should be a valid integer"),
         ({"model": "resnet"}, "model is 'resnet'; did you mean 'resnet18'?"),
         ({"model": {"name": "cnn", "widht": 3}}, "model: there is no 'widht'; did you mean 'width'?"),
+        ({"model": "mine.py"}, "model is 'mine.py'; it must name a function in that file too: mine.py:function"),
+        ({"data": "mine.py"}, "data is 'mine.py'; it must name a function in that file too: mine.py:function"),
         ({"data": "minst"}, "did you mean 'mnist'?"),
         ({"data": {"name": "digits", "frist": 3}}, "data: there is no 'frist'; did you mean 'first'?"),
         ({"training": {"lr": "fast"}}, "training.lr is 'fast': input should be a valid number"),
@@ -224,3 +226,9 @@ def test_numbers_stay_as_they_are_written() -> None:
     written = values["stream"]["options"]["fraction"], values["methods"][0]["options"]["lam"], values["training"]["lr"]
     assert [type(value) for value in written] == [int, int, int]
     assert values["training"]["decay_epochs"] == [3]
+
+
+def test_a_file_that_is_no_python_is_named(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def build(:\n")
+    with pytest.raises(RecipeError, match=r"own\.py:build' is no valid Python: .*\(own\.py, line 1\)"):
+        make(model=f"{tmp_path / 'own.py'}:build")

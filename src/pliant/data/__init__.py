@@ -86,5 +86,7 @@ def find_loader(name: str) -> Callable[..., Dataset]:
         return partial(load_folder, path)
     if path.suffix == ".npz" and path.is_file():
         return partial(load_npz, path)
+    if path.suffix == ".py":
+        raise ValueError(f"data is {name!r}; it must name a function in that file too: {name}:function")
     kind = "is neither a folder nor an .npz file" if path.exists() else "is no data set, and nothing is at that path"
     raise ValueError(f"data {name!r} {kind}; {suggest(name, names())}")

@@ -263,7 +263,7 @@ class Recipe(_Strict):
             methods=parts,
             fresh=entry.fresh,
             data=_fit_part("data", _change(self.data, entry.data), _data_hints()),
-            model=_fit_part("model", model, {} if ":" in model.name else _hints(models.info(model.name).build)),
+            model=_fit_part("model", model, _model_hints(model.name)),
             stream=_fit_part("stream", stream, _hints(streams.stream_class(stream.name))),
             training=replace(self.training, **_fit("training", entry.training, _hints(Settings))),
             measures=self.measures,
@@ -323,6 +323,12 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 _hints = functools.cache(get_type_hints)
+
+
+def _model_hints(name: str) -> dict[str, Any]:
+    if name.endswith(".py"):
+        raise ValueError(f"model is {name!r}; it must name a function in that file too: {name}:function")
+    return {} if ":" in name else _hints(models.info(name).build)
 
 
 @functools.cache
