@@ -204,6 +204,14 @@ def test_what_is_no_finite_number_does_not_count(tmp_path: Path, value: float) -
     assert all(math.isfinite(estimate.mean) for row in analysis.rows for estimate in row.numbers.values())
 
 
+def test_a_headline_that_no_run_has_is_said(tmp_path: Path) -> None:
+    write_recipe(tmp_path, headline="mean_train_accuracy")
+    write_results(tmp_path, {"vanilla": [0.5, 0.6]})
+    assert str(ask(tmp_path)) == (
+        "There is nothing to judge methods by. 2 runs finished without a finite mean training accuracy over tasks."
+    )
+
+
 def test_choosing_settings_is_said(tmp_path: Path) -> None:
     for lam, status in ((0.1, "finished"), (0.01, "finished"), (0.001, "unfinished")):
         methods = (Part("l2", {"lam": lam}),)

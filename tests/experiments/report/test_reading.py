@@ -115,6 +115,22 @@ def test_broken_folders_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
     assert len(comparison.runs) == 3
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"status": "done"}, "status is 'done'"),
+        ({"result": {"final_test_accuracy": None}}, "final_test_accuracy is None"),
+    ],
+)
+def test_an_end_that_no_run_has_is_named(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    write_results(tmp_path, {"vanilla": [0.5, 0.6]})
+    path = sorted((tmp_path / "runs").iterdir())[0] / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
+    (comparison,) = read_folders([tmp_path])
+    assert reason in comparison.broken[0].reason
+    assert len(comparison.runs) == 1
+
+
 def test_a_broken_recipe_costs_its_title_only(tmp_path: Path) -> None:
     write_results(tmp_path, {"vanilla": [0.5], "L2": [0.6]})
     (tmp_path / "recipe.json").write_text('{"methods": []}')

@@ -110,6 +110,10 @@ def _nothing_yet(analysis: Analysis) -> Answer:
         return Answer("Settings are being chosen; no run that counts has begun yet.", (told,), "none")
     if diverged:
         return Answer("There is no method to recommend.", (f"{enumerate_names(diverged)} diverged.",), "none")
+    lacking = sum(run.status == "finished" and analysis.headline not in run.result for run in runs)
+    if lacking:
+        told = f"{count(lacking, 'run')} finished without a finite {name_of(analysis.headline)}."
+        return Answer("There is nothing to judge methods by.", (told,), "none")
     return Answer("There is no finished run of a method to compare.", (), "none")
 
 

@@ -198,7 +198,7 @@ def _read_runs(folder: Path) -> tuple[list[Run], list[Broken]]:
         if not entry.is_dir():
             continue
         try:
-            run = load_run(path)
+            run = _checked(load_run(path))
         except _MALFORMED as error:
             broken.append(Broken(path, f"{type(error).__name__}: {error}"))
         else:
@@ -207,6 +207,17 @@ def _read_runs(folder: Path) -> tuple[list[Run], list[Broken]]:
             elif any(path.iterdir()):
                 broken.append(Broken(path, "holds neither config.json nor result.json"))
     return runs, broken
+
+
+def _checked(run: Run | None) -> Run | None:
+    """Refuse an end that no run has."""
+    if run is not None:
+        if run.status not in _PROGRESS:
+            raise ValueError(f"status is {run.status!r}; it must be one of {', '.join(_PROGRESS)}")
+        for metric, value in run.result.items():
+            if not isinstance(value, int | float):
+                raise TypeError(f"{metric} is {value!r}; it must be a number")
+    return run
 
 
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OSError)
