@@ -490,6 +490,8 @@ def test_records_describe_their_classes() -> None:
         for tunable in record.tunables:
             assert parameters[tunable.name].default == tunable.default, (name, tunable.name)
             high = float("inf") if tunable.high is None else tunable.high
+            if tunable.high is not None:
+                make(name, zoo.build("mlp"), "mlp", **{tunable.name: tunable.high})
             assert all(tunable.low <= value <= high for value in tunable.sweep), (name, tunable.name)
 
 

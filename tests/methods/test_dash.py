@@ -12,7 +12,7 @@ from torch.optim import Adam
 from pliant import DASH
 from pliant.models import create
 from tests import zoo
-from tests.loops import snapshot, train
+from tests.loops import assert_same, snapshot, train
 from tests.reference import dash as reference
 
 Data = list[tuple[Tensor, Tensor]]
@@ -183,3 +183,25 @@ def test_settings_that_make_no_sense_are_errors() -> None:
         DASH(model).apply(batches=data("mlp"))
     with pytest.raises(ValueError, match="batches: empty; dash needs the new data"):
         DASH(model).apply(batches=[], loss_fn=cross_entropy)
+
+
+def test_examples_are_counted_in_targets_of_any_form() -> None:
+    inputs, labels = zoo.batch("mlp")
+    sizes = (2, 3, 3)
+    parts = list(zip(inputs[:8].split(sizes), labels[:8].split(sizes), strict=True))
+
+    def run(form: Any, loss: Any) -> nn.Module:
+        model = zoo.build("mlp")
+        receipt = DASH(model, chunk_size=5).apply(batches=[(x, form(y)) for x, y in parts], loss_fn=loss)
+        assert receipt.details["chunks"] == 2
+        return model
+
+    plain = snapshot(run(lambda y: y, cross_entropy))
+    assert_same(snapshot(run(lambda y: {"label": y, "unit": "kg"}, lambda o, t: cross_entropy(o, t["label"]))), plain)
+    assert_same(snapshot(run(lambda y: y.tolist(), lambda o, t: cross_entropy(o, torch.tensor(t)))), plain)
+
+
+def test_a_batch_without_a_tensor_is_an_error() -> None:
+    model = zoo.build("mlp")
+    with pytest.raises(ValueError, match="batches: neither inputs nor targets hold a tensor"):
+        DASH(model).apply(batches=[(([1.0],), [0])], loss_fn=cross_entropy)

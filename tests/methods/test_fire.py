@@ -438,3 +438,8 @@ def test_looking_for_matrices_moves_no_spectral_norm() -> None:
     before = snapshot(model)
     assert [str(matrix) for matrix in FIRE(model).matrices] == ["1.weight"]
     assert_same(snapshot(model), before)
+
+
+def test_a_solver_that_cannot_reach_the_limit_is_an_error_at_once() -> None:
+    with pytest.raises(ValueError, match="solver: 'loop' iterates, which never reaches the exact factor"):
+        FIRE(zoo.build("mlp"), solver="loop", polynomial="exact")

@@ -1,14 +1,17 @@
 """L2 and L2 Init: the closed-form gradient gives the trajectory of the term in the loss."""
 
 from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
-from pliant import L2, L2Init
+from pliant import L2, L2Init, StreamingEWC, WeightRescaling
 from tests import zoo
 from tests.loops import differs, snapshot, train
 
@@ -153,3 +156,34 @@ def test_sparse_gradients_are_an_error_that_names_the_parameter() -> None:
     model(torch.tensor([1, 2])).sum().backward()
     with pytest.raises(ValueError, match=r"'0\.weight' has a sparse gradient"):
         optimizer.step()
+
+
+def test_the_receipt_counts_what_has_a_strength() -> None:
+    model = zoo.build("mlp")
+    method = L2(model, lam={"4.*": 0.1})
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    method.step()
+    assert method.receipt is not None
+    assert (method.receipt.tensors, method.receipt.entries) == (2, 16 * 5 + 5)
+
+
+def test_no_strength_at_all_is_an_error() -> None:
+    for make in (L2, StreamingEWC):
+        with pytest.raises(ValueError, match=r"lam: \{\} gives no parameter a strength"):
+            make(zoo.build("mlp"), lam={})
+
+
+@pytest.mark.parametrize("lam", [np.float32(0.5), np.float64(0.5), np.int64(1), Fraction(1, 2)])
+def test_a_strength_may_be_any_real_number(lam: Any) -> None:
+    strengths = L2(zoo.build("mlp"), lam=lam).strengths
+    assert strengths == dict.fromkeys(strengths, float(lam))
+    assert WeightRescaling(zoo.build("mlp"), every=np.int64(3)).every == 3
+
+
+@pytest.mark.parametrize("missing", ["steps", "state"])
+def test_a_state_without_its_parts_is_an_error(missing: str) -> None:
+    method = L2Init(zoo.build("mlp"))
+    state = {key: value for key, value in method.state_dict().items() if key != missing}
+    with pytest.raises(ValueError, match=f"state_dict: '{missing}' is missing"):
+        method.load_state_dict(state)

@@ -1,5 +1,6 @@
 """Shrink & perturb, head reset and full reset."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -59,6 +60,15 @@ def test_shrink_perturb_with_noise() -> None:
     noise = model.weight.detach() - 0.3 * before
     assert float(noise.std()) == pytest.approx(0.5, rel=0.02)
     assert abs(float(noise.mean())) < 0.01
+
+
+def test_noise_does_not_depend_on_the_layout() -> None:
+    torch.manual_seed(0)
+    plain = nn.Conv2d(3, 4, 3)
+    other = copy.deepcopy(plain).to(memory_format=torch.channels_last)
+    for model in (plain, other):
+        ShrinkPerturb(model, toward="noise", seed=0).apply()
+    assert torch.equal(plain.weight, other.weight)
 
 
 def test_own_seed_leaves_the_global_generator_alone() -> None:

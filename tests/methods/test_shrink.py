@@ -50,3 +50,8 @@ def test_where_spares_weights() -> None:
 def test_strength_out_of_range_is_refused(lam: float) -> None:
     with pytest.raises(ValueError, match="lam"):
         Shrink(zoo.build("mlp"), zoo.batch("mlp")[0], lam=lam)
+
+
+def test_an_example_is_needed() -> None:
+    with pytest.raises(ValueError, match="example: None, but shrink analyses the model on one"):
+        Shrink(zoo.build("mlp"))

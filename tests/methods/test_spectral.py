@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import LBFGS, SGD
 
@@ -199,3 +199,25 @@ def test_an_exponent_that_makes_no_sense_is_an_error(k: float) -> None:
 def test_a_model_without_matrices_is_an_error() -> None:
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
         SpectralNorm(nn.LayerNorm(3))
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        torch.outer(torch.arange(1.0, 51), torch.arange(1.0, 41)),
+        torch.randn(40, 2, generator=torch.Generator().manual_seed(0)) @ torch.ones(2, 60).tril(5),
+        torch.outer(*torch.randn(2, 50, generator=torch.Generator().manual_seed(0))),
+        torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+        @ torch.randn(2, 60, generator=torch.Generator().manual_seed(1)),
+        torch.eye(40),
+        torch.randn(300, 300, generator=torch.Generator().manual_seed(0)) * 1e-20,
+        torch.full((5, 7), 1e25),
+    ],
+    ids=["ramp", "blocks", "rank 1", "rank 2", "identity", "tiny", "huge"],
+)
+def test_the_leading_pair_of_a_matrix_of_low_rank_or_odd_size(weight: Tensor) -> None:
+    u, v = leading_pair(weight)
+    largest = float(torch.linalg.matrix_norm(weight.double(), 2))
+    assert float(u.norm()) == pytest.approx(1, rel=1e-5)
+    assert float(v.norm()) == pytest.approx(1, rel=1e-5)
+    assert float(u.double() @ weight.double() @ v.double()) == pytest.approx(largest, rel=1e-3)

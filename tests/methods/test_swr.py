@@ -463,3 +463,34 @@ def test_a_coupled_strength_survives_a_rate_that_rises(start: float) -> None:
         assert growth == pytest.approx(2.5, rel=0.1)
     else:
         assert growth == pytest.approx(1.0, rel=1e-6)
+
+
+def test_a_strength_that_is_assigned_counts() -> None:
+    model = zoo.build("mlp")
+    swr = SWR(model, zoo.batch("mlp")[0], lam=0.5)
+    swr.step()
+    swr.lam = torch.zeros_like(swr.lam)
+    with torch.no_grad():
+        model[0].weight.mul_(4)
+    before = snapshot(model)
+    swr.step()
+    assert_same(snapshot(model), before)
+
+
+def test_what_pulls_nothing_is_said() -> None:
+    model = zoo.build("mlp")
+    inputs = zoo.batch("mlp")[0]
+    with pytest.raises(ValueError, match=r"where: it passes none of the weights that can be pulled: 0\.weight, 2"):
+        SWR(model, inputs, where=lambda name, _: name.endswith("bias"))
+    biases = SGD([p for name, p in model.named_parameters() if "bias" in name], lr=0.1)
+    with pytest.warns(UserWarning, match="swr pulls none of the parameters that its optimizers hold"):
+        SWR(model, inputs).attach(biases)
+
+
+def test_a_block_of_a_weight_has_a_strength_by_its_name() -> None:
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    model = nn.Sequential(nn.Linear(4, 8), encoder, nn.Linear(8, 3))
+    inputs = torch.zeros(1, 2, 4)
+    block = next(name for name in SWR(model, inputs)._names if "[" in name)
+    swr = SWR(model, inputs, lam={block: 0.5})
+    assert swr.lam.tolist() == [0.5 * (name == block) for name in swr._names]

@@ -170,6 +170,9 @@ class Method(ABC):
         """
         if state_dict.get("method") != self.name:
             raise ValueError(f"state_dict: made by method {state_dict.get('method')!r}, this is {self.name!r}")
+        for key in ("steps", "state"):
+            if key not in state_dict:
+                raise ValueError(f"state_dict: {key!r} is missing")
         unknown = [name for name in state_dict["steps"] if name not in self.parameters]
         if unknown:
             raise ValueError(f"state_dict: counts steps of {unknown[0]!r}, which this model has not")
@@ -256,6 +259,8 @@ class Penalty(Method):
     """A term of the loss, λ·penalty(θ), that enters as its gradient."""
 
     kind: ClassVar[Kind] = "penalty"
+    strengths: Mapping[str, float]
+    """λ of each parameter that has one, by name."""
 
     @abstractmethod
     def value(self, names: Sequence[str] | None = None) -> Tensor:
@@ -294,8 +299,8 @@ class Penalty(Method):
             norms = torch.stack([g.float().norm() for g in gradients.values()])
             value = float(self.value())
         details = {"value": value, "gradient_norm": float(norms.norm()), "steps": sum(self.steps.values())}
-        entries = sum(p.numel() for p in self.parameters.values())
-        return Receipt(self.name, "add gradient", len(self.parameters), entries, details)
+        entries = sum(self.parameters[name].numel() for name in self.strengths)
+        return Receipt(self.name, "add gradient", len(self.strengths), entries, details)
 
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
         return [optimizer.register_step_pre_hook(self._before_step)]

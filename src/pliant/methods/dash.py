@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from pliant.graph.layers import NORM_LAYERS, call_with
 from pliant.graph.matrices import find_matrices
@@ -62,7 +63,8 @@ class DASH(Reinitializer):
         chunk_size: How many examples make a chunk, for accumulate="chunk"; all that is given if None. No batch is
             split: a chunk ends with the batch that fills it.
         optimizer_state: "keep" (as the authors do) or "reset" the moments of the parameters.
-        where: Which parameters to shrink; all learnable ones but those of norm layers if None.
+        where: Which parameters to shrink; all learnable ones but those of norm layers if None. Norm layers are torch's;
+            the scales of one of your own shrink, unless you leave them out.
     """
 
     name = "dash"
@@ -128,7 +130,7 @@ class DASH(Reinitializer):
         total: dict[str, Tensor] = {}
         examples = 0
         for inputs, targets in batches:
-            size = len(targets)
+            size = _count_examples(inputs, targets)
             with torch.enable_grad():
                 loss = loss_fn(call_with(self.model, inputs), targets)
                 gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
@@ -142,6 +144,16 @@ class DASH(Reinitializer):
                 total, examples = {}, 0
         if examples:
             yield {name: gradient / examples for name, gradient in total.items()}
+
+
+def _count_examples(inputs: Any, targets: Any) -> int:
+    """Return how many examples a batch has: the length of its targets, or of the first tensor if they are none."""
+    if isinstance(targets, Tensor):
+        return len(targets)
+    first = next((leaf for leaf in tree_leaves((inputs, targets)) if isinstance(leaf, Tensor) and leaf.ndim), None)
+    if first is None:
+        raise ValueError("batches: neither inputs nor targets hold a tensor to count the examples of")
+    return len(first)
 
 
 def _accumulator(parameter: Tensor) -> torch.dtype:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from pliant.graph.matrices import Matrix, Packed, find_matrices
 from pliant.methods.base import Batches, Filter, LossFunction, Reinitializer, learnable_parameters
-from pliant.methods.orthogonal import Iteration, Polynomial, Solver, orthogonalise
+from pliant.methods.orthogonal import Iteration, Polynomial, Solver, check_solver, orthogonalise
 from pliant.methods.strengths import check_choice, check_number
 from pliant.surgery import forget_state_, map_moments_, zero_moments_
 
@@ -80,7 +80,7 @@ class FIRE(Reinitializer):
         self.lam = check_number("lam", lam, high=1.0)
         self.iteration = Iteration(polynomial, iterations)
         check_choice("layers", layers, get_args(Layers))
-        check_choice("solver", solver, get_args(Solver))
+        check_solver(solver, polynomial)
         if optimizer_state == "rotate" and solver == "loop":
             raise ValueError(
                 "optimizer_state: 'rotate' needs the map from old to new weights, which 'loop' never forms"

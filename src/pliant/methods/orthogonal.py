@@ -98,6 +98,13 @@ class Iteration:
         return factor
 
 
+def check_solver(solver: Solver, polynomial: Polynomial) -> None:
+    """Raise a ValueError if the solver is unknown or cannot reach the limit."""
+    check_choice("solver", solver, get_args(Solver))
+    if solver in ("loop", "gram") and polynomial == "exact":
+        raise ValueError(f"solver: {solver!r} iterates, which never reaches the exact factor; use 'eigh' or 'svd'")
+
+
 def orthogonalise(matrices: Tensor, iteration: Iteration, solver: Solver = "auto") -> Orthogonalised:
     """Apply an iteration to W/‖W‖ for each matrix W of a batch.
 
@@ -115,9 +122,7 @@ def orthogonalise(matrices: Tensor, iteration: Iteration, solver: Solver = "auto
         tensor([[[ 1.,  0.],
                  [ 0., -1.]]])
     """
-    check_choice("solver", solver, get_args(Solver))
-    if solver in ("loop", "gram") and iteration.polynomial == "exact":
-        raise ValueError(f"solver: {solver!r} iterates, which never reaches the exact factor; use 'eigh' or 'svd'")
+    check_solver(solver, iteration.polynomial)
     if matrices.shape[-2] < matrices.shape[-1]:
         result = orthogonalise(matrices.mT, iteration, solver)
         return result._replace(matrices=result.matrices.mT)

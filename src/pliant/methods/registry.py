@@ -116,7 +116,7 @@ _RECORDS = (
         Shrink,
         "Soft weight rescaling (2024), §3.2",
         "scale all weights down when data is new, keeping the function",
-        (Tunable("lam", "how much of each weight to give up", 0.5, 0.0, 1.0, (0.1, 0.3, 0.5, 0.7, 0.9)),),
+        (Tunable("lam", "how much of each weight to give up", 0.5, 0.0, 0.999, (0.1, 0.3, 0.5, 0.7, 0.9)),),
     ),
     MethodInfo(
         "head_reset",
@@ -233,7 +233,7 @@ _RECORDS = (
         "hold each parameter near its moving average, the more so the larger its squared gradients",
         (
             Tunable("lam", "strength of the pull", 1.0, 0.0, None),
-            Tunable("beta", "memory of the averages", 0.999, 0.0, 1.0),
+            Tunable("beta", "memory of the averages", 0.999, 0.0, 0.99999),
         ),
     ),
     MethodInfo(
@@ -260,7 +260,7 @@ _RECORDS = (
         "gate each weight's move by its utility and perturb where that is low",
         (
             Tunable("sigma", "noise, in units of a gradient", 1e-3, 0.0, None, (1e-2, 1e-3, 1e-4)),
-            Tunable("beta", "memory of the utilities", 0.999, 0.0, 1.0, (0.9, 0.99, 0.999, 0.9999)),
+            Tunable("beta", "memory of the utilities", 0.999, 0.0, 0.99999, (0.9, 0.99, 0.999, 0.9999)),
             Tunable("weight_decay", "decay that is not gated", 0.0, 0.0, None, (0.1, 0.01, 0.001, 0.0)),
         ),
     ),
@@ -270,7 +270,7 @@ _RECORDS = (
         "Lee et al. 2024",
         "keep a slow average of the network and return to it every n steps",
         (
-            Tunable("beta", "memory of the average", 0.999, 0.0, 1.0),
+            Tunable("beta", "memory of the average", 0.999, 0.0, 0.99999),
             Tunable("every", "steps between two returns", 1000, 1, None),
         ),
     ),

@@ -37,7 +37,7 @@ class Shrink(Reinitializer):
     def __init__(
         self,
         model: nn.Module,
-        example: Any,
+        example: Any = None,
         *,
         lam: float = 0.5,
         proportional: bool = True,
@@ -48,6 +48,8 @@ class Shrink(Reinitializer):
         self.lam = check_number("lam", lam, high=1.0)
         if lam == 1:
             raise ValueError("lam is 1: nothing would be left of the weights; it must be below 1")
+        if example is None:
+            raise ValueError(f"example: None, but {self.name} analyses the model on one; pass an example input")
         plan = analyse(model, example).plan()
         if not plan.wishes:
             raise ValueError("model: no weight can be rescaled without changing the function; see pliant.graph.analyse")

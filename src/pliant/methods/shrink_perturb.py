@@ -50,7 +50,8 @@ class ShrinkPerturb(Reinitializer):
         optimizer_state: "keep" (as in the sources) or "reset" the moments of the parameters.
         init: How to initialise a model in place, for toward="fresh"; each module's `reset_parameters` if None.
         seed: Draw from a stream of its own; from torch's global generators if None.
-        where: Which parameters to move; all learnable ones if None. Buffers are left alone.
+        where: Which parameters to move; all learnable ones if None. Buffers are left alone; noise does not spare the
+            row of an embedding that stands for padding.
     """
 
     name = "shrink_perturb"
@@ -86,7 +87,9 @@ class ShrinkPerturb(Reinitializer):
         with seeded(self.seed, self.draws):
             if self.toward == "noise":
                 torch._foreach_mul_(parameters, 1 - self.lam)
-                torch._foreach_add_(parameters, [torch.randn_like(p).mul_(self.noise_std) for p in parameters])
+                # By shape: `randn_like` fills in the order of memory, so that another layout would get another noise.
+                noise = [torch.randn(p.shape, dtype=p.dtype, device=p.device) for p in parameters]
+                torch._foreach_add_(parameters, [each.mul_(self.noise_std) for each in noise])
             else:
                 targets = self.initial if self.toward == "initial" else draw_fresh(self.model, self.init)
                 shrink_toward_(parameters, [targets[name] for name in self.parameters], self.lam)

@@ -30,6 +30,9 @@ from pliant.seeding import generator
 _TINY = 1e-18
 """Far below the rounding of a product, but all that there is where that is zero. Its square is still a float32."""
 
+_SMALL = 1e-12
+"""The size of entries below which the squares of a matrix would underflow, or above whose inverse overflow."""
+
 
 def leading_pair(weight: Tensor, size: int = 30) -> tuple[Tensor, Tensor]:
     """Return the leading singular vectors (u, v) of a matrix, to within a fraction of a percent of σ₁.
@@ -48,6 +51,9 @@ def leading_pair(weight: Tensor, size: int = 30) -> tuple[Tensor, Tensor]:
         3.0
     """
     matrix = widen(weight)
+    largest = matrix.abs().max()
+    if 0 < largest < _SMALL or largest > 1 / _SMALL:  # its square would be lost
+        matrix = matrix / largest
     random = generator("leading pair")
     vector = torch.randn(len(matrix), generator=random).to(matrix) @ matrix
     if not vector.any():  # the weight is zero, and any pair as good as another
@@ -58,7 +64,10 @@ def leading_pair(weight: Tensor, size: int = 30) -> tuple[Tensor, Tensor]:
             vector = vector - (basis @ vector) @ basis
         if not vector.any():
             break
-        basis = torch.cat([basis, (vector / vector.norm()).unsqueeze(0)])
+        direction = vector / vector.norm()
+        if (basis @ direction).norm() > 1e-4:  # the rank is reached, and what is left is rounding
+            break
+        basis = torch.cat([basis, direction.unsqueeze(0)])
         vector = (matrix @ basis[-1]) @ matrix
     u, _, v = torch.linalg.svd(matrix @ basis.mT, full_matrices=False)
     return u[:, 0].contiguous(), v[0] @ basis

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -12,12 +13,7 @@ Strength = float | Mapping[str, float]
 def check_number(argument: str, value: float, *, low: float = 0.0, high: float = float("inf")) -> float:
     """Return the number if it is finite and in [low, high], else raise a ValueError that says so."""
     allowed = f"in [{low:g}, {high:g}]" if high < float("inf") else f"finite and ≥ {low:g}"
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not low <= value <= high
-        or value == float("inf")
-    ):
+    if isinstance(value, bool) or not isinstance(value, Real) or not low <= value <= high or value == float("inf"):
         raise ValueError(f"{argument}: {value!r} is not allowed; it must be a number that is {allowed}")
     return float(value)
 
@@ -30,9 +26,9 @@ def check_choice(argument: str, value: object, allowed: Sequence[object]) -> Non
 
 def check_positive_int(argument: str, value: int) -> int:
     """Return the value if it is an integer ≥ 1, else raise a ValueError that says so."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{argument}: {value!r} is not allowed; it must be an integer ≥ 1")
-    return value
+    return int(value)
 
 
 def resolve_strengths(lam: Strength, names: Iterable[str], *, high: float = float("inf")) -> dict[str, float]:
@@ -57,12 +53,19 @@ def resolve_strengths(lam: Strength, names: Iterable[str], *, high: float = floa
     names = list(names)
     if not isinstance(lam, Mapping):
         return dict.fromkeys(names, check_number("lam", lam, high=high))
+    if not lam:
+        raise ValueError("lam: {} gives no parameter a strength; it must be a number or have a pattern at least")
     for pattern, strength in lam.items():
         check_number(f"lam[{pattern!r}]", strength, high=high)
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not any(_matches(name, pattern) for name in names):
             raise ValueError(f"lam: the pattern {pattern!r} matches no parameter; there are {', '.join(names)}")
-    matches = {name: next((float(s) for p, s in lam.items() if fnmatchcase(name, p)), None) for name in names}
+    matches = {name: next((float(s) for p, s in lam.items() if _matches(name, p)), None) for name in names}
     return {name: strength for name, strength in matches.items() if strength is not None}
+
+
+def _matches(name: str, pattern: str) -> bool:
+    # A block of a weight has brackets in its name, which a pattern would take for a choice of letters.
+    return name == pattern or fnmatchcase(name, pattern)
 
 
 def widen(tensor: Tensor) -> Tensor:

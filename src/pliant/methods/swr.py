@@ -134,8 +134,10 @@ class SWR(Rescaler):
         names_of = {id(p): name for name, p in self.parameters.items()}
         self._owners = [names_of[id(model.get_parameter(block.name))] for block in self.plan.wishes]
         if where is not None:
-            for i, owner in enumerate(self._owners):
-                self.lam[i] *= where(owner, self.parameters[owner])
+            passed = [bool(where(owner, self.parameters[owner])) for owner in self._owners]
+            if not any(passed):
+                raise ValueError(f"where: it passes none of the weights that can be pulled: {', '.join(self._names)}")
+            self.lam = self.lam * self.lam.new_tensor(passed)
         self._leave_zero_weights_alone()
         self.base_lr = torch.full((len(self._names),), torch.nan, dtype=torch.float64)
         self.last_lr = torch.full((len(self._names),), torch.nan, dtype=torch.float64)
@@ -146,6 +148,11 @@ class SWR(Rescaler):
         super().attach(*optimizers)
         for optimizer in optimizers:
             self._note_rates(optimizer)
+        if not any(owner in a.names for a in self._attachments.values() for owner in self._owners):
+            warnings.warn(
+                f"swr pulls none of the parameters that its optimizers hold; it pulls {', '.join(self._names)}",
+                stacklevel=2,
+            )
         return self
 
     def step(self) -> None:
@@ -193,6 +200,16 @@ class SWR(Rescaler):
             details["drift"] = self.measure_drift()
         written = self._written.get()
         return Receipt(self.name, "rescale", len(written), sum(t.numel() for t in written), details)
+
+    @property
+    def lam(self) -> Tensor:
+        """λ of each weight that is pulled; to change it, assign a new tensor."""
+        return self._lam
+
+    @lam.setter
+    def lam(self, lam: Tensor) -> None:
+        self._lam = lam
+        self._pulls.clear()
 
     @property
     def initial_norms(self) -> Tensor:

@@ -62,7 +62,8 @@ class UPGD(Rescaler):
         beta: β of the utilities' average, in [0, 1).
         weight_decay: w, decoupled and not gated.
         seed: Draw the noise from a stream of its own; from torch's global generators if None.
-        where: Which parameters to gate; all learnable ones if None.
+        where: Which parameters to gate; all learnable ones if None. Noise does not spare the row of an embedding that
+            stands for padding.
     """
 
     name = "upgd"
