@@ -349,6 +349,10 @@ class TestFiles:
         )
         loaded = data.load(f"{tmp_path / 'own.py'}:load", n=6)
         assert (len(loaded.train), len(loaded.test), loaded.shape) == (6, 2, (3,))
+        with pytest.raises(
+            ValueError, match=r"load cannot be called with \(m\): got an unexpected keyword argument 'm'"
+        ):
+            data.load(f"{tmp_path / 'own.py'}:load", m=6)
         with pytest.raises(ValueError, match="returned int; it must return"):
             data.load(f"{tmp_path / 'own.py'}:wrong")
         with pytest.raises(ValueError, match="has no 'lod'"):

@@ -1,5 +1,6 @@
 """Data of the user's own: a folder of images, a NumPy file, a function."""
 
+import inspect
 import os
 import zipfile
 from collections.abc import Sequence
@@ -254,6 +255,10 @@ def load_function(reference: str, **options: Any) -> Dataset:
         The data set that the function returned, or one made of the two pairs of tensors that it returned.
     """
     function = import_object(reference)
+    try:
+        inspect.signature(function).bind(**options)
+    except TypeError as error:
+        raise ValueError(f"{reference} cannot be called with ({', '.join(options)}): {error}") from error
     result = function(**options)
     if isinstance(result, Dataset):
         return result
