@@ -424,7 +424,8 @@ class Reinitializer(Method):
         """
         for optimizer in optimizers:
             if not isinstance(optimizer, Optimizer):
-                raise TypeError(f"optimizers: {optimizer!r} is no torch.optim.Optimizer; data goes to batches=")
+                kind = type(optimizer).__name__
+                raise TypeError(f"optimizers: a {kind} is no torch.optim.Optimizer; data goes to batches=")
         concerned = optimizers or self.optimizers
         if self.optimizer_state != "keep" and not concerned:
             warnings.warn(

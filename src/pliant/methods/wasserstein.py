@@ -78,7 +78,8 @@ class Wasserstein(Penalty):
         lam: λ, one for all or by name pattern.
         reduction: "sum" over a tensor's entries (the paper's) or their "mean".
         refresh: Sort only on every n-th step; 1 is exact.
-        where: Which parameters to penalise; all learnable ones if None.
+        where: Which parameters to penalise; all learnable ones if None. The row of an embedding that stands for padding
+            counts like the others, and moves.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
