@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from pliant.experiments.recipe import make_recipe
@@ -64,6 +65,14 @@ def test_a_first_task_of_one_example_is_enough() -> None:
     rehearse(
         make_recipe(GOOD | {"stream": {"name": "continual_limited", "chunks": 100}, "methods": ["vanilla", "swr"]})
     )
+
+
+def test_a_stream_may_begin_with_a_task_that_cannot_be_tested(tmp_path: Path) -> None:
+    arrays = {"x_train": numpy.zeros((8, 3)), "y_train": numpy.arange(8) % 2}
+    for tested in (0, 1):  # One of the two arrives first.
+        numpy.savez(tmp_path / "own.npz", **arrays, x_test=numpy.zeros((2, 3)), y_test=numpy.full(2, tested))
+        stream = {"name": "class_incremental", "phases": 2, "epochs": 1}
+        rehearse(make_recipe(GOOD | {"data": str(tmp_path / "own.npz"), "stream": stream, "methods": ["vanilla"]}))
 
 
 def test_devices() -> None:

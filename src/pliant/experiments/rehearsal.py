@@ -5,11 +5,11 @@ import json
 from dataclasses import asdict, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pliant.experiments.config import RunConfig
 from pliant.experiments.recipe import Entry, Recipe
-from pliant.experiments.run import equip, make_model, make_stream, take_example
+from pliant.experiments.run import make_methods, make_model, make_stream, take_example
 from pliant.experiments.sources import Sources, find_sources
 from pliant.streams.base import Stream
 
@@ -33,8 +33,7 @@ def rehearse(recipe: Recipe) -> list[tuple[RunConfig, Sources]]:
     for entry in recipe.methods:
         contested = len(entry.variants()) > 1 and recipe.selection.on == "validation"
         for purpose in ("selection", "result") if contested else ("result",):
-            config = recipe.config(entry, (), recipe.seeds[0], purpose)
-            config = replace(config, device="cpu")
+            config = replace(recipe.config(entry, (), recipe.seeds[0], purpose), device="cpu")
             key = json.dumps([asdict(config.data), asdict(config.stream), purpose])
             if key not in made:
                 made[key] = make_stream(config)
@@ -54,8 +53,8 @@ def check_device(name: str) -> None:
 
 
 def _check_stream(stream: Stream, recipe: Recipe) -> None:
-    stream.workload()  # Makes every task.
-    if "test" in recipe.deciding and stream[0].test is None:
+    stream.workload()  # Makes every task, where tasks differ in size.
+    if "test" in recipe.deciding and all(task.test is None for task in stream):
         raise ValueError(
             f"headline is {recipe.deciding!r}, but {recipe.stream.name} has no test examples to tell it by"
         )
@@ -63,22 +62,22 @@ def _check_stream(stream: Stream, recipe: Recipe) -> None:
 
 def _rehearse_entry(entry: Entry, config: RunConfig, stream: Stream) -> None:
     try:
-        model = make_model(config, stream)
-        _check_outputs(config, model, stream)
+        model, example = make_model(config, stream), take_example(stream)
+        _check_outputs(config, model, example, stream.classes)
         for parts in entry.variants():
-            equip(replace(config, methods=parts), stream, copy.deepcopy(model))
+            make_methods(replace(config, methods=parts), copy.deepcopy(model), example)
     except ValueError as error:
         raise ValueError(f"{entry.label}: {error}") from error
     except Exception:
         return  # The runs will tell, with the traceback.
 
 
-def _check_outputs(config: RunConfig, model: nn.Module, stream: Stream) -> None:
+def _check_outputs(config: RunConfig, model: nn.Module, example: Tensor, classes: int) -> None:
     with torch.no_grad():
-        outputs = model.eval()(take_example(stream))
+        shape = tuple(model.eval()(example).shape)
     model.train()
-    if outputs.ndim != 2 or outputs.shape[1] < stream.classes:
+    if len(shape) != 2 or shape[1] < classes:
         raise ValueError(
-            f"model {config.model.name!r} gives outputs of shape {tuple(outputs.shape)}; "
-            f"it must be (examples, classes), and there are {stream.classes} classes"
+            f"model {config.model.name!r} gives outputs of shape {shape}; "
+            f"it must be (examples, classes), and there are {classes} classes"
         )

@@ -133,7 +133,13 @@ def make_model(config: RunConfig, stream: Stream, task: int = 0) -> nn.Module:
 
 def make_learner(config: RunConfig, stream: Stream) -> Learner:
     """Make the network with its methods and its optimizer."""
-    learner = equip(config, stream, make_model(config, stream))
+    model, example = make_model(config, stream), take_example(stream)
+    attached = make_methods(config, model, example)  # Before the optimizer: some change the network itself.
+    head = None
+    if stream.renews_head:
+        output = called_layers(model, example)[-1].name
+        head = methods.HeadReset(model, head=[output], seed=derive_seed("head", config.seed))
+    learner = Learner(model, config.training, attached, head)
     if config.measures:
         learner.measure(config.measures, stream[0], config.reference)
     return learner
@@ -145,18 +151,11 @@ def take_example(stream: Stream) -> Tensor:
     return train.batch(torch.arange(min(2, len(train)), device=train.y.device))[0]
 
 
-def equip(config: RunConfig, stream: Stream, model: nn.Module) -> Learner:
-    """Give a network the run's methods and its optimizer."""
-    example = take_example(stream)
+def make_methods(config: RunConfig, model: nn.Module, example: Tensor) -> list[methods.Method]:
+    """Make the run's methods for a network."""
 
     def make_method(part: Part) -> methods.Method:
         seed = derive_seed("method", config.seed)
         return methods.create(part.name, model, example=example, **{"seed": seed} | part.options)
 
-    # Before the optimizer: some change the network itself.
-    attached = [make_method(part) for part in config.methods]
-    head = None
-    if stream.renews_head:
-        output = called_layers(model, example)[-1].name
-        head = methods.HeadReset(model, head=[output], seed=derive_seed("head", config.seed))
-    return Learner(model, config.training, attached, head)
+    return [make_method(part) for part in config.methods]
