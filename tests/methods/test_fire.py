@@ -20,6 +20,9 @@ from tests import zoo
 from tests.loops import assert_same, snapshot, train
 from tests.reference import fire as reference
 
+# Without an optimizer there is no state to reset, which is said; here it is meant.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is given no optimizer and attached to none")
+
 SOLVERS = ("auto", "loop", "gram", "eigh", "svd")
 POLYNOMIALS = ("cubic", "quintic")
 

@@ -11,6 +11,9 @@ from pliant.methods.layerwise import called_blocks
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
 
+# Without an optimizer there is no state to reset, which is said; here it is meant.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is given no optimizer and attached to none")
+
 
 def trained(name: str) -> tuple[nn.Module, Adam, Layerwise]:
     model = zoo.build(name)
