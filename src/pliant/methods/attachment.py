@@ -50,10 +50,12 @@ def ascending_names(optimizer: Optimizer, names: Sequence[str], groups: Sequence
         names: Names of parameters that it holds.
         groups: For each of them, the index of its parameter group.
     """
-    flags = [group.get("maximize", False) for group in optimizer.param_groups]
-    if not any(flags):
+    for group in optimizer.param_groups:  # A plain loop, since every step asks and hardly any optimizer says yes.
+        if group.get("maximize"):
+            break
+    else:
         return ()
-    return [name for name, group in zip(names, groups, strict=True) if flags[group]]
+    return [name for name, i in zip(names, groups, strict=True) if optimizer.param_groups[i].get("maximize")]
 
 
 def warn_of_unknown(method: str, model: nn.Module, known: Container[str], optimizer: Optimizer) -> None:

@@ -346,7 +346,7 @@ class Penalty(Method):
     ) -> None:
         gradients = self._gradients(names)
         # An optimizer that maximises is given the gradient of minus the loss.
-        climbed = [gradients[name] for name in ascending if name in gradients]
+        climbed = [gradients[name] for name in ascending if name in gradients] if ascending else None
         if climbed:
             torch._foreach_neg_(climbed)
         if first:
