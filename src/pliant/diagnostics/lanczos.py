@@ -11,7 +11,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pliant.diagnostics.batches import Batch, LossFn, summed_loss
 from pliant.diagnostics.differentiation import dense, derivatives, learnable
 
-
 _STEADY = 5
 """For how many products the largest eigenvalue must have stood still."""
 
