@@ -153,7 +153,8 @@ _RECORDS = (
         c.of_features(lambda f: features.dormant_fraction(features.unit_scores(f.mean_abs))),
         Sign(
             "higher", "units have gone dormant",
-            "rises with relu as plasticity is lost, but leaky relu loses plasticity without it (Curvature §3)",
+            "rises with relu as plasticity is lost, but leaky relu loses plasticity without it (our runs of Curvature, "
+            "figure 1)",
             amount=0.1, level=0.1,
         ),
     ),
