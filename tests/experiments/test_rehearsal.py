@@ -25,7 +25,8 @@ def own(shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, classe
 
 
 def test_what_can_work_passes() -> None:
-    rehearse(make_recipe(GOOD))
+    recipe = make_recipe(GOOD)
+    assert [config.label for config, _ in rehearse(recipe)] == [entry.label for entry in recipe.methods]
 
 
 @pytest.mark.parametrize(
@@ -62,9 +63,9 @@ def test_networks_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_a_first_task_of_one_example_is_enough() -> None:
-    rehearse(
-        make_recipe(GOOD | {"stream": {"name": "continual_limited", "chunks": 100}, "methods": ["vanilla", "swr"]})
-    )
+    stream = {"name": "continual_limited", "chunks": 100}
+    used = rehearse(make_recipe(GOOD | {"stream": stream, "methods": ["vanilla", "swr"]}))
+    assert [config.label for config, _ in used] == ["vanilla", "swr"]
 
 
 def test_a_stream_may_begin_with_a_task_that_cannot_be_tested(tmp_path: Path) -> None:
@@ -72,7 +73,9 @@ def test_a_stream_may_begin_with_a_task_that_cannot_be_tested(tmp_path: Path) ->
     for tested in (0, 1):  # One of the two arrives first.
         numpy.savez(tmp_path / "own.npz", **arrays, x_test=numpy.zeros((2, 3)), y_test=numpy.full(2, tested))
         stream = {"name": "class_incremental", "phases": 2, "epochs": 1}
-        rehearse(make_recipe(GOOD | {"data": str(tmp_path / "own.npz"), "stream": stream, "methods": ["vanilla"]}))
+        recipe = make_recipe(GOOD | {"data": str(tmp_path / "own.npz"), "stream": stream, "methods": ["vanilla"]})
+        ((config, sources),) = rehearse(recipe)
+        assert (config.label, set(sources)) == ("vanilla", {"data"})
 
 
 def test_devices() -> None:

@@ -394,17 +394,23 @@ def test_an_optimizer_whose_memory_cannot_be_cut_is_an_error() -> None:
         training_step(model, optimizer, (x, y))
 
 
+def recycled_once() -> tuple[nn.Module, Tensor, SGD, ReDo, ContinualBackprop]:
+    """A network that stands still under both recyclers, after one of ReDo's two steps."""
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.0)
+    redo = ReDo(model, x, tau=0.3, every=2, seed=0).attach(optimizer)
+    cbp = ContinualBackprop(model, x, rate=0.0).attach(optimizer)
+    training_step(model, optimizer, (x, y))
+    return model, x, optimizer, redo, cbp
+
+
 @pytest.mark.parametrize("order", ["bad, good", "good, bad"])
 def test_a_pass_that_overflowed_is_not_counted(order: str) -> None:
     """A loop that meets an infinity skips the step, and nobody tells the method."""
 
     def run(*scales: float) -> tuple[Tensor, Tensor, dict[str, list[int]]]:
-        model = zoo.build("mlp")
-        x, y = zoo.batch("mlp")
-        optimizer = SGD(model.parameters(), lr=0.0)
-        redo = ReDo(model, x, tau=0.3, every=2, seed=0).attach(optimizer)
-        cbp = ContinualBackprop(model, x, rate=0.0).attach(optimizer)
-        training_step(model, optimizer, (x, y))
+        model, x, optimizer, redo, cbp = recycled_once()
         for scale in scales:
             model(scale * x)
         optimizer.step()
@@ -417,12 +423,7 @@ def test_a_pass_that_overflowed_is_not_counted(order: str) -> None:
 
 
 def test_a_step_on_nothing_but_overflow_changes_no_average_and_renews_nothing() -> None:
-    model = zoo.build("mlp")
-    x, y = zoo.batch("mlp")
-    optimizer = SGD(model.parameters(), lr=0.0)
-    redo = ReDo(model, x, tau=0.3, every=2, seed=0).attach(optimizer)
-    cbp = ContinualBackprop(model, x, rate=0.0).attach(optimizer)
-    training_step(model, optimizer, (x, y))
+    model, x, optimizer, redo, cbp = recycled_once()
     before = cbp.utilities["2"].clone()
     with torch.no_grad():
         model[2].bias[3] = torch.inf
