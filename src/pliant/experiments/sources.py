@@ -40,6 +40,8 @@ def find_outdated(root: Path, present: Iterable[tuple[RunConfig, Sources]]) -> l
         A sentence for each thing that has changed.
     """
     now = {(kind, str(getattr(config, kind))): digest for config, found in present for kind, digest in found.items()}
+    if not now:
+        return []  # Nothing that may change behind its name: no need to read what may be thousands of runs.
     outdated: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for path in sorted((root / "runs").glob("*")):
         with contextlib.suppress(ValueError):  # Damaged runs are done again.
