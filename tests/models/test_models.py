@@ -34,6 +34,7 @@ VGG = [3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512]
         ("mlp_4x256", (1, 28, 28), 10, linear(784, 256, 256, 256, 256, 10)),
         ("mlp_4x256_ln", (1, 28, 28), 10, linear(784, 256, 256, 256, 256, 10) + 4 * 512),
         ("mlp_3x256", (1, 28, 28), 10, linear(784, 256, 256, 256, 10)),
+        ("mlp_residual", (1, 28, 28), 10, linear(784, 100, 100, 100, 100, 100, 10)),
         ("cnn", (3, 32, 32), 10, conv(5, 3, 16, 16) + linear(16 * 8 * 8, 100, 10)),
         ("cnn_bn", (3, 32, 32), 100, conv(5, 3, 16, 16) + linear(16 * 8 * 8, 100, 100) + 2 * 32),
         ("cnn_strided", (3, 32, 32), 10, conv(3, 3, 16, 32, 64, 128) + linear(128 * 4, 512, 10)),
@@ -53,6 +54,17 @@ def test_vit_tiny_counts_from_its_parts() -> None:
     block = 4 * linear(width, width) + linear(width, 4 * width, width) + 4 * width
     tokens = 3 * 4 * 4 * width + width + width + (patches + 1) * width
     assert tokens + 12 * block + 2 * width + linear(width, 100) == 5_380_132
+
+
+def test_shortcuts_go_around_the_hidden_layers_that_keep_the_width() -> None:
+    model = models.mlp((5,), 3, widths=(4, 4, 6, 6), residual=True)
+    first, second, third, fourth, last = (module for module in model.modules() if isinstance(module, nn.Linear))
+    x = torch.randn(7, 5)
+    h = first(x).relu()
+    h = h + second(h).relu()
+    h = third(h).relu()
+    h = h + fourth(h).relu()
+    torch.testing.assert_close(model(x), last(h), rtol=0, atol=0)
 
 
 def test_every_network_is_counted_here() -> None:

@@ -68,6 +68,13 @@ _MODELS = {
             {"widths": (256,) * 4, "layer_norm": True},
         ),
         ModelInfo("mlp_3x256", mlp, "3 hidden layers of 256", "Curvature, B.1", {"widths": (256,) * 3}),
+        ModelInfo(
+            "mlp_residual",
+            mlp,
+            "5 hidden layers of 100, shortcuts around 4, no norm",
+            "beyond the papers",
+            {"widths": (100,) * 5, "residual": True},
+        ),
         ModelInfo("cnn", cnn, "2 convolutions 5x5, 16 channels, 100 units", "Soft weight rescaling, D.1"),
         ModelInfo("cnn_bn", cnn, "the same with BatchNorm", "Soft weight rescaling, D.1", {"batch_norm": True}),
         ModelInfo("cnn_strided", strided_cnn, "4 convolutions with stride 2, 512 units", "Curvature, B.3"),

@@ -2,11 +2,28 @@
 
 from collections.abc import Sequence
 from math import prod
+from typing import cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from pliant.models.layers import activation as make_activation
 from pliant.models.layers import initialise_
+
+
+class Shortcut(nn.Module):
+    """Adds its input to what its layers make of it.
+
+    Args:
+        layers: What the shortcut goes around; it keeps the width.
+    """
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layers and add the input."""
+        return x + cast(Tensor, self.layers(x))
 
 
 def mlp(
@@ -16,6 +33,7 @@ def mlp(
     widths: Sequence[int] = (100, 100),
     activation: str = "relu",
     layer_norm: bool = False,
+    residual: bool = False,
     initial: str = "torch",
 ) -> nn.Sequential:
     """Build a multilayer perceptron.
@@ -29,6 +47,7 @@ def mlp(
         widths: Width of each hidden layer.
         activation: relu, leaky_relu, tanh, gelu or identity.
         layer_norm: Whether a LayerNorm stands between every hidden linear map and its activation.
+        residual: Whether a shortcut goes around every hidden layer that keeps the width.
         initial: How weights are drawn: as PyTorch does it, or "he" or "xavier" with biases of zero. Methods that
             re-draw weights do it as PyTorch does, unless they are given an `init`.
 
@@ -42,10 +61,8 @@ def mlp(
     layers: list[nn.Module] = [nn.Flatten()]
     inputs = prod(shape)
     for width in widths:
-        layers.append(nn.Linear(inputs, width))
-        if layer_norm:
-            layers.append(nn.LayerNorm(width))
-        layers.append(make_activation(activation))
+        hidden = [nn.Linear(inputs, width), *([nn.LayerNorm(width)] if layer_norm else []), make_activation(activation)]
+        layers += [Shortcut(*hidden)] if residual and inputs == width else hidden
         inputs = width
     model = nn.Sequential(*layers, nn.Linear(inputs, classes))
     initialise_(model, initial)
