@@ -77,9 +77,9 @@ def test_mistakes_end_in_a_line(
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
-        ("methods", ["swr", "shrink_perturb", "vanilla", "lam (0.001)"]),
+        ("methods", ["swr", "shrink_perturb", "vanilla", "lam (0.001)", "[relu(x)", "on new data"]),
         ("streams", ["warm_start", "binary_pairs", "first_epochs (100)"]),
-        ("models", ["resnet18", "MODULE:FUNCTION"]),
+        ("models", ["resnet18", "FILE.py:FUNCTION"]),
         ("data", ["tiny_imagenet", "PATH"]),
         ("measures", ["weight_l2", "hessian_rank"]),
         ("recipes", ["demo"]),

@@ -159,6 +159,9 @@ def test_a_single_left_over_example_is_left_out(dataset: Dataset) -> None:
     learner = make_learner(Settings(batch_size=32))
     list(train(learner, stream, 0))
     assert learner.step == 3
+    one_by_one = Learner(nn.Sequential(nn.Flatten(), nn.Linear(36, 10)), Settings(batch_size=1))
+    list(train(one_by_one, stream, 0))
+    assert one_by_one.step == len(dataset.train)
 
 
 def test_learning_rates() -> None:
@@ -414,6 +417,7 @@ def test_measures_of_a_resumed_run_are_the_same(dataset: Dataset, reference: Ref
         ({"warmup": 1.0}, r"warmup is 1\.0; it must lie in \[0, 1\)"),
         ({"clip": 0.0}, r"clip is 0\.0; it must be above 0, or None"),
         ({"lr": math.nan}, "lr is nan"),
+        ({"momentum": 0.9}, r"momentum is 0\.9; it is for sgd, and the optimizer is adam"),
     ],
 )
 def test_wrong_settings_are_named(change: dict[str, Any], message: str) -> None:

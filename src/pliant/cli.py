@@ -1,7 +1,6 @@
 """The command line: compare methods, run recipes, read results, find out what there is."""
 
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable
@@ -16,12 +15,21 @@ try:
     from pliant.diagnostics.command import diagnose_command
     from pliant.experiments import archive, listings
     from pliant.experiments.display import LiveProgress
-    from pliant.experiments.recipe import BASELINES, Recipe, Scale, find_recipe, load_recipe, make_recipe, override
+    from pliant.experiments.recipe import (
+        BASELINES,
+        Recipe,
+        Scale,
+        find_recipe,
+        load_recipe,
+        make_recipe,
+        split_methods,
+    )
 except ImportError as error:
     raise SystemExit(f"the command line needs more than torch ({error}): pip install 'pliant[cli]'") from error
 
 from pliant import data
 from pliant._version import __version__
+from pliant.assignments import override
 from pliant.data import cache
 from pliant.experiments.engines import Engine, ProcessEngine, RayEngine
 from pliant.experiments.experiment import run_experiment
@@ -100,9 +108,9 @@ def main_options(
 @app.command()
 def compare(
     data: Annotated[
-        str, typer.Option(help="Data set: a name (`pliant list data`), a path, or module:function.")
+        str, typer.Option(help="Data set: a name (`pliant list data`), a path, or file.py:function.")
     ] = "digits",
-    model: Annotated[str, typer.Option(help="Network: a name (`pliant list models`), or module:function.")] = "mlp",
+    model: Annotated[str, typer.Option(help="Network: a name (`pliant list models`), or file.py:function.")] = "mlp",
     stream: Annotated[str, typer.Option(help="What the network meets (`pliant list streams`).")] = "warm_start",
     methods: Annotated[
         str,
@@ -241,7 +249,7 @@ def data_list() -> None:
 
 @data_app.command("get")
 def data_get(
-    name: Annotated[str, typer.Argument(help="A data set: a name, a path, or module:function.")],
+    name: Annotated[str, typer.Argument(help="A data set: a name, a path, or file.py:function.")],
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="How to load it, as for runs: data.size=32, data.first=100.")
     ] = None,
@@ -303,7 +311,7 @@ def _run(recipe: Recipe, root: Path, make_engine: Callable[[], Engine], checkpoi
     code = 1 if bad else 0
     try:
         _report([root], Format.HTML)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         console.print(f"the report could not be made: {error}", markup=False, soft_wrap=True)
         code = 1
     if bad:
@@ -315,13 +323,14 @@ def _run(recipe: Recipe, root: Path, make_engine: Callable[[], Engine], checkpoi
 def _entries(methods: str, tune: bool) -> list[Any]:
     """Read what --methods says; of entries with the same methods, those with settings are called by these too."""
     texts = [text.strip() for text in methods.split(",")]
-    names = [re.sub(r":[^+]*", "", text) for text in texts]
+    parts = [split_methods(text) for text in texts]
+    names = ["+".join(part.partition(":")[0] for part in each) for each in parts]
     entries: list[Any] = []
-    for text, name in zip(texts, names, strict=True):
+    for text, name, each in zip(texts, names, parts, strict=True):
         if tune and text.isidentifier() and text not in BASELINES:
             entries.append({"name": text, "grid": "sweep"})
         elif text != name and names.count(name) > 1:
-            entries.append({"label": text, "parts": text.split("+")})
+            entries.append({"label": text, "parts": each})
         else:
             entries.append(text)
     return entries

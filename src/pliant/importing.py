@@ -1,8 +1,10 @@
-"""Objects of the user's own, named as text: `module:name` or `path/to/file.py:name`."""
+"""Objects of the user's own, named as text, `module:name` or `path/to/file.py:name`; and packages that are extras."""
 
+import contextlib
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +67,23 @@ def _import_file(path: Path) -> Any:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@contextlib.contextmanager
+def naming_extra(what: str, extra: str) -> Iterator[None]:
+    """Say how to install what an import misses.
+
+    Args:
+        what: What cannot be done without it.
+        extra: The extra of Pliant that has it.
+
+    Example:
+        >>> with naming_extra("juggling", "circus"):
+        ...     import no_such_package
+        Traceback (most recent call last):
+        ImportError: juggling needs a package (No module named 'no_such_package'): pip install 'pliant[circus]'
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"{what} needs a package ({error}): pip install 'pliant[{extra}]'") from error

@@ -39,7 +39,8 @@ class Settings:
         lr: Learning rate.
         momentum: Momentum of sgd.
         weight_decay: The optimizer's own weight decay.
-        batch_size: Examples a step; the last batch of an epoch holds what is left.
+        batch_size: Examples a step; the last batch of an epoch holds what is left, which is
+            dropped if it is a single example: BatchNorm has no variance of that.
         warmup: Part of every task's steps over which the learning rate rises linearly from 0, in [0, 1).
         decay_epochs: Epochs of a task at whose start the learning rate is multiplied by `decay_factor`.
         decay_factor: By how much.
@@ -75,6 +76,8 @@ class Settings:
             raise ValueError(f"warmup is {self.warmup}; it must lie in [0, 1)")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip is {self.clip}; it must be above 0, or None")
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"momentum is {self.momentum}; it is for sgd, and the optimizer is {self.optimizer}")
 
 
 class DivergedError(ArithmeticError):
@@ -302,8 +305,8 @@ def train_epoch(learner: Learner, task: Task, seed: int) -> Record:
     device = _device(model)
     order = permutation(len(task.train), "order", seed, task.index, learner.epoch).to(device)
     indices = torch.split(order, settings.batch_size)
-    if len(indices) > 1 and len(indices[-1]) == 1:
-        indices = indices[:-1]  # BatchNorm has no variance of a single example.
+    if len(indices) > 1 and len(indices[-1]) == 1 < settings.batch_size:
+        indices = indices[:-1]
     # Attached for a single step: the others cost nothing, and need no memory of when it was their turn.
     monitor = learner.monitor if learner.epoch % settings.evaluate_every == 0 else None
     if monitor is not None:

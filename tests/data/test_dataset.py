@@ -53,6 +53,12 @@ def test_selecting_copies_no_images() -> None:
     assert examples.select(torch.tensor([3, 1])).x.data_ptr() == examples.x.data_ptr()
 
 
+def test_a_selection_stays_on_the_device_of_its_examples() -> None:
+    chosen = make().to("meta").train.select(torch.arange(3))
+    assert chosen.rows is not None
+    assert {chosen.x.device, chosen.y.device, chosen.rows.device} == {torch.device("meta")}
+
+
 def test_permuting_pixels_moves_all_channels_alike_and_can_be_undone() -> None:
     examples = make().train.select(torch.tensor([5, 2, 9]))
     order = torch.randperm(20)

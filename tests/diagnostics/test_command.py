@@ -44,6 +44,18 @@ def run(*arguments: str) -> Any:
     return result
 
 
+def test_data_and_network_take_options_and_layers_hide_no_note(tmp_path: Path) -> None:
+    small_network = models.create("mlp", data.load("digits").shape, 10, widths=(7,))
+    torch.save(small_network.state_dict(), tmp_path / "small.pt")
+    result = run(str(tmp_path / "small.pt"), "--model", "mlp", "--data", "digits", "--measures", "weight_l2,update_l1",
+                 "--set", "model.widths=[7]", "--set", "data.first=40", "--layers",
+                 "--html", str(tmp_path / "page.html"))  # fmt: skip
+    assert "Skipped: update_l1" in result.output
+    wrong = CliRunner().invoke(app, ["diagnose", "x.pt", "--model", "mlp", "--set", "seeds=3"])
+    assert isinstance(wrong.exception, ValueError)
+    assert "--set seeds: only what begins with 'data.' or 'model.'" in str(wrong.exception)
+
+
 def test_a_checkpoint_gives_a_table_a_verdict_and_a_page(weights: Path, tmp_path: Path) -> None:
     page_file, table = tmp_path / "page.html", tmp_path / "values.parquet"
     result = run(str(weights), "--model", "mlp", "--data", "digits", "--labels", "random", "--samples", "32",

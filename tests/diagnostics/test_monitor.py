@@ -370,6 +370,8 @@ def test_what_is_missing_is_named() -> None:
         Monitor(model, optimizer, measures=["distance_l2"])
     with pytest.raises(ValueError, match="every must be at least 1, got 0"):
         Monitor(model, optimizer, every=0)
+    with pytest.raises(ValueError, match="statistics must be 'batch' or 'running', got 'runing'"):
+        Monitor(model, optimizer, statistics="runing")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="budget must be above 0 or None, got 0"):
         Monitor(model, optimizer, budget=0)
     assert not optimizer._optimizer_step_pre_hooks, "nothing is attached by a monitor that could not be made"

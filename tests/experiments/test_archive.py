@@ -92,3 +92,9 @@ def test_an_experiment_without_a_recipe_cannot_be_packed(experiment: Path, tmp_p
     with pytest.raises(ValueError, match=r"holds no recipe\.json"):
         pack(experiment, tmp_path / "kept.gz")
     assert not (tmp_path / "kept.gz").exists()
+
+
+def test_files_that_others_leave_among_the_runs_are_passed_by(experiment: Path) -> None:
+    before = len(load_runs(experiment))
+    (experiment / "runs" / ".DS_Store").write_bytes(b"")
+    assert len(load_runs(experiment)) == before

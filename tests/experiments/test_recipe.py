@@ -14,9 +14,7 @@ from pliant.experiments.recipe import (
     find_recipe,
     load_recipe,
     make_recipe,
-    override,
     parse_part,
-    parse_value,
     recipe_folder,
 )
 
@@ -112,6 +110,11 @@ def test_methods_as_tables() -> None:
         ({"methods": [{"name": "fresh", "grid": {"lam": [1]}}]}, "methods.0.grid: there is no such key"),
         ({"methods": [{"label": "x", "parts": [{"grid": "sweep"}]}]}, "methods.0.parts.0.name: is missing"),
         ({"methods": [{"label": "x", "parts": ["crelu"], "fresh": True}]}, "x: crelu changes the network, which fresh"),
+        ({"methods": [{"name": "l2_init", "fresh": True}]}, "l2_init: l2_init remembers the network, which fresh"),
+        (
+            {"methods": [{"label": "x", "parts": [{"name": "l2", "settings": {}, "gird": {}}]}]},
+            "there is no such key; did you mean 'grid'",
+        ),
         (
             {"methods": [{"name": "vanilla", "training": {"batch_size": "x"}}]},
             "training.batch_size is 'x': Input should be a valid integer",
@@ -141,23 +144,7 @@ def test_all_mistakes_are_named_at_once() -> None:
         make_recipe({key: value for key, value in GOOD.items() if key != "data"})
 
 
-def test_overrides() -> None:
-    values = override({"stream": "single", "seeds": 3}, ["stream.epochs=5", "training.lr=1e-2", "seeds=[1]"])
-    assert values == {"stream": {"name": "single", "epochs": 5}, "training": {"lr": 0.01}, "seeds": [1]}
-    with pytest.raises(RecipeError, match="'seeds' must be of the form key=value"):
-        override({}, ["seeds"])
-    with pytest.raises(RecipeError, match="'seeds' is no table"):
-        override({"seeds": 3}, ["seeds.first=1"])
-
-
-def test_values_and_parts() -> None:
-    assert [parse_value(text) for text in ("1e-3", "true", "[1, 2]", "mnist", '"1"')] == [
-        0.001,
-        True,
-        [1, 2],
-        "mnist",
-        "1",
-    ]
+def test_parts() -> None:
     assert parse_part("fire") == {"name": "fire", "settings": {}, "grid": {}}
 
 
@@ -166,6 +153,10 @@ def test_files(tmp_path: Path) -> None:
     path.write_text('data = "digits"\nmodel = "mlp"\nstream = "single"\nmethods = ["swr"]\n')
     assert find_recipe(str(path)) == path
     assert load_recipe(path, ["stream.epochs=9"]).stream == Part("single", {"epochs": 9})
+    written = tmp_path / "recipe.json"
+    written.write_text(load_recipe(path).model_dump_json())
+    again = load_recipe(written, ["stream.epochs=9", "data.first=50"])
+    assert (again.stream, again.data.options["first"]) == (Part("single", {"epochs": 9}), 50)
     path.write_text("data = ")
     with pytest.raises(RecipeError, match="is not TOML"):
         load_recipe(path)

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from pliant.experiments.config import Part, RunConfig
-from pliant.experiments.run import execute
+from pliant.experiments.run import execute, make_methods
 from pliant.experiments.store import RunFolder, last_progress, load_runs
 from pliant.training import Settings
 from tests.experiments.helpers import in_process, outputs, small
@@ -286,7 +287,7 @@ def test_a_run_that_another_process_does_is_left_alone(tmp_path: Path) -> None:
 FULL = """
 import sys
 from pathlib import Path
-from pliant.experiments.run import execute
+from pliant.experiments.run import execute, make_methods
 from tests.experiments.helpers import small
 disk, size, result = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 for free in (1, 12, 40, 70):
@@ -324,3 +325,12 @@ def test_a_full_disk_fails_the_run_and_room_lets_it_go_on(tmp_path: Path, refere
     assert lines[1::2] == ["finished"] * 4
     for name, content in reference.items():
         assert [path.read_bytes() for path in result.glob(f"*.{name}")] == [content] * 4
+
+
+def test_methods_at_once_have_random_numbers_of_their_own_and_the_first_those_it_has_alone() -> None:
+    noise = Part("shrink_perturb", {"toward": "noise"})
+    seeds = [
+        [method.seed for method in make_methods(small(methods=parts), nn.Linear(64, 10), torch.zeros(1, 64))]  # type: ignore[attr-defined]
+        for parts in ((noise,), (noise, noise))
+    ]
+    assert seeds[1][0] == seeds[0][0] != seeds[1][1]

@@ -80,6 +80,18 @@ def test_a_killed_worker_is_replaced_and_its_run_goes_on(tmp_path: Path, engine:
     assert [event["event"] for event in run.events] == ["start", "start", "end"]
 
 
+def test_a_worker_that_is_killed_while_idle_is_replaced(tmp_path: Path) -> None:
+    engine = ProcessEngine(1)
+    try:
+        run_all([small(seed=0)], tmp_path, engine, Notebook())
+        (worker,) = engine._workers
+        os.kill(worker._pid.result(), signal.SIGKILL)
+        statuses = run_all([small(seed=1)], tmp_path, engine, Notebook())
+    finally:
+        engine.close()
+    assert statuses == {small(seed=1).id: "finished"}
+
+
 def test_a_run_that_always_kills_its_worker_is_given_up(tmp_path: Path, engine: ProcessEngine) -> None:
     count = f"open({str(tmp_path / 'count')!r}, 'a').write('x'); os.kill(os.getpid(), signal.SIGKILL)"
     deadly = small(model=write_network(tmp_path / "own.py", count))

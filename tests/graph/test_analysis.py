@@ -11,6 +11,7 @@ from pliant.graph import Block, GraphError, analyse
 from pliant.graph.chain import chain_plan
 from pliant.graph.layers import called_layers
 from pliant.graph.walk import RULES
+from pliant.methods import SWR
 from tests.graph.architectures import ALL, DenseNet, GatedLinear, Interleaved, ResNet18, ViT, images, sequences, vectors
 
 
@@ -95,15 +96,14 @@ class Outer(nn.Module):
         return self.inner(x)
 
 
-def test_an_unknown_call_is_named_with_its_place_and_the_ways_on() -> None:
+def test_an_unknown_call_is_named_with_its_place_and_the_way_on() -> None:
     with pytest.raises(GraphError) as error:
         analyse(Outer(), vectors())
     message = str(error.value)
     assert "special_i0e in inner (Strange)" in message
     assert "test_analysis.py:" in message
     assert "self.last(torch.special.i0e(self.first(x)))" in message
-    assert 'order="forward"' in message
-    assert "explicit list of layers" in message
+    assert 'analyse(…, unknown="fix")' in message
 
 
 def test_an_unknown_call_may_be_fixed() -> None:
@@ -123,9 +123,15 @@ class Branching(nn.Module):
         return h if h.sum() > 0 else -h
 
 
-def test_control_flow_on_data_is_refused_with_the_ways_on() -> None:
-    with pytest.raises(GraphError, match=r"cannot trace Branching.*order=\"forward\""):
+def test_control_flow_on_data_is_refused() -> None:
+    with pytest.raises(GraphError, match=r"cannot trace Branching.*control flow"):
         analyse(Branching(), vectors())
+
+
+def test_swr_tells_its_ways_on() -> None:
+    for model in (Branching(), Outer()):
+        with pytest.raises(GraphError, match=r"(cannot trace Branching|special_i0e in inner).*order=\"forward\""):
+            SWR(model, vectors())
 
 
 def test_a_wrong_rule_is_caught_at_its_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -323,5 +323,23 @@ def test_a_model_that_cannot_be_traced_is_an_error() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x if x.sum() > 0 else -x
 
-    with pytest.raises(GraphError, match=r"Units can only be found in a model that torch\.export can trace"):
+    with pytest.raises(GraphError, match=r"torch\.export cannot trace Branching.*control flow"):
         find_units(Branching(), torch.zeros(2))
+
+
+class Odd(nn.Module):
+    """Returns a mean over everything beside its output, and raises a number to the power of units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = relu(self.two(2.0 ** self.one(x)))
+        return self.three(hidden), hidden.pow(2).mean()
+
+
+def test_reductions_over_everything_and_numbers_as_first_arguments() -> None:
+    units = find_units(Odd(), torch.zeros(2, 4))
+    assert [group.name for group in units.groups] == ["one"]
+    assert units.skipped["two"] == "it is summed with other units in the model"

@@ -188,6 +188,22 @@ def test_what_cannot_be_converted_says_why() -> None:
         CReLUConversion(zoo.build("mlp"))
 
 
+class FixedSizes(nn.Module):
+    """Has the number of its features in forward()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.relu, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Linear(256, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.relu(self.conv(x)).view(-1, 256))
+
+
+def test_a_model_that_no_longer_runs_is_said_at_once() -> None:
+    with pytest.raises(ValueError, match=r"with crelu behind conv it no longer runs .*view\(-1, 256\)"):
+        CReLUConversion(FixedSizes(), torch.zeros(2, 3, 8, 8))
+
+
 def test_where_chooses_layers() -> None:
     model = zoo.build("mlp")
     made = CReLUConversion(model, zoo.batch("mlp")[0], where=lambda name, _: name == "2.weight")

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
 from pliant import L2, L2Init, StreamingEWC, WeightRescaling
+from pliant.methods import create
 from tests import zoo
 from tests.loops import differs, snapshot, train
 
@@ -187,3 +188,16 @@ def test_a_state_without_its_parts_is_an_error(missing: str) -> None:
     state = {key: value for key, value in method.state_dict().items() if key != missing}
     with pytest.raises(ValueError, match=f"state_dict: '{missing}' is missing"):
         method.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "name", ["l2", "l2_init", "spectral", "spectral_norm", "wasserstein", "parseval", "streaming_ewc"]
+)
+def test_the_term_of_no_parameter_is_zero(name: str) -> None:
+    model = zoo.build("mlp")
+    penalty = create(name, model, example=zoo.batch("mlp")[0])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    assert penalty.value([]) == 0
+    assert penalty.value() > 0 or name == "streaming_ewc"

@@ -237,9 +237,9 @@ def test_head_must_be_found_or_named() -> None:
 
 
 def test_an_action_without_effect_warns() -> None:
-    model = zoo.build("mlp")
-    with pytest.warns(UserWarning, match=r"shrink_perturb.apply\(\) changed none of 6 parameters"):
-        ShrinkPerturb(model, lam=0.5).apply()
+    for lam in (0.2, 0.4, 0.5, 0.7):
+        with pytest.warns(UserWarning, match=r"shrink_perturb.apply\(\) changed none of 6 parameters"):
+            ShrinkPerturb(zoo.build("mlp"), lam=lam).apply()
 
 
 def test_bad_settings_are_errors() -> None:

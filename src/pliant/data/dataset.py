@@ -72,6 +72,7 @@ class Examples:
 
     def select(self, index: Tensor) -> "Examples":
         """Keep the examples at `index`, without copying inputs."""
+        index = index.to(self.y.device)
         return replace(self, y=self.y[index], rows=index if self.rows is None else self.rows[index])
 
     def relabel(self, y: Tensor) -> "Examples":

@@ -1,12 +1,13 @@
 """The data set that needs no download: scikit-learn's 8 x 8 digits."""
 
 import functools
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 
 import torch
 
 from pliant.data.cache import Decoded, cached
 from pliant.data.dataset import Dataset
+from pliant.importing import naming_extra
 from pliant.seeding import permutation
 
 
@@ -17,10 +18,8 @@ def digits() -> Dataset:
     The split is drawn once and for all, over shuffled examples: the file goes writer by writer, and its tail
     is not like its head.
     """
-    try:
+    with naming_extra("the data set digits", "data"):
         release = version("scikit-learn")
-    except PackageNotFoundError as error:
-        raise ImportError("the digits are part of scikit-learn: pip install 'pliant[data]'") from error
     # From the cache after the first time: scikit-learn takes longer to import than a short run takes.
     return cached("digits", f"scikit-learn {release}", _decode)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from pliant.data.cache import Decoded, cached
 from pliant.data.dataset import Dataset
 from pliant.data.images import Mode, decode_all, open_image
+from pliant.importing import naming_extra
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -138,10 +139,8 @@ def load_from_hub(name: str) -> Dataset:
 
 def download(repo: str, file: str) -> Path:
     """Get one file of a data repository, from the hub's local cache if it is there."""
-    try:
+    with naming_extra("getting data from the hub", "data"):
         from huggingface_hub import hf_hub_download
-    except ImportError as error:
-        raise ImportError("the hub is reached by huggingface_hub: pip install 'pliant[data]'") from error
     try:
         return Path(hf_hub_download(repo, file, repo_type="dataset"))
     except (OSError, ValueError) as error:
@@ -157,10 +156,8 @@ def _decode(source: HubSource, paths: list[Path]) -> Decoded:
 
 
 def _read_parquet(source: HubSource, paths: list[Path]) -> tuple[Tensor, Tensor]:
-    try:
+    with naming_extra("reading Parquet files", "data"):
         import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise ImportError("Parquet files are read by PyArrow: pip install 'pliant[data]'") from error
     (path,) = paths
     table = parquet.ParquetFile(path)
     mode: Mode = "L" if source.shape[0] == 1 else "RGB"

@@ -7,6 +7,8 @@ from typing import IO, TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from pliant.importing import naming_extra
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -28,10 +30,8 @@ def open_image(source: bytes | IO[bytes], name: str) -> "Image":
         CorruptImageError: If it is damaged or no image.
         ValueError: If its pixels are floating-point numbers, whose range nobody knows.
     """
-    try:
+    with naming_extra("reading images", "data"):
         from PIL import Image
-    except ImportError as error:
-        raise ImportError("images are read by Pillow: pip install 'pliant[data]'") from error
     try:
         image = Image.open(BytesIO(source) if isinstance(source, bytes) else source)
         image.load()

@@ -1,7 +1,7 @@
 """`pliant diagnose`: a checkpoint, a way to build its network and data, in; a table and a page, out."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from pliant import data as datasets
 from pliant import models
+from pliant.assignments import override
 from pliant.data.dataset import Dataset
 from pliant.diagnostics import measures as registry
 from pliant.diagnostics.checkpoint import load_into
@@ -24,9 +25,9 @@ def diagnose_command(
     checkpoint: Annotated[
         Path, typer.Argument(help="Weights: a safetensors file, or a state dict that torch.save wrote.")
     ],
-    model: Annotated[str, typer.Option(help="The network: a name (`pliant list models`) or module:function.")],
+    model: Annotated[str, typer.Option(help="The network: a name (`pliant list models`) or file.py:function.")],
     data: Annotated[
-        str | None, typer.Option(help="Data to measure on: a name (`pliant list data`), a folder, or module:function.")
+        str | None, typer.Option(help="Data to measure on: a name (`pliant list data`), a folder, or file.py:function.")
     ] = None,
     reference: Annotated[
         str, typer.Option(help="What to compare with: `fresh` (a new network), a checkpoint, or `none`.")
@@ -37,7 +38,16 @@ def diagnose_command(
     split: Annotated[Literal["train", "test"], typer.Option(help="Which examples.")] = "train",
     samples: Annotated[int, typer.Option(min=1, help="How many of them.")] = 256,
     seed: Annotated[int, typer.Option(help="Decides which examples, random labels and the fresh network.")] = 0,
-    measures: Annotated[str | None, typer.Option(help="Measures, with commas between; all by default.")] = None,
+    measures: Annotated[
+        str | None,
+        typer.Option(
+            help="Measures, with commas between; by default all but those of an optimizer's step and of a whole matrix."
+        ),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="How data is loaded and the network built, e.g. data.size=32, model.width=8."),
+    ] = None,
     layers: Annotated[bool, typer.Option(help="Show every layer in the terminal.")] = False,
     html: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("diagnosis.html"),
     parquet: Annotated[Path | None, typer.Option(help="Where to write the values as a table.")] = None,
@@ -48,11 +58,15 @@ def diagnose_command(
         _check_file("--parquet", parquet)
     chosen = [name.strip() for name in measures.split(",")] if measures is not None else None
     labelled = any("labels" in measure.needs for measure in registry.select(chosen))
-    dataset = datasets.load(data) if data is not None else None
-    network = load_into(_build(model, dataset, seed), checkpoint)
+    options = override({}, setting or ())
+    if others := options.keys() - {"data", "model"}:
+        raise ValueError(f"--set {min(others)}: only what begins with 'data.' or 'model.' has a meaning here")
+    dataset = datasets.load(data, **options.get("data", {})) if data is not None else None
+    shape = options.get("model", {})
+    network = load_into(_build(model, dataset, seed, shape), checkpoint)
     other = None
     if reference != "none":
-        other = _build(model, dataset, seed)
+        other = _build(model, dataset, seed, shape)
         if reference != "fresh":
             load_into(other, reference)
     batch = None
@@ -60,7 +74,7 @@ def diagnose_command(
         batch = _examples(dataset, split, labels, samples, seed)
         _check_fit(network, batch, labelled, f"model {model!r}", f"data {data!r}")
     found = diagnose(network, batch, cross_entropy, other, measures=chosen)
-    typer.echo(f"{found.table()}\n\n{found.verdict}" if layers else str(found))
+    typer.echo(found.show(layers=layers or None))
     write_page(found, html, f"{checkpoint.name}: {model}" + (f" on {data}" if data is not None else ""))
     typer.echo(f"page: {html}")
     if parquet is not None:
@@ -75,15 +89,15 @@ def _check_file(option: str, path: Path) -> None:
         raise ValueError(f"{option} is {str(path)!r}; there is no folder {str(path.parent)!r}")
 
 
-def _build(name: str, dataset: Dataset | None, seed: int) -> nn.Module:
+def _build(name: str, dataset: Dataset | None, seed: int, options: dict[str, Any]) -> nn.Module:
     try:
         if dataset is not None:
-            return models.create(name, dataset.shape, len(dataset.classes), seed=seed)
+            return models.create(name, dataset.shape, len(dataset.classes), seed=seed, **options)
         if ":" not in name:
             raise ValueError(f"model {name!r} needs --data, which tells the shape of its inputs and its classes")
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            model = import_object(name)()
+            model = import_object(name)(**options)
     except (ValueError, ImportError):
         raise
     except Exception as error:  # what somebody's own function raises may be anything

@@ -12,7 +12,7 @@ from pliant.diagnostics import measures as registry
 from pliant.diagnostics import notes as note
 from pliant.diagnostics.batches import Batch, LossFn, gather
 from pliant.diagnostics.diagnosis import Diagnosis, combine
-from pliant.diagnostics.probe import Probe, Statistics, batch_norms, batch_statistics, undisturbed
+from pliant.diagnostics.probe import Probe, Statistics, batch_norms, batch_statistics, check_statistics, undisturbed
 from pliant.diagnostics.record import Measure
 
 Found = dict[str, Mapping[str, float]]
@@ -62,8 +62,7 @@ def diagnose(
         >>> found.skipped
         {'hessian_rank': 'it needs a loss_fn'}
     """
-    if statistics not in ("batch", "running"):
-        raise ValueError(f"statistics must be 'batch' or 'running', got {statistics!r}")
+    check_statistics(statistics)
     chosen = registry.select(measures)
     model = initialised(model, "model")
     reference = initialised(reference, "reference") if reference is not None else None

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from pliant.diagnostics import measures
 from pliant.diagnostics.record import Sign
+from pliant.importing import naming_extra
 
 CAUTION = (
     "No single sign explains loss of plasticity in every setting (Curvature §3), and the limits are conventions. "
@@ -198,10 +199,18 @@ class Diagnosis:
         return lines
 
     def __str__(self) -> str:
+        return self.show()
+
+    def show(self, layers: bool | None = None) -> str:
+        """Return all that there is to read: the table, what was skipped, notes, and the verdict.
+
+        Args:
+            layers: Whether the table has every layer; only if they are few if None.
+        """
         few = len({row.layer for row in self.rows()}) <= _LAYERS_ON_A_PAGE
-        parts = [self.table(layers=few), ""]
-        if not few:
-            parts += ["By layer: diagnosis.table()", ""]
+        parts = [self.table(layers=few if layers is None else layers), ""]
+        if layers is None and not few:
+            parts += ["By layer: table() in Python, --layers on the command line", ""]
         parts += [f"Skipped: {name}: {why}" for name, why in self.skipped.items()]
         parts += [f"Note: {note}" for note in self.notes]
         return "\n".join([*parts, "", self.verdict] if parts[2:] else [*parts, self.verdict])
@@ -227,11 +236,9 @@ def write_table(path: str | Path, columns: Mapping[str, type], cells: Sequence[S
     Raises:
         ImportError: If pyarrow is missing; names the extra that has it.
     """
-    try:
+    with naming_extra("a Parquet file", "data"):
         import pyarrow
         from pyarrow import parquet
-    except ImportError as error:
-        raise ImportError("Parquet files need pyarrow: pip install 'pliant[data]'") from error
     kinds = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
     schema = pyarrow.schema([(name, kinds[kind]) for name, kind in columns.items()])
     by_column = list(zip(*cells, strict=True)) or [()] * len(columns)

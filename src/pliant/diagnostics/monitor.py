@@ -19,7 +19,7 @@ from pliant.diagnostics.batches import LossFn, gather
 from pliant.diagnostics.diagnosing import SKIPPED, initialised, prepare, reason, unwrapped
 from pliant.diagnostics.diagnosis import ScalarWriter, combine, write_table
 from pliant.diagnostics.differentiation import dense
-from pliant.diagnostics.probe import Probe, Statistics
+from pliant.diagnostics.probe import Probe, Statistics, check_statistics
 from pliant.diagnostics.record import Measure, Need
 
 
@@ -97,6 +97,7 @@ class Monitor:
             raise ValueError(f"every must be at least 1, got {every}")
         if budget is not None and not budget > 0:
             raise ValueError(f"budget must be above 0 or None, got {budget}")
+        check_statistics(statistics)
         self.model = unwrapped(model)
         self.every = every
         self.budget = budget

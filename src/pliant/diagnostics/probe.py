@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from itertools import cycle
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,12 @@ def _unwritten(model: nn.Module) -> Iterator[None]:
                     tensor.copy_(before)
                 if getattr(module, name) is not tensor:
                     setattr(module, name, tensor)
+
+
+def check_statistics(statistics: Any) -> None:
+    """Raise a ValueError if this is none of what `statistics` may be."""
+    if statistics not in get_args(Statistics):
+        raise ValueError(f"statistics must be 'batch' or 'running', got {statistics!r}")
 
 
 def batch_norms(model: nn.Module, statistics: Statistics) -> list[_BatchNorm]:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from pliant.experiments.config import RunConfig
 from pliant.experiments.run import Outcome, execute
+from pliant.importing import naming_extra
 from pliant.streams.base import require_positive
 
 
@@ -109,8 +110,12 @@ class ProcessEngine:
         self._workers.add(worker)
         outcome: Future[Outcome] = Future()
         outcome.set_running_or_notify_cancel()
-        future = worker.pool.submit(perform, job, self._threads)
-        future.add_done_callback(lambda done: self._pass_on(worker, done, outcome))
+        try:
+            future = worker.pool.submit(perform, job, self._threads)
+        except BrokenProcessPool:  # It was killed while it had nothing to do.
+            self._lose(worker, outcome)
+        else:
+            future.add_done_callback(lambda done: self._pass_on(worker, done, outcome))
         return outcome
 
     def close(self) -> None:
@@ -126,14 +131,17 @@ class ProcessEngine:
     def _pass_on(self, worker: "_Worker", done: "Future[Outcome]", outcome: "Future[Outcome]") -> None:
         error = None if done.cancelled() else done.exception()
         if done.cancelled() or isinstance(error, BrokenProcessPool):
-            self._workers.discard(worker)
-            outcome.set_exception(WorkerDiedError("the process was killed, or ran out of memory"))
+            self._lose(worker, outcome)
             return
         self._idle.append(worker)
         if error is not None:
             outcome.set_exception(error)
         else:
             outcome.set_result(done.result())
+
+    def _lose(self, worker: "_Worker", outcome: "Future[Outcome]") -> None:
+        self._workers.discard(worker)
+        outcome.set_exception(WorkerDiedError("the process was killed, or ran out of memory"))
 
 
 class _Worker:
@@ -187,10 +195,8 @@ class RayEngine:
         require_positive(threads=threads)
         if not gpus >= 0:
             raise ValueError(f"gpus is {gpus}; it must be 0 or more")
-        try:
+        with naming_extra("the Ray engine", "ray"):
             import ray
-        except ImportError as error:
-            raise ImportError("this engine needs Ray: pip install 'pliant[ray]'") from error
         self._ray: Any = ray
         self._threads = threads
         self._started = not ray.is_initialized()

@@ -4,11 +4,21 @@ import inspect
 import tomllib
 from collections.abc import Callable
 
+from rich.markup import escape
 from rich.table import Table
 
 from pliant import data, methods, models, streams
 from pliant.diagnostics import measures
 from pliant.experiments.recipe import BASELINES, recipe_folder
+from pliant.methods.base import Kind
+
+_WHEN: dict[Kind, str] = {
+    "rescaler": "after a step",
+    "penalty": "before a step",
+    "reinitializer": "on new data",
+    "recycler": "after a step, on single units",
+    "architecture": "at construction",
+}
 
 
 def method_listing() -> Table:
@@ -18,7 +28,7 @@ def method_listing() -> Table:
         table.add_row(name, "baseline", summary, "", "")
     for info in map(methods.info, methods.names()):
         settings = "\n".join(f"{each.name} ({each.default}): {each.meaning}" for each in info.tunables)
-        table.add_row(info.name, info.kind, info.summary, settings, info.paper)
+        table.add_row(info.name, _WHEN[info.kind], escape(info.summary), escape(settings), info.paper)
     return table
 
 
@@ -39,7 +49,7 @@ def model_listing() -> Table:
         parameters = inspect.signature(info.build).parameters.values()
         options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} | info.preset
         table.add_row(info.name, info.summary, _options(options), info.paper)
-    table.add_row("MODULE:FUNCTION", "your own: function(shape, classes) -> torch.nn.Module", "", "")
+    table.add_row("FILE.py:FUNCTION", "your own: function(shape, classes) -> torch.nn.Module", "", "")
     return table
 
 
@@ -49,7 +59,7 @@ def data_listing() -> Table:
     for name in data.names():
         table.add_row(name, data.summary(name))
     table.add_row("PATH", "a folder of images (class/… or train/class/… and test/class/…), or an .npz file")
-    table.add_row("MODULE:FUNCTION", "your own: function() -> (x_train, y_train), (x_test, y_test)")
+    table.add_row("FILE.py:FUNCTION", "your own: function() -> (x_train, y_train), (x_test, y_test)")
     return table
 
 

@@ -9,6 +9,7 @@ import functools
 import inspect
 import itertools
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
@@ -19,6 +20,7 @@ import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from pliant import data, methods, models, streams
+from pliant.assignments import override, parse_value
 from pliant.data.local import load_folder
 from pliant.diagnostics import measures
 from pliant.experiments.config import Part, Purpose, RunConfig
@@ -44,11 +46,9 @@ def _as_part(value: Any) -> Any:
     """Accept a bare name, and take the options that stand beside a name."""
     if isinstance(value, str):
         return {"name": value, "options": {}}
-    if isinstance(value, Mapping) and "options" not in value:
-        return {
-            "name": value.get("name"),
-            "options": {key: item for key, item in value.items() if key != "name"},
-        }
+    if isinstance(value, Mapping):
+        beside = {key: item for key, item in value.items() if key not in ("name", "options")}
+        return {"name": value.get("name"), "options": {**value.get("options", {}), **beside}}
     return value
 
 
@@ -144,7 +144,7 @@ class Entry(_Strict):
         if isinstance(value, str):
             if value in BASELINES:
                 return {"label": value, "parts": (), "fresh": value == "fresh"}
-            parts = [parse_part(part) for part in value.split("+")]
+            parts = [parse_part(part) for part in split_methods(value)]
             return {"label": "+".join(part["name"] for part in parts), "parts": parts}
         if isinstance(value, Mapping) and "parts" not in value and "name" in value:
             own = {"label": value["name"]} | {key: value[key] for key in cls.model_fields if key in value}
@@ -156,11 +156,10 @@ class Entry(_Strict):
 
     @model_validator(mode="after")
     def _check(self) -> "Entry":
-        for part in self.parts:
-            if self.fresh and methods.info(part.name).kind == "architecture":
-                raise ValueError(
-                    f"{self.label}: {part.name} changes the network, which fresh=true makes anew; drop one"
-                )
+        for info in (methods.info(part.name) for part in self.parts if self.fresh):
+            if info.kind == "architecture" or info.cls.saved:
+                does = "changes" if info.kind == "architecture" else "remembers"
+                raise ValueError(f"{self.label}: {info.name} {does} the network, which fresh=true makes anew; drop one")
         return self
 
     def variants(self) -> list[tuple[Part, ...]]:
@@ -358,6 +357,16 @@ def _check_model(part: Part) -> None:
     _check_names("model", part.options, names)
 
 
+def split_methods(text: str) -> list[str]:
+    """Split what is to act at once, `swr+l2:lam=1e-3`, at the + between; that of a number such as 1e+3 stays.
+
+    Example:
+        >>> split_methods("swr + l2:lam=1e+0")
+        ['swr', 'l2:lam=1e+0']
+    """
+    return [part.strip() for part in re.split(r"(?<![0-9][eE])\+", text)]
+
+
 def parse_part(text: str) -> dict[str, Any]:
     """Read a method as the command line has it: `swr`, `swr:lam=1e-3`, with a grid `swr:lam=1e-3|1e-4`.
 
@@ -378,14 +387,6 @@ def parse_part(text: str) -> dict[str, Any]:
         else:
             settings[key] = values[0]
     return {"name": name, "settings": settings, "grid": grid}
-
-
-def parse_value(text: str) -> Any:
-    """Read a value as TOML, and as plain text where it is none."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def recipe_folder() -> Path:
@@ -446,28 +447,6 @@ def _merge(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def override(values: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """Change a recipe's values in place by assignments such as `seeds=3` or `stream.epochs=5`."""
-    for assignment in assignments:
-        key, sign, text = assignment.partition("=")
-        if not sign:
-            raise RecipeError(f"{assignment!r} must be of the form key=value")
-        _assign(values, key.split("."), parse_value(text))
-    return values
-
-
-def _assign(values: dict[str, Any], keys: list[str], value: Any) -> None:
-    *tables, last = keys
-    for key in tables:
-        inner = values.setdefault(key, {})
-        if isinstance(inner, str):
-            inner = values[key] = {"name": inner}
-        if not isinstance(inner, dict):
-            raise RecipeError(f"{'.'.join(keys)}: {key!r} is no table")
-        values = inner
-    values[last] = value
-
-
 def make_recipe(values: Mapping[str, Any]) -> Recipe:
     """Check a recipe's values.
 
@@ -485,7 +464,8 @@ def _explain(problem: Any) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         key = problem["loc"][-1]
-        model = Selection if "selection" in problem["loc"] else Entry if "methods" in problem["loc"] else Recipe
+        models: dict[str, type[BaseModel]] = {"selection": Selection, "parts": GridPart, "methods": Entry}
+        model = next((models[place] for place in models if place in problem["loc"]), Recipe)
         return f"{where}: there is no such key; {suggest(str(key), model.model_fields)}"
     if problem["type"] == "missing":
         return f"{where}: is missing"

@@ -154,8 +154,9 @@ def take_example(stream: Stream) -> Tensor:
 def make_methods(config: RunConfig, model: nn.Module, example: Tensor) -> list[methods.Method]:
     """Make the run's methods for a network."""
 
-    def make_method(part: Part) -> methods.Method:
-        seed = derive_seed("method", config.seed)
+    def make_method(position: int, part: Part) -> methods.Method:
+        # Each has random numbers of its own, and the first the same ones as when it is alone.
+        seed = derive_seed("method", config.seed, *([position] if position else []))
         return methods.create(part.name, model, example=example, **{"seed": seed} | part.options)
 
-    return [make_method(part) for part in config.methods]
+    return [make_method(position, part) for position, part in enumerate(config.methods)]

@@ -115,10 +115,10 @@ def load_selection(root: Path) -> dict[str, Any]:
 def load_run(path: Path) -> Run | None:
     """Read the run in a folder; None if there is none, or it is just being made."""
     # One file tells all about a run that ended, so that ten thousand of them load in seconds.
-    with contextlib.suppress(FileNotFoundError), _naming(path / "result.json") as file:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), _naming(path / "result.json") as file:
         end = json.loads(file.read_bytes())
         return Run(path, RunConfig.from_dict(end["config"]), end["status"], end["result"], end["error"])
-    with contextlib.suppress(FileNotFoundError), _naming(path / "config.json") as file:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), _naming(path / "config.json") as file:
         config = RunConfig.from_dict(json.loads(file.read_bytes()))
         return Run(path, config, "unfinished", {}, "")
     return None

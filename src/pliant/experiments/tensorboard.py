@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from pliant.experiments.store import load_runs
+from pliant.importing import naming_extra
 
 
 def export(root: Path, target: Path) -> int:
@@ -15,10 +16,8 @@ def export(root: Path, target: Path) -> int:
     Returns:
         How many runs were written.
     """
-    try:
+    with naming_extra("this export", "tensorboard"):
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ImportError("this export needs TensorBoard: pip install 'pliant[tensorboard]'") from error
     count = 0
     for run in load_runs(root):
         records = run.records

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from pliant.graph import labels as lb
-from pliant.graph.export import WAYS_ON, GraphError, ModelGraph
+from pliant.graph.export import GraphError, ModelGraph
 from pliant.graph.forms import Form, System
 from pliant.graph.plan import Block
 from pliant.graph.scales import ScaleSystem
@@ -147,7 +147,7 @@ def _compare(
         raise GraphError(
             f"the scale of {graph.describe(node)}, {graph.location(node)}, is not what its rule says: rescaled by "
             f"powers of two it is off by {error / size if size else error:.1e}. The rule is wrong for this call; "
-            f"please report it. {WAYS_ON}"
+            "please report it."
         )
 
 

@@ -21,6 +21,7 @@
 Sizes are those of the example: nothing here is symbolic.
 """
 
+import contextlib
 import operator
 import re
 import warnings
@@ -34,16 +35,15 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-WAYS_ON = 'Ways on: order="forward" (the modules in call order, as a chain), or an explicit list of layers.'
 _TORCH = str(Path(torch.__file__).parent)
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s+(?P<code>.*)')
 
 
 class GraphError(ValueError):
-    """A model that cannot be analysed; the message names the call, where it stands, and the ways on."""
+    """A model that cannot be analysed; the message names the call and where it stands."""
 
 
-Example = torch.Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
+Example = torch.Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,12 @@ class ModelGraph:
                 return node.kwargs[name]
             return node.args[position] if position < len(node.args) else argument.default_value
         raise KeyError(f"{target} has no argument {name!r}")
+
+    def find_argument(self, node: fx.Node, name: str) -> Any:
+        """Return an argument of a call by its name in the op's schema, None if the op has no such argument."""
+        with contextlib.suppress(KeyError):
+            return self.argument(node, name)
+        return None
 
     def shape(self, node: fx.Node) -> torch.Size:
         """Return the sizes of a node's value, which must be one tensor."""
@@ -122,14 +128,13 @@ class ModelGraph:
         return f"{self.operator(node)} in {path or 'the model'} ({self.module_type(node)})"
 
 
-def export_graph(model: nn.Module, example: Example, ways_on: str = WAYS_ON) -> ModelGraph:
+def export_graph(model: nn.Module, example: Example) -> ModelGraph:
     """Export a model, in the mode that it is in, on an example.
 
     Args:
         model: Any module that `torch.export` can trace. It is left as it was.
-        example: What the model is called with: a tensor, a tuple or list of positional arguments, or a
+        example: What the model is called with: a tensor, a tuple of positional arguments, or a
             mapping of keyword arguments. (A model whose one argument is a dict takes a tuple that holds it.)
-        ways_on: What else the caller can do if the model cannot be exported, for the message.
 
     Returns:
         The graph of the call.
@@ -151,7 +156,7 @@ def export_graph(model: nn.Module, example: Example, ways_on: str = WAYS_ON) -> 
         first = str(error).strip().partition("\n")[0]
         raise GraphError(
             f"torch.export cannot trace {type(model).__name__}: {type(error).__name__}: {first} "
-            f"(control flow that depends on data is the usual cause). {ways_on}"
+            f"(control flow that depends on data is the usual cause)."
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
@@ -235,8 +240,8 @@ def _call(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (example,), {}
     if isinstance(example, Mapping):
         return (), dict(example)
-    if isinstance(example, tuple | list):
-        return tuple(example), {}
+    if isinstance(example, tuple):
+        return example, {}
     raise TypeError(
         f"example is a {type(example).__name__}; allowed are a tensor, a tuple of positional arguments "
         "and a dict of keyword arguments"

@@ -147,8 +147,7 @@ def _reduce(walk: Walk, node: fx.Node) -> Value:
     if name in ("max", "min") and len(node.args) > 1 and isinstance(node.args[1], fx.Node):
         return walk.join(node, walk.of(node.args[0]), walk.of(node.args[1])).expand(walk.shape(node))
     labels = walk.of(node.args[0])
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    dim = walk.graph.argument(node, "dim") if "dim" in names else None
+    dim = walk.graph.find_argument(node, "dim")
     dims = range(labels.ndim) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
     merged = walk.merge(node, labels, dims)
     counts = name == "linalg_vector_norm" and walk.graph.argument(node, "ord") == 0
@@ -205,9 +204,8 @@ def _normalised(walk: Walk, node: fx.Node, *tail: int) -> Tensor:
     walk.epsilons[node] = walk.graph.argument(node, "eps") or 0.0
     weight = walk.graph.argument(node, "weight")
     walk.factor(weight)
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     scale = lb.uniform(lb.ONE, ()) if weight is None else walk.of(weight)
-    shift = walk.maybe(node, "bias") if "bias" in names else None
+    shift = walk.maybe(node, "bias")
     labels = walk.join(node, scale, shift)
     return labels.reshape(*labels.shape, *tail) if labels.ndim else labels
 
@@ -234,9 +232,8 @@ def _group_norm(walk: Walk, node: fx.Node) -> Value:
 )  # fmt: skip
 def _batch_norm(walk: Walk, node: fx.Node) -> Value:
     labels = walk.get(node, "input")
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    mean = walk.graph.argument(node, "running_mean") if "running_mean" in names else None
-    var = walk.graph.argument(node, "running_var") if "running_var" in names else None
+    mean = walk.graph.find_argument(node, "running_mean")
+    var = walk.graph.find_argument(node, "running_var")
     # Instance norm looks at each example apart, but its statistics, where kept, are shared.
     apart = walk.graph.operator(node) == "instance_norm" and mean is None
     merged = walk.merge(node, labels, [dim for dim in range(labels.ndim) if dim not in ((0, 1) if apart else (1,))])

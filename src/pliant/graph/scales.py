@@ -181,8 +181,8 @@ def build_system(
     if lost and unreached == "error":
         raise GraphError(
             f"the example does not reach {', '.join(lost[:5])}{' …' if len(lost) > 5 else ''}: how the scale of such "
-            "a parameter hangs together with the others is unknown. Pass an example that uses it, freeze it with "
-            'requires_grad_(False), or say unreached="fix" to leave it alone.'
+            "a parameter hangs together with the others is unknown. Pass an example that uses it, or freeze it with "
+            'requires_grad_(False); analyse(…, unreached="fix") leaves it alone.'
         )
     return ScaleSystem(
         blocks=tuple(scales.blocks),

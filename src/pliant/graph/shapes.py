@@ -172,8 +172,7 @@ def _scatter(walk: Walk, node: fx.Node) -> Value:
         return walk.fix_all(node)
     labels = walk.of(node.args[0])
     sources = [walk.of(arg) for arg in arguments if isinstance(arg, fx.Node) and _is_float(arg)]
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    if "value" in names:
+    if walk.graph.find_argument(node, "value") is not None:
         sources.append(walk.get(node, "value"))
     everything = [walk.merge(node, part, range(part.ndim)).reshape(()) for part in (labels, *sources)]
     return walk.join(node, *everything).expand(walk.shape(node))

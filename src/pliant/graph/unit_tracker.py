@@ -125,7 +125,7 @@ class Tracker:
             return self._follow_norm(node)
         if name in _ELEMENTWISE and (name == "prelu" or self._are_alike(node)):
             self._note_passage(node)
-            return self._first_of(node, self._of(first).expand(_first_shape(node)))
+            return self._first_of(node, self._of(node.all_input_nodes[0]).expand(_first_shape(node)))
         if name in _RESHAPES:
             return self._of(first).reshape(self.graph.shape(node))
         if name in _MOVES:
@@ -248,7 +248,7 @@ class Tracker:
     # Calls that units pass through.
 
     def _note_passage(self, node: fx.Node) -> None:
-        labels, path = self._of(node.args[0]), self.graph.module_path(node)
+        labels, path = self._of(node.all_input_nodes[0]), self.graph.module_path(node)
         varying = [dim for dim in range(labels.ndim) if not lb.same_along(labels, dim)]
         passage = Passage(
             operator=self.graph.operator(node),
@@ -271,12 +271,11 @@ class Tracker:
         if inner is None:
             self._flag(labels, f"it is mixed with others before {self.graph.module_path(node)} normalises it")
             return None
-        names = {argument.name for argument in node.target._schema.arguments}  # type: ignore[union-attr]
         for draft in self._drafts_in(inner):
             units = draft.units(inner)
             parts = {}
             for leaf in ("weight", "bias", "running_mean", "running_var"):
-                tensor = self.graph.argument(node, leaf) if leaf in names else None
+                tensor = self.graph.find_argument(node, leaf)
                 parts[leaf] = self._norm_part(draft, tensor, units)
             draft.norms.append(Norm(**parts))
         return self._first_of(node, labels)
@@ -315,7 +314,7 @@ class Tracker:
 
     def _follow_reduction(self, node: fx.Node) -> Tensor | None:
         labels = self._of(node.args[0])
-        dims = self.graph.argument(node, "dim")
+        dims = self.graph.find_argument(node, "dim")
         dims = range(labels.ndim) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
         if not all(lb.same_along(labels, dim) for dim in dims):
             self._flag(labels, f"it is summed with other units in {self.graph.module_path(node) or 'the model'}")

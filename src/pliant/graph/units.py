@@ -21,8 +21,6 @@ from pliant.graph.unit_tracker import Tracker
 
 __all__ = ["Norm", "Passage", "Reader", "Slices", "UnitGraph", "UnitGroup", "find_units"]
 
-_WAYS_ON = "Units can only be found in a model that torch.export can trace."
-
 
 @dataclass(frozen=True)
 class UnitGraph:
@@ -59,7 +57,7 @@ def find_units(model: nn.Module, example: Example) -> UnitGraph:
         >>> units.skipped
         {'2': 'it is an output of the model'}
     """
-    tracker = Tracker(export_graph(model, example, ways_on=_WAYS_ON))
+    tracker = Tracker(export_graph(model, example))
     tracker.run()
     return UnitGraph(
         groups=tuple(draft.finished() for draft in tracker.drafts if not draft.reasons),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from pliant.graph import labels as lb
-from pliant.graph.export import WAYS_ON, GraphError, ModelGraph
+from pliant.graph.export import GraphError, ModelGraph
 
 Value = Tensor | Sequence[Tensor | None] | None
 Rule = Callable[["Walk", fx.Node], Value]
@@ -147,8 +147,8 @@ class Walk:
         if self.unknown == "fix":
             return self.fix_all(node)
         raise GraphError(
-            f"no rule for the scale of {self.graph.describe(node)}, {self.graph.location(node)}. {WAYS_ON} "
-            'Or unknown="fix": what unknown calls read then keeps its scale.'
+            f"no rule for the scale of {self.graph.describe(node)}, {self.graph.location(node)}; analyse(…, "
+            'unknown="fix") leaves what such calls read at its scale.'
         )
 
     def _is_one(self, node: fx.Node) -> bool:
@@ -174,7 +174,7 @@ class Walk:
         if isinstance(value, fx.Node):
             found = self.values[value]
             if not isinstance(found, Tensor):
-                raise GraphError(f"no rule for this result of {self.graph.describe(value)}. {WAYS_ON}")
+                raise GraphError(f"no rule for this result of {self.graph.describe(value)}")
             return found
         assert isinstance(value, int | float | bool), value
         return lb.uniform(lb.ANY if value == 0 or math.isinf(value) else lb.ONE, ())
@@ -184,8 +184,8 @@ class Walk:
         return self.of(self.graph.argument(node, name))
 
     def maybe(self, node: fx.Node, name: str) -> Tensor | None:
-        """Return the labels of an optional argument."""
-        value = self.graph.argument(node, name)
+        """Return the labels of an argument that may be absent."""
+        value = self.graph.find_argument(node, name)
         return None if value is None else self.of(value)
 
     def shape(self, node: fx.Node) -> torch.Size:

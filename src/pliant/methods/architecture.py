@@ -9,9 +9,11 @@ import weakref
 from abc import abstractmethod
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from pliant.graph.layers import call_with, eval_mode
 from pliant.graph.units import Passage, UnitGroup, find_units
 from pliant.methods.attachment import Attachment
 from pliant.methods.base import Filter, Kind, Method, Receipt, learnable_parameters
@@ -56,6 +58,7 @@ class Architecture(Method):
         if not self.changed:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.skipped.items())
             raise ValueError(f"model: {self.name} fits behind none of its layers ({reasons or '`where` passes none'})")
+        _check_runs(model, example, self.name, self.changed)
         super().__init__(model)
 
     @abstractmethod
@@ -119,3 +122,17 @@ def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
     parent, _, leaf = path.rpartition(".")
     module.train(model.get_submodule(path).training)
     setattr(model.get_submodule(parent), leaf, module)
+
+
+def _check_runs(model: nn.Module, example: Any, name: str, changed: list[str]) -> None:
+    """Call the changed model: sizes that its forward() has as numbers are not seen before."""
+    try:
+        with eval_mode(model), torch.no_grad():
+            call_with(model, example)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"model: with {name} behind {', '.join(changed)} it no longer runs ({reason}): its forward() probably has "
+            "sizes as numbers, as in view(-1, 256). Leave those layers out with `where`, and build the model anew: "
+            "this one is changed"
+        ) from error

@@ -328,8 +328,7 @@ class Penalty(Method):
             if loss is None:
                 return None
             descending = [name for name in names if name not in ascending]
-            loss = loss + self.value(descending).to(loss) if descending else loss
-            return loss - self.value(ascending).to(loss) if ascending else loss
+            return loss + self.value(descending).to(loss) - self.value(ascending).to(loss)
 
         return with_closure(args, kwargs, closure_with_penalty)
 

@@ -38,7 +38,9 @@ class L2(Penalty):
     @torch.no_grad()
     def value(self, names: Sequence[str] | None = None) -> Tensor:
         """Return λ/2 ‖θ‖²."""
-        return half_squared_norm({name: self.parameters[name] for name in names or self.parameters}, self.strengths)
+        return half_squared_norm(
+            {name: self.parameters[name] for name in (self.parameters if names is None else names)}, self.strengths
+        )
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
         add_scaled_(gradients, self.parameters, self.strengths, scale)

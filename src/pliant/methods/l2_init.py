@@ -42,7 +42,7 @@ class L2Init(Penalty):
     @torch.no_grad()
     def value(self, names: Sequence[str] | None = None) -> Tensor:
         """Return λ/2 ‖θ − θ₀‖²."""
-        chosen = [name for name in names or self.parameters if name in self.initial]
+        chosen = [name for name in (self.parameters if names is None else names) if name in self.initial]
         return half_squared_norm({name: self.parameters[name] - self.initial[name] for name in chosen}, self.strengths)
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:

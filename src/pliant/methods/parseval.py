@@ -96,7 +96,7 @@ class Parseval(Penalty):
     def value(self, names: Sequence[str] | None = None) -> Tensor:
         """Return λ Σ‖WWᵀ − sI‖², and λ Σ‖γ² − 1‖² with the scales of norm layers."""
         excesses = {}
-        for name in names or self.parameters:
+        for name in self.parameters if names is None else names:
             if name in self.strengths:
                 parameter = self.parameters[name].detach()
                 scale = name in self._scales

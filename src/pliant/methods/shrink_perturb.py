@@ -35,8 +35,7 @@ def shrink_toward_(parameters: list[Tensor], targets: list[Tensor], lam: float) 
         >>> theta
         tensor([3.])
     """
-    torch._foreach_mul_(parameters, 1 - lam)
-    torch._foreach_add_(parameters, targets, alpha=lam)
+    torch._foreach_lerp_(parameters, targets, lam)  # exact where both are equal: that nothing moved is seen
 
 
 class ShrinkPerturb(Reinitializer):

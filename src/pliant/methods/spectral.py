@@ -123,7 +123,7 @@ class _LargestSingularValue(Penalty):
 
     def value(self, names: Sequence[str] | None = None) -> Tensor:
         """Return the term at the present parameters, with the singular vectors of the last step."""
-        terms = [self._term(name) for name in names or self.parameters if name in self.strengths]
+        terms = [self._term(name) for name in (self.parameters if names is None else names) if name in self.strengths]
         return sum(terms, start=torch.zeros(()))
 
     @abstractmethod

@@ -57,7 +57,7 @@ class StreamingEWC(Penalty):
 
     def value(self, names: Sequence[str] | None = None) -> Tensor:
         """Return λ/2 Σ F ⊙ (θ − θ̄)²."""
-        distances = self._distances(names or tuple(self.parameters))
+        distances = self._distances(tuple(self.parameters) if names is None else names)
         roots = {name: distance * self.averages["importances"][name].sqrt() for name, distance in distances.items()}
         return half_squared_norm(roots, self.strengths)
 
@@ -80,6 +80,8 @@ class StreamingEWC(Penalty):
 
     def _distances(self, names: Mapping[str, Tensor] | Sequence[str]) -> dict[str, Tensor]:
         chosen = [name for name in names if name in self.strengths]
+        if not chosen:
+            return {}
         present = [widen(self.parameters[name].detach()) for name in chosen]
         averages = [self.averages["values"][name] for name in chosen]
         return dict(zip(chosen, torch._foreach_sub(present, averages), strict=True))

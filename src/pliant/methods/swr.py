@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from pliant.graph.analysis import OnConflict, ScaleGraph, analyse
 from pliant.graph.chain import Mode, chain_layers, chain_plan
 from pliant.graph.check import drift, run_graph
+from pliant.graph.export import GraphError
 from pliant.graph.layers import Layer, called_layers, classifier_names
 from pliant.graph.plan import BlockTensors
 from pliant.methods.attachment import Attachment
@@ -105,7 +106,13 @@ class SWR(Rescaler):
             if example is None:
                 raise ValueError("example: None; pass an example input, or list the layers with order=[module names]")
         if order == "graph" and mode == "exact":
-            self._scales = analyse(model, example, approximate=approximate, on_conflict=on_conflict)
+            try:
+                self._scales = analyse(model, example, approximate=approximate, on_conflict=on_conflict)
+            except GraphError as error:
+                ways = (
+                    'order="forward" (the layers in order of their call, as a chain) and a list of layers need no graph'
+                )
+                raise GraphError(f"{error} With SWR, {ways}.") from error
             self.plan = self._scales.plan()
         else:
             self.plan = chain_plan(_chain(model, example, order), mode)

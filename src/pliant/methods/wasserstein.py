@@ -118,7 +118,7 @@ class Wasserstein(Penalty):
 
     def value(self, names: Sequence[str] | None = None) -> Tensor:
         """Return λ Σ_l Σ_i (θ_(i) − θ⁰_(i))², with the ranks of the last sort if that is refreshed seldom."""
-        return half_squared_norm(self._distances(names or tuple(self.parameters)), self._twice)
+        return half_squared_norm(self._distances(tuple(self.parameters) if names is None else names), self._twice)
 
     def _observe(self, gradients: Mapping[str, Tensor], scale: Tensor | None, found_inf: Tensor | None) -> None:
         for name in gradients:
@@ -132,6 +132,8 @@ class Wasserstein(Penalty):
 
     def _distances(self, names: Mapping[str, Tensor] | Sequence[str]) -> dict[str, Tensor]:
         chosen = [name for name in names if name in self.strengths]
+        if not chosen:
+            return {}
         present = [self.parameters[name].detach() for name in chosen]
         targets = [
             self.targets[name] if name in self.targets else match_order(values, self.ordered[name])

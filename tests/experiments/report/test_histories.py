@@ -79,6 +79,15 @@ def test_a_run_under_way_counts_as_far_as_it_is(tmp_path: Path) -> None:
     assert curve.low[1] == pytest.approx(0.5)
 
 
+def test_a_task_under_way_has_no_end(tmp_path: Path) -> None:
+    path = write_run(tmp_path, config("L2", 0), [0.5, 0.6, 0.7], status="unfinished")
+    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_text("".join(lines[:-1]))
+    (comparison,) = read_folders([tmp_path])
+    ends = at_task_ends(read_histories(comparison).of["L2"], "test_accuracy")
+    np.testing.assert_allclose(ends, [[0.5, 0.6, np.nan]])
+
+
 def test_broken_metrics_are_named_and_left_out(tmp_path: Path) -> None:
     write_results(tmp_path, {"vanilla": [0.5, 0.6]})
     (comparison,) = read_folders([tmp_path])

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pliant.importing import naming_extra
+
 if TYPE_CHECKING:
     from pliant.experiments.report.report import Report
     from pliant.experiments.store import Run
@@ -29,8 +31,6 @@ def report(runs: str | Path | Iterable[str | Path | Run]) -> Report:
         ValueError: If there are no runs.
         ImportError: If what reports need is not installed.
     """
-    try:
+    with naming_extra("a report", "report"):
         from pliant.experiments.report.report import make_report
-    except ImportError as error:
-        raise ImportError(f"reports need more than torch ({error}): pip install 'pliant[report]'") from error
     return make_report(runs)

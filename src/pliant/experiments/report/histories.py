@@ -20,6 +20,8 @@ MANY_TASKS = 60
 """From so many tasks on, curves show the end of each task alone."""
 
 _BOOKKEEPING = frozenset({"task", "epoch", "step", "progress", "lr", "receipts", MEASURES})
+_AT_AN_END = "task_online_accuracy"
+"""What is recorded at the end of a task alone."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,6 @@ class History:
     def ends(self) -> NDArray[np.int64]:
         """Where tasks end: the last record of each task that was completed, or that is being done."""
         return np.flatnonzero(np.append(np.diff(self.task) != 0, True)) if len(self.task) else np.empty(0, np.int64)
-
-    def starts(self) -> NDArray[np.int64]:
-        """Where tasks start: the first record of each."""
-        return np.flatnonzero(np.insert(np.diff(self.task) != 0, 0, True)) if len(self.task) else np.empty(0, np.int64)
 
 
 def read_history(run: Run) -> History:
@@ -230,12 +228,12 @@ def average(samples: Samples) -> Curve:
 
 
 def at_task_ends(histories: Sequence[History], name: str) -> Floats:
-    """Return what runs recorded at the end of each task: [seeds, tasks], NaN where there is nothing."""
+    """Return what runs recorded at the end of each task: [seeds, tasks], NaN where it has not ended."""
     tasks = max((int(history.task[-1]) + 1 for history in histories if len(history.task)), default=0)
     table = np.full((len(histories), tasks), np.nan)
     for row, history in zip(table, histories, strict=True):
-        if name in history.values:
-            ends = history.ends()
+        if name in history.values and _AT_AN_END in history.values:
+            ends = np.flatnonzero(np.isfinite(history.values[_AT_AN_END]))
             row[history.task[ends]] = history.values[name][ends]
     return table
 

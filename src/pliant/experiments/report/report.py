@@ -10,6 +10,7 @@ from pliant.experiments.report import text
 from pliant.experiments.report.document import Section
 from pliant.experiments.report.reading import read_folders, read_runs
 from pliant.experiments.store import Run
+from pliant.importing import naming_extra
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,7 +46,8 @@ class Report:
 
     def to_html(self) -> str:
         """Return the page: one HTML document that needs nothing else."""
-        from pliant.experiments.report.html import render_page
+        with naming_extra("a page", "report"):
+            from pliant.experiments.report.html import render_page
 
         return render_page(self.sections, self.title)
 
@@ -68,8 +70,8 @@ class Report:
         if chosen not in FORMATS:
             raise ValueError(f"format is {chosen!r}; allowed: {', '.join(FORMATS)}")
         if chosen in FIGURES:
-            from pliant.experiments.report.drawing import save_figures
-
+            with naming_extra("drawing", "report"):
+                from pliant.experiments.report.drawing import save_figures
             return save_figures(self.sections, path, chosen)
         write: dict[str, Callable[[], str]] = {
             "html": self.to_html,
