@@ -24,8 +24,13 @@ def effect_block(method: str) -> str:
         if names[label]:
             # Accuracies the other way round: a difference of errors.
             gap = kept.difference("vanilla", label, "mean_train_accuracy")
-            effect = [gap.show(1, 100, "+") if gap else "–", "diverges" if kept.bad[label] else name_effect(gap)]
-            verdicts.setdefault(effect[1], []).append(f"`{label}`")
+            verdict = "diverges" if kept.bad[label] else name_effect(gap)
+            verdicts.setdefault(verdict, []).append(f"`{label}`")
+            late = name_effect(kept.difference("vanilla", label, "final_train_accuracy"))
+            if verdict == "no difference seen" and late in ("helps", "hurts"):
+                verdict = f"{verdict}; {late} at the last task"
+                verdicts.setdefault(f"{late} at the last task", []).append(f"`{label}`")
+            effect = [gap.show(1, 100, "+") if gap else "–", verdict]
         rows.append([BASELINES.get(label, label), *errors, *effect, count_seeds(kept, label)])
     options, images = recipe.stream.options, f"{recipe.data.options['first']:,}".replace(",", " ")
     where = (
@@ -63,10 +68,17 @@ def sum_up(verdicts: dict[str, list[str]]) -> str:
         'It helps here with a; it hurts with b and c.'
         >>> sum_up({"hurts": ["b"]})
         '**No help was seen here**: it hurts with b.'
+        >>> sum_up({"hurts": ["a"], "helps at the last task": ["b"]})
+        '**No help was seen here** over all tasks: it hurts with a. At the last task it helps with b.'
     """
     if "too few seeds" in verdicts:
         return f"Too few seeds to say what it does here with {join(verdicts['too few seeds'])}."
     words = {"helps": "helps here", "hurts": "hurts", "diverges": "diverges"}
     words["no difference seen"] = "makes no difference that was seen"
     clauses = "; it ".join(f"{words[v]} with {join(verdicts[v])}" for v in words if v in verdicts)
-    return f"It {clauses}." if "helps" in verdicts else f"**No help was seen here**: it {clauses}."
+    where = " over all tasks" if any(key.endswith("at the last task") for key in verdicts) else ""
+    said = f"It {clauses}." if "helps" in verdicts else f"**No help was seen here**{where}: it {clauses}."
+    for late in ("helps", "hurts"):
+        if labels := verdicts.get(f"{late} at the last task"):
+            said += f" At the last task it {late} with {join(labels)}."
+    return said

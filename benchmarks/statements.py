@@ -7,6 +7,7 @@ another one (`numbers.py` says what they are). It compares two labels, `higher` 
 """
 
 import tomllib
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -68,16 +69,23 @@ def find_number(statement: Statement, kept: Kept) -> Estimate | None:
 
 
 def statements_block(paper: str) -> str:
-    """Make the table of a paper's statements."""
+    """Make the table of a paper's statements, and count those that are open by the runs that they wait for."""
     rows = [["statement", "verdict", "number, 95 % interval", "runs"]]
+    waiting: Counter[str] = Counter()
     for statement in load_statements():
-        if statement["paper"] == paper:
-            recipe = f"`{statement['recipe']}`" if "recipe" in statement else ""
-            verdict, numbers = judge(statement)
-            rows.append(
-                [statement["claim"], OURS.get(verdict, verdict) if paper == "ours" else verdict, numbers, recipe]
-            )
-    return write_table(rows)
+        if statement["paper"] != paper:
+            continue
+        verdict, numbers = judge(statement)
+        if verdict == "open":
+            waiting[statement["recipe"]] += 1
+            continue
+        recipe = f"`{statement['recipe']}`" if "recipe" in statement else ""
+        rows.append([statement["claim"], OURS.get(verdict, verdict) if paper == "ours" else verdict, numbers, recipe])
+    table = write_table(rows)
+    if not waiting:
+        return table
+    counts = ", ".join(f"{count} for `{recipe}`" for recipe, count in waiting.items())
+    return f"{table}\n\nOpen, for want of runs: {counts} (`benchmarks/claims/{paper}.toml` has them)."
 
 
 def found_block(which: str) -> str:

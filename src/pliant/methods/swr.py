@@ -1,4 +1,4 @@
-"""Soft weight rescaling: after every step, pull each weight's norm towards its initial norm, keeping the function.
+"""Soft weight rescaling: after every step, pull each weight's norm towards its initial norm, keeping predictions.
 
 Paper: "Recovering Plasticity of Neural Networks via Soft Weight Rescaling", §3 and Algorithm 1. Each weight wishes for
 the factor c = (λ‖W₀‖ + (1−λ)‖W‖) / ‖W‖; the other parameters follow, so that the network's output is only multiplied by
@@ -42,7 +42,7 @@ OnDecay = Literal["keep", "reinit"]
 
 
 class SWR(Rescaler):
-    """Keep weights near their initial norms without changing what the network computes.
+    """Keep weights near their initial norms; the network's output is only multiplied by a constant.
 
     Args:
         model: The model; its present weight norms are ‖W₀‖.
