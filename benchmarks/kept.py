@@ -17,6 +17,7 @@ from scipy import stats
 
 from benchmarks.numbers import more_numbers
 from pliant.experiments.archive import unpack
+from pliant.experiments.config import describe
 from pliant.experiments.recipe import Recipe, load_recipe, recipe_folder
 from pliant.experiments.store import Run, load_runs, load_selection
 
@@ -149,7 +150,7 @@ def summarise(name: str, recipe: Recipe, runs: list[Run], selection: dict[str, A
         else:
             bad[label] += 1
     for label, entry in entries.items():
-        settings_of = [" + ".join(map(str, parts)) for parts in entry.variants()]
+        settings_of = [describe(parts) for parts in entry.variants()]
         for seed, found in numbers[label].items():
             every = [scores[label, seed][settings] for settings in settings_of if settings in scores[label, seed]]
             if len(every) == len(settings_of) > 1:

@@ -10,7 +10,7 @@ from pliant.experiments.archive import pack, unpack
 from pliant.experiments.experiment import run_experiment
 from pliant.experiments.recipe import make_recipe
 from pliant.experiments.run import execute
-from pliant.experiments.store import load_recipe, load_runs, load_selection
+from pliant.experiments.store import load_recipe_values, load_runs, load_selection
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_packed_experiment_comes_back(experiment: Path, tmp_path: Path) -> None:
     assert pack(experiment, tmp_path / "kept.jsonl.gz") == len(before) == 6
     assert unpack(tmp_path / "kept.jsonl.gz", tmp_path / "again") == 6
     after = load_runs(tmp_path / "again")
-    assert load_recipe(tmp_path / "again") == load_recipe(experiment)
+    assert load_recipe_values(tmp_path / "again") == load_recipe_values(experiment)
     assert load_selection(tmp_path / "again") == load_selection(experiment)
     for old, new in zip(before, after, strict=True):
         assert (new.id, new.config, new.status, new.error) == (old.id, old.config, old.status, old.error)

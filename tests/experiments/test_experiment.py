@@ -13,7 +13,7 @@ from pliant.experiments.config import RunConfig
 from pliant.experiments.experiment import run_experiment
 from pliant.experiments.recipe import make_recipe
 from pliant.experiments.run import execute, make_stream
-from pliant.experiments.store import Status, load_recipe, load_runs, load_selection
+from pliant.experiments.store import Status, load_recipe_values, load_runs, load_selection
 
 VALUES: dict[str, Any] = {
     "title": "small",
@@ -54,7 +54,7 @@ def test_settings_are_chosen_without_the_test_data(tmp_path: Path) -> None:
     assert (selection["on"], selection["labels"]["l2"]["chosen"]) == ("validation", "l2(lam=0.0001)")
     scores = selection["labels"]["l2"]["scores"]
     assert scores["l2(lam=0.0001)"] > scores["l2(lam=30)"]
-    assert load_recipe(tmp_path)["title"] == "small"
+    assert load_recipe_values(tmp_path)["title"] == "small"
 
 
 def test_a_selection_run_sees_training_examples_only() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from pliant.experiments.config import RunConfig
 from pliant.experiments.files import write_atomically
-from pliant.experiments.store import FINAL, Run, load_recipe, load_runs, load_selection
+from pliant.experiments.store import FINAL, Run, load_recipe_values, load_runs, load_selection
 
 _LEFT_OUT = ("progress", "receipts")
 _DIGITS = 6
@@ -35,7 +35,7 @@ def pack(root: Path, file: Path) -> int:
     runs = [run for run in load_runs(root) if run.status in FINAL]
     if not (root / "recipe.json").exists():
         raise ValueError(f"{root} holds no recipe.json; only an experiment with its recipe can be packed")
-    head = {"recipe": load_recipe(root), "selection": load_selection(root)}
+    head = {"recipe": load_recipe_values(root), "selection": load_selection(root)}
     lines = [json.dumps(line) for line in (head, *map(_describe, runs))]
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, gzip.compress("\n".join(lines).encode(), mtime=0))

@@ -7,6 +7,7 @@ what is finished is never done twice, and what was interrupted is found again.
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -77,7 +78,7 @@ class RunConfig:
     @property
     def variant(self) -> tuple[str, str]:
         """What runs that differ in their seeds only have in common: label, and the methods' settings."""
-        return self.label, " + ".join(str(part) for part in self.methods)
+        return self.label, describe(self.methods)
 
     def to_json(self) -> str:
         """Write down as JSON, the same text for the same configuration."""
@@ -89,7 +90,6 @@ class RunConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
         """Read what `to_json` wrote, after parsing."""
-        training = values["training"]
         return cls(
             **values
             | {
@@ -97,7 +97,17 @@ class RunConfig:
                 "data": Part(**values["data"]),
                 "model": Part(**values["model"]),
                 "stream": Part(**values["stream"]),
-                "training": Settings(**training | {"decay_epochs": tuple(training["decay_epochs"])}),
+                "training": read_settings(values["training"]),
                 "measures": tuple(values["measures"]),
             }
         )
+
+
+def describe(parts: Iterable[Part]) -> str:
+    """Write down methods that act at once, with their settings: what settings are chosen and found by."""
+    return " + ".join(map(str, parts))
+
+
+def read_settings(values: dict[str, Any]) -> Settings:
+    """Read settings of a training that were written as JSON, which has no tuples."""
+    return Settings(**values | {"decay_epochs": tuple(values["decay_epochs"])})

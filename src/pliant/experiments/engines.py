@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from pliant.checking import require_positive
 from pliant.experiments.config import RunConfig
 from pliant.experiments.run import Outcome, execute
 from pliant.importing import naming_extra
-from pliant.streams.base import require_positive
 
 
 @dataclass(frozen=True)

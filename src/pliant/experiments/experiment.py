@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pliant.experiments.config import Part, RunConfig
+from pliant.experiments.config import Part, RunConfig, describe
 from pliant.experiments.files import write_atomically
 from pliant.experiments.recipe import Entry, Recipe
 from pliant.experiments.store import Status, load_run
@@ -98,11 +98,11 @@ def choose(
         for parts in entry.variants():
             values = [scores[t.id] for t in trials if t.label == entry.label and t.methods == parts]
             mean = math.fsum(values) / len(values)
-            table[" + ".join(map(str, parts))] = mean
+            table[describe(parts)] = mean
             if mean > best or entry.label not in choice:
                 best, choice[entry.label] = mean, parts
         report[entry.label] = {
-            "chosen": " + ".join(map(str, choice[entry.label])),
+            "chosen": describe(choice[entry.label]),
             "scores": {key: value if math.isfinite(value) else None for key, value in table.items()},
         }
     content = {"on": recipe.selection.on, "headline": headline, "labels": report}

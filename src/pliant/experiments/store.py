@@ -101,7 +101,7 @@ def load_runs(root: Path) -> list[Run]:
     return [run for run in runs if run is not None]
 
 
-def load_recipe(root: Path) -> dict[str, Any]:
+def load_recipe_values(root: Path) -> dict[str, Any]:
     """Read what the experiment was asked to do."""
     return dict(json.loads((Path(root) / "recipe.json").read_bytes()))
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pliant.methods.strengths import check_number, widen
+from pliant.checking import check_number
+from pliant.methods.precision import widen
 
 Averages = dict[str, Any]
 """`counts`, one number a parameter, and for each averaged quantity a dictionary of tensors by parameter."""

@@ -28,9 +28,9 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from pliant.checking import check_choice
 from pliant.methods.attachment import Attachment, ascending_names, closure_of, warn_of_unknown, with_closure
 from pliant.methods.state import check_same_structure, copy_state_
-from pliant.methods.strengths import check_choice
 from pliant.surgery import forget_state_
 
 Kind = Literal["penalty", "rescaler", "reinitializer", "recycler", "architecture"]
@@ -148,7 +148,7 @@ class Method(ABC):
     def apply(
         self, *optimizers: Optimizer, batches: Batches | None = None, loss_fn: LossFunction | None = None
     ) -> Receipt:
-        """Act because the data is new; only reinitializers do."""
+        """Act because the data is new: reinitializers do, and Hare & Tortoise."""
         raise TypeError(f"{self.name} acts at every step of an optimizer: call attach() or step()")
 
     @property

@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from pliant.checking import check_number, check_positive_int
 from pliant.graph.units import Reader, UnitGroup
 from pliant.methods.base import Filter
 from pliant.methods.recycler import Activity, Recycler, SumByUnit, sum_except
 from pliant.methods.redraw import seeded
-from pliant.methods.strengths import check_number, check_positive_int
 
 
 def mean_inputs(weight: Tensor, reader: Reader, means: Tensor) -> Tensor:

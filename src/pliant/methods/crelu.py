@@ -14,13 +14,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from pliant.checking import check_choice
 from pliant.graph.matrices import is_linear
 from pliant.graph.unit_parts import Reader
 from pliant.graph.units import UnitGroup
 from pliant.methods.architecture import Architecture, replace_module, replaceable
 from pliant.methods.base import Filter
 from pliant.methods.redraw import seeded
-from pliant.methods.strengths import check_choice
 
 Weights = Literal["keep", "fresh"]
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from pliant.checking import check_choice, check_number, check_positive_int
 from pliant.graph.layers import NORM_LAYERS, call_with
 from pliant.graph.matrices import find_matrices
 from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer, learnable_parameters
-from pliant.methods.strengths import check_choice, check_number, check_positive_int
 
 Accumulate = Literal["chunk", "batch"]
 
@@ -80,7 +80,7 @@ class DASH(Reinitializer):
         optimizer_state: OptimizerState = "keep",
         where: Filter | None = None,
     ) -> None:
-        learnable_parameters(model)
+        learnable_parameters(model)  # An error that names what a model lacks, before anything looks into it.
         norm_parameters = {
             id(p) for module in model.modules() if isinstance(module, NORM_LAYERS) for p in module.parameters()
         }

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from pliant.checking import check_number
 from pliant.eigen import eigh
 from pliant.graph.layers import called_layers, classifier_names
 from pliant.methods.attachment import Attachment, ascending_names, closure_of, with_closure
@@ -32,7 +33,7 @@ from pliant.methods.base import Kind, Method, Receipt
 from pliant.methods.gram import gram
 from pliant.methods.module_hooks import ModuleHook, input_of
 from pliant.methods.naming import check_modules
-from pliant.methods.strengths import check_number, widen
+from pliant.methods.precision import widen
 
 LossScale = float | Callable[[], float | Tensor]
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pliant.checking import check_choice, check_number
 from pliant.graph.matrices import Matrix, Packed, find_matrices
 from pliant.methods.base import Batches, Filter, LossFunction, Reinitializer, learnable_parameters
 from pliant.methods.orthogonal import Iteration, Polynomial, Solver, check_solver, orthogonalise
-from pliant.methods.strengths import check_choice, check_number
 from pliant.surgery import forget_state_, map_moments_, zero_moments_
 
 Layers = Literal["auto", "all", "qk"]
@@ -86,7 +86,7 @@ class FIRE(Reinitializer):
                 "optimizer_state: 'rotate' needs the map from old to new weights, which 'loop' never forms"
             )
         self.solver: Solver = "eigh" if optimizer_state == "rotate" and solver == "auto" else solver
-        learnable_parameters(model)
+        learnable_parameters(model)  # An error that names what a model lacks, before anything looks into it.
         found = _choose(find_matrices(model, packed), layers)
         chosen = {matrix.parameter for matrix in found}
         super().__init__(

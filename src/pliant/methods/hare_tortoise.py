@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pliant.checking import check_positive_int
 from pliant.graph.plan import Block, BlockTensors
 from pliant.methods.averages import check_beta
 from pliant.methods.base import Batches, Filter, LossFunction, Receipt, Rescaler
-from pliant.methods.strengths import check_positive_int, widen
+from pliant.methods.precision import widen
 
 
 def follow_(tortoise: Sequence[Tensor], hare: Sequence[Tensor], weight: float, found_inf: Tensor | None = None) -> None:

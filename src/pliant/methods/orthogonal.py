@@ -20,8 +20,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from pliant.checking import check_choice, check_positive_int
 from pliant.eigen import eigh
-from pliant.methods.strengths import check_choice, check_positive_int
 
 Polynomial = Literal["cubic", "quintic", "exact"]
 Solver = Literal["auto", "loop", "gram", "eigh", "svd"]

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
+from pliant.checking import check_number
 from pliant.methods.base import Filter, Penalty
 from pliant.methods.gram import gram
 from pliant.methods.roles import Role, as_matrix, having_role, role_of
-from pliant.methods.strengths import Strength, add_scaled_, check_number, half_squared_norm, resolve_strengths
+from pliant.methods.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
 
 
 def deviation(weight: Tensor, s: float) -> Tensor:

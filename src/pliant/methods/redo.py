@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from pliant.checking import check_number, check_positive_int
 from pliant.graph.units import UnitGroup
 from pliant.methods.base import Filter
 from pliant.methods.recycler import Activity, Recycler
 from pliant.methods.redraw import Init, check_redrawable, draw_fresh, seeded
-from pliant.methods.strengths import check_number, check_positive_int
 
 
 def dormancy_scores(mean_size: Tensor) -> Tensor:

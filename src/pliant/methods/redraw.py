@@ -134,3 +134,11 @@ def _writes_to_children(module: nn.Module) -> bool:
     with torch.random.fork_rng():
         reset()
     return any(not (parameter == torch.full_like(parameter, mark)).all() for parameter in inherited)
+
+
+def draw_normal(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Draw standard normal noise for each tensor.
+
+    By shape: `randn_like` fills in the order of memory, so that another layout would get another noise.
+    """
+    return [torch.randn(each.shape, dtype=each.dtype, device=each.device) for each in tensors]

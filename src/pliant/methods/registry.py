@@ -84,7 +84,7 @@ _RECORDS = (
         "swr",
         SWR,
         "Soft weight rescaling (2024), §3",
-        "pull each weight's norm towards its initial norm after every step; the output is only multiplied by a constant",
+        "pull each weight's norm towards its initial norm after every step; the output is only scaled",
         (
             Tunable("lam", "how far towards the initial norm, each step", 1e-3, 0.0, 1.0, (1.0, *_TENS[:-1])),
             Tunable("lam_classifier", "the same for the classifier", None, 0.0, 1.0, (1.0, *_TENS[:-1])),
@@ -115,7 +115,7 @@ _RECORDS = (
         "shrink",
         Shrink,
         "Soft weight rescaling (2024), §3.2",
-        "scale all weights down when data is new; the output is only multiplied by a constant",
+        "scale all weights down when data is new; the output is only scaled",
         (Tunable("lam", "how much of each weight to give up", 0.5, 0.0, 0.999, (0.1, 0.3, 0.5, 0.7, 0.9)),),
     ),
     MethodInfo(

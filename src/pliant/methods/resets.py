@@ -74,14 +74,12 @@ class HeadReset(FullReset):
         init: Init | None = None,
         seed: int | None = None,
     ) -> None:
-        learnable_parameters(model)
+        learnable_parameters(model)  # An error that names what a model lacks, before anything looks into it.
         if head is None:
             if example is None:
                 raise ValueError("example: None, and no head is named; pass an example input or head=[module names]")
             head = classifier_names(called_layers(model, example))
-        modules = {id(p) for name in check_modules("head", model, head) for p in model.get_submodule(name).parameters()}
-        super().__init__(
-            model, optimizer_state=optimizer_state, init=init, seed=seed, where=lambda _, p: id(p) in modules
-        )
+        ours = {id(p) for name in check_modules("head", model, head) for p in model.get_submodule(name).parameters()}
+        super().__init__(model, optimizer_state=optimizer_state, init=init, seed=seed, where=lambda _, p: id(p) in ours)
         self.head = tuple(head)
         self._bare = bare_modules(model, self.head)

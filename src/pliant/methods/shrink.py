@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from pliant.checking import check_number
 from pliant.graph.analysis import analyse
 from pliant.graph.plan import BlockTensors
 from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
-from pliant.methods.strengths import check_number
 
 
 class Shrink(Reinitializer):

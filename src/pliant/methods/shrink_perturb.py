@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from pliant.checking import check_choice, check_number
 from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
-from pliant.methods.redraw import Init, check_redrawable, draw_fresh, seeded
-from pliant.methods.strengths import check_choice, check_number
+from pliant.methods.redraw import Init, check_redrawable, draw_fresh, draw_normal, seeded
 
 Toward = Literal["initial", "fresh", "noise"]
 
@@ -86,9 +86,7 @@ class ShrinkPerturb(Reinitializer):
         with seeded(self.seed, self.draws):
             if self.toward == "noise":
                 torch._foreach_mul_(parameters, 1 - self.lam)
-                # By shape: `randn_like` fills in the order of memory, so that another layout would get another noise.
-                noise = [torch.randn(p.shape, dtype=p.dtype, device=p.device) for p in parameters]
-                torch._foreach_add_(parameters, [each.mul_(self.noise_std) for each in noise])
+                torch._foreach_add_(parameters, [each.mul_(self.noise_std) for each in draw_normal(parameters)])
             else:
                 targets = self.initial if self.toward == "initial" else draw_fresh(self.model, self.init)
                 shrink_toward_(parameters, [targets[name] for name in self.parameters], self.lam)

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from pliant.methods.averages import check_beta, start_averages, update_averages_
 from pliant.methods.base import Filter, Penalty
-from pliant.methods.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths, widen
+from pliant.methods.precision import widen
+from pliant.methods.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
 
 
 class StreamingEWC(Penalty):

@@ -1,34 +1,15 @@
 """Strengths: one λ for all parameters, or one for each pattern of names."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from numbers import Integral, Real
 
 import torch
 from torch import Tensor
 
+from pliant.checking import check_number
+from pliant.methods.precision import widen
+
 Strength = float | Mapping[str, float]
-
-
-def check_number(argument: str, value: float, *, low: float = 0.0, high: float = float("inf")) -> float:
-    """Return the number if it is finite and in [low, high], else raise a ValueError that says so."""
-    allowed = f"in [{low:g}, {high:g}]" if high < float("inf") else f"finite and ≥ {low:g}"
-    if isinstance(value, bool) or not isinstance(value, Real) or not low <= value <= high or value == float("inf"):
-        raise ValueError(f"{argument}: {value!r} is not allowed; it must be a number that is {allowed}")
-    return float(value)
-
-
-def check_choice(argument: str, value: object, allowed: Sequence[object]) -> None:
-    """Raise a ValueError that lists what is allowed if the value is none of it."""
-    if value not in allowed:
-        raise ValueError(f"{argument}: {value!r} is not allowed; it must be one of {', '.join(map(repr, allowed))}")
-
-
-def check_positive_int(argument: str, value: int) -> int:
-    """Return the value if it is an integer ≥ 1, else raise a ValueError that says so."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{argument}: {value!r} is not allowed; it must be an integer ≥ 1")
-    return int(value)
 
 
 def resolve_strengths(lam: Strength, names: Iterable[str], *, high: float = float("inf")) -> dict[str, float]:
@@ -66,11 +47,6 @@ def resolve_strengths(lam: Strength, names: Iterable[str], *, high: float = floa
 def _matches(name: str, pattern: str) -> bool:
     # A block of a weight has brackets in its name, which a pattern would take for a choice of letters.
     return name == pattern or fnmatchcase(name, pattern)
-
-
-def widen(tensor: Tensor) -> Tensor:
-    """Return 16-bit floats as float32, in which sums and averages are not lost to rounding; anything else as it is."""
-    return tensor.float() if tensor.is_floating_point() and tensor.dtype.itemsize < 4 else tensor
 
 
 def add_scaled_(

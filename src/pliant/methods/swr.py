@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from pliant.checking import check_choice, check_number, check_positive_int
 from pliant.graph.analysis import OnConflict, ScaleGraph, analyse
 from pliant.graph.chain import Mode, chain_layers, chain_plan
 from pliant.graph.check import drift, run_graph
@@ -30,13 +31,7 @@ from pliant.methods.attachment import Attachment
 from pliant.methods.base import Filter, Receipt, Rescaler
 from pliant.methods.naming import check_modules
 from pliant.methods.pull import DevicePull, HostPull
-from pliant.methods.strengths import (
-    Strength,
-    check_choice,
-    check_number,
-    check_positive_int,
-    resolve_strengths,
-)
+from pliant.methods.strengths import Strength, resolve_strengths
 
 OnDecay = Literal["keep", "reinit"]
 

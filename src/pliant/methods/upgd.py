@@ -28,11 +28,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from pliant.checking import check_number
 from pliant.methods.attachment import ascending_names
 from pliant.methods.averages import check_beta, start_averages, update_averages_
 from pliant.methods.base import Filter, Receipt, Rescaler
-from pliant.methods.redraw import seeded
-from pliant.methods.strengths import check_number, widen
+from pliant.methods.precision import widen
+from pliant.methods.redraw import draw_normal, seeded
 
 
 def plasticity_gates(utilities: Sequence[Tensor]) -> list[Tensor]:
@@ -131,8 +132,7 @@ class UPGD(Rescaler):
         update_averages_(self.averages, self.beta, names, {"utilities": utilities}, found_inf)
         gates = plasticity_gates([self.averages["utilities"][name] for name in names])
         with seeded(self.seed, self.draws):
-            # By shape: `randn_like` fills in the order of memory, so that another layout would get another noise.
-            noise = [torch.randn(p.shape, dtype=p.dtype, device=p.device) for p in (before[name] for name in names)]
+            noise = draw_normal(before[name] for name in names)
         self.draws += 1
         for name, gate, epsilon in zip(names, gates, noise, strict=True):
             parameter, old = self.parameters[name], before[name]

@@ -22,15 +22,9 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from pliant.checking import check_choice, check_positive_int
 from pliant.methods.base import Filter, Penalty
-from pliant.methods.strengths import (
-    Strength,
-    add_scaled_,
-    check_choice,
-    check_positive_int,
-    half_squared_norm,
-    resolve_strengths,
-)
+from pliant.methods.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
 
 Reduction = Literal["sum", "mean"]
 

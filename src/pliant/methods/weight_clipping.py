@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pliant.checking import check_number
 from pliant.methods.base import Filter, Receipt, Rescaler
 from pliant.methods.roles import role_of
-from pliant.methods.strengths import check_number
 
 
 def initial_bound(model: nn.Module, name: str) -> float | None:

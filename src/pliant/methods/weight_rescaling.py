@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pliant.checking import check_positive_int
 from pliant.methods.base import Filter, Receipt, Rescaler
+from pliant.methods.precision import widen
 from pliant.methods.roles import having_role
-from pliant.methods.strengths import check_positive_int, widen
 
 
 def standard_deviation(weight: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ from typing import ClassVar
 
 import torch
 
+from pliant.checking import require_positive
 from pliant.seeding import permutation
-from pliant.streams.base import Stream, Task, require_positive, some_or_none, split_evenly
+from pliant.streams.base import Stream, Task, some_or_none, split_evenly
 
 
 @dataclass(frozen=True)

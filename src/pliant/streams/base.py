@@ -94,13 +94,6 @@ def some_or_none(examples: Examples) -> Examples | None:
     return examples if len(examples) else None
 
 
-def require_positive(**counts: int) -> None:
-    """Raise a ValueError that names the first count below 1."""
-    for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name} is {count}; it must be at least 1")
-
-
 def split_evenly(order: Tensor, parts: int, what: str) -> tuple[Tensor, ...]:
     """Cut into `parts` pieces whose sizes differ by at most one."""
     if not 1 <= parts <= len(order):

@@ -9,9 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pliant.checking import require_positive
 from pliant.data.dataset import Examples
 from pliant.seeding import generator, permutation
-from pliant.streams.base import Stream, Task, require_positive, some_or_none
+from pliant.streams.base import Stream, Task, some_or_none
 
 
 @dataclass(frozen=True)

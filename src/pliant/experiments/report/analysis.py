@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,7 @@ from pliant.experiments.report.statistics import (
     mean_difference,
 )
 from pliant.experiments.report.wording import direction
-from pliant.experiments.store import Run, read_lines
+from pliant.experiments.store import Run
 
 Mark = Literal["best", "tied", ""]
 
@@ -170,7 +170,7 @@ class Analysis:
                 against_fresh=self._against(contender, "fresh"),
                 published=_pair(published.get(contender.label)),
                 cost=costs.get(contender.name),
-                counts=_count_ends(contender.runs),
+                counts=dict(Counter(run.status for run in contender.runs)),
             )
             for contender in _sorted(self.comparison.contenders, self.headline, set())
         ]
@@ -296,7 +296,7 @@ def _read_cost(runs: Sequence[Run]) -> tuple[list[float], float] | None:
         if run.status != "finished":
             continue
         try:
-            end = next(event for event in reversed(read_lines(run.path / "events.jsonl")) if event["event"] == "end")
+            end = next(event for event in reversed(run.events) if event["event"] == "end")
             steps, sum_of_seconds, kept = end["steps"], end["seconds"], end["bytes"]
         except (StopIteration, KeyError, ValueError, OSError):
             continue
@@ -304,13 +304,6 @@ def _read_cost(runs: Sequence[Run]) -> tuple[list[float], float] | None:
             seconds.append(sum_of_seconds / steps)
             sizes.append(sum(kept.values()))
     return (seconds, statistics.median(sizes)) if seconds else None
-
-
-def _count_ends(runs: Sequence[Run]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for run in runs:
-        counts[run.status] = counts.get(run.status, 0) + 1
-    return counts
 
 
 def _pair(value: Sequence[float] | None) -> tuple[float, float] | None:

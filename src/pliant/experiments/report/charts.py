@@ -16,6 +16,7 @@ from pliant.experiments.report.figures import (
     WIDTH,
     Figure,
     Table,
+    average_curves,
     axis_format,
     by_contender,
     curve_table,
@@ -23,7 +24,7 @@ from pliant.experiments.report.figures import (
     lines,
     shown_parameter,
 )
-from pliant.experiments.report.histories import MANY_TASKS, Curve, Histories, Samples, at_task_ends, average, gather
+from pliant.experiments.report.histories import MANY_TASKS, Curve, Histories, Samples, at_task_ends, average
 from pliant.experiments.report.reading import Comparison
 from pliant.experiments.report.statistics import Floats, interval
 from pliant.experiments.report.style import Series
@@ -125,7 +126,7 @@ def learning_curves(histories: Histories, series: Sequence[Series]) -> list[Figu
     figures = []
     for name in names:
         budget = max(40, min(400, _ROWS // max(1, len(series))))
-        curves = _curves(histories, series, name, budget)
+        curves = average_curves(histories, series, name, budget)
         if not any(len(curve.x) > 1 for curve in curves.values()):
             continue
         positive = all(np.nanmin(curve.mean) > 0 for curve in curves.values())
@@ -160,14 +161,9 @@ def _curve_note(name: str, tasks: int) -> str:
     return note + "." + (drop if tasks > 1 and name == "test_accuracy" else "")
 
 
-def _curves(histories: Histories, series: Sequence[Series], name: str, points: int) -> dict[str, Curve]:
-    gathered = {each.key: gather(histories.of[each.name], name, points=points) for each in series}
-    return {key: average(samples) for key, samples in gathered.items() if samples is not None}
-
-
 def task_ends(comparison: Comparison, histories: Histories, series: Sequence[Series]) -> list[Figure]:
     """How well each task was learnt in the end, and how far that is from a network without a past."""
-    metric = comparison.headline.removeprefix("final_").removeprefix("mean_")
+    metric = comparison.metric
     if histories.tasks < 2:
         return []
     share = metric.endswith("accuracy")

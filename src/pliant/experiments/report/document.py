@@ -13,7 +13,7 @@ from pliant.experiments.report.reading import Broken, Comparison, Contender
 from pliant.experiments.report.style import Series, assign_series
 from pliant.experiments.report.table import ResultTable, metric_table, result_table
 from pliant.experiments.report.wording import count, name_of
-from pliant.experiments.store import Run, read_lines
+from pliant.experiments.store import Run
 
 if TYPE_CHECKING:
     from pliant.experiments.report.figures import Figure
@@ -234,8 +234,7 @@ def _describe(config: RunConfig) -> dict[str, str]:
 
 def _environment(run: Run) -> dict[str, Any]:
     try:
-        events = read_lines(run.path / "events.jsonl")
-        return dict(next(event["environment"] for event in reversed(events) if event.get("event") == "start"))
+        return dict(next(event["environment"] for event in reversed(run.events) if event.get("event") == "start"))
     except (StopIteration, KeyError, ValueError, OSError):
         return {}
 

@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from pliant.experiments.report.histories import Curve
+from pliant.experiments.report.histories import Curve, Histories, average, gather
 from pliant.experiments.report.style import Series
 from pliant.experiments.report.wording import is_share, number
 
@@ -63,12 +63,21 @@ class Figure:
         """Title and note, for those who do not see the chart."""
         return f"{self.title}. {self.note}".strip()
 
-    def spec(self, config: dict[str, Any], *, width: int | str = WIDTH) -> dict[str, Any]:
-        """Return the Vega-Lite specification."""
+    def spec(self, config: dict[str, Any] | None = None, *, width: int | str = WIDTH) -> dict[str, Any]:
+        """Return the Vega-Lite specification; without a `config`, how it looks is left to the page."""
         # The charts are valid or a test says so; checking every one again takes longer than making it.
         spec: dict[str, Any] = self.chart.to_dict(validate=False)
         fit = {"type": "fit-x", "contains": "padding"} if width == "container" else {"type": "pad"}
-        return spec | {"config": config, "width": width, "autosize": fit, "description": self.description}
+        spec |= {"width": width, "autosize": fit, "description": self.description}
+        return spec if config is None else spec | {"config": config}
+
+
+def average_curves(
+    histories: Histories, series: Sequence[Series], name: str, points: int, *, measure: bool = False
+) -> dict[str, Curve]:
+    """Return the mean over seeds of what was recorded under a name, by the keys of the series that have it."""
+    gathered = {each.key: gather(histories.of[each.name], name, points=points, measure=measure) for each in series}
+    return {key: average(samples) for key, samples in gathered.items() if samples is not None}
 
 
 def inline(columns: dict[str, str], rows: Iterable[Sequence[Any]]) -> alt.InlineData:

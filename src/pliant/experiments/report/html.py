@@ -58,8 +58,7 @@ def _charts(sections: Sequence[Section]) -> dict[str, Any]:
     for number, section in enumerate(sections):
         for group in section.groups:
             for place, figure in enumerate(group.figures):
-                spec = figure.spec({}, width="container")
-                del spec["config"]
+                spec = figure.spec(width="container")
                 spec["description"] += " The numbers follow as a table."
                 charts[f"s{number}-{group.name}-{place}"] = {"spec": spec, "section": str(number)}
     configs = {str(number): page_config(section.series) for number, section in enumerate(sections)}

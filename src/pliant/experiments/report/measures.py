@@ -13,11 +13,12 @@ from pliant.experiments.report.figures import (
     WIDTH,
     Figure,
     Table,
+    average_curves,
     curve_table,
     inline,
     lines,
 )
-from pliant.experiments.report.histories import Curve, Histories, History, at_task_ends, average, gather
+from pliant.experiments.report.histories import Curve, Histories, History, at_task_ends, gather
 from pliant.experiments.report.reading import Comparison
 from pliant.experiments.report.statistics import Interval, interval, rank_correlation
 from pliant.experiments.report.style import Series
@@ -36,7 +37,7 @@ def measures_over_time(histories: Histories, series: Sequence[Series]) -> list[F
     """Every measure of the whole network along the stream."""
     figures = []
     for name in [name for name in histories.measures if "/" not in name]:
-        curves = _curves(histories, series, name)
+        curves = average_curves(histories, series, name, _POINTS, measure=True)
         if not curves:
             continue
         title = name_of(name).capitalize()
@@ -55,11 +56,6 @@ def measures_over_time(histories: Histories, series: Sequence[Series]) -> list[F
         note = info(name).definition if name in names() else ""
         figures.append(Figure(f"measure_{name}", title, note, chart, curve_table(curves, series, name)))
     return figures
-
-
-def _curves(histories: Histories, series: Sequence[Series], name: str) -> dict[str, Curve]:
-    gathered = {each.key: gather(histories.of[each.name], name, points=_POINTS, measure=True) for each in series}
-    return {key: average(samples) for key, samples in gathered.items() if samples is not None}
 
 
 def _spans_decades(curves: dict[str, Curve]) -> bool:
@@ -88,10 +84,10 @@ def associations(comparison: Comparison, histories: Histories) -> list[Associati
     """Rank-correlate every measure with plasticity, the strongest first.
 
     Inside each run: the measure when a task begins with how well that task is learnt in the end, over tasks. With
-    fewer than five tasks: the last value of the measure with the run's result, over runs.
+    fewer than five tasks: the last value of the measure with the last of what decides, over runs.
     """
     within = histories.tasks >= _TASKS_FOR_TREND
-    metric = comparison.headline.removeprefix("final_").removeprefix("mean_")
+    metric = comparison.metric
     past = [c for c in comparison.contenders if c.role != "fresh"]
     found = []
     for name in [name for name in histories.measures if "/" not in name]:

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pliant import streams
-from pliant.experiments.config import Part, RunConfig
+from pliant.experiments.config import Part, RunConfig, describe, read_settings
 from pliant.experiments.recipe import Entry, GridPart, Recipe, Selection
-from pliant.experiments.store import Run, Status, load_recipe, load_run, load_selection
-from pliant.training import Settings
+from pliant.experiments.store import Run, Status, load_recipe_values, load_run, load_selection
 
 Role = Literal["vanilla", "fresh", "method"]
 
@@ -99,6 +98,11 @@ class Comparison:
     def baseline(self, role: Role) -> Contender | None:
         """The contender in this role, the first if there are several."""
         return next((contender for contender in self.contenders if contender.role == role), None)
+
+    @property
+    def metric(self) -> str:
+        """What the headline is the last value, or the mean over tasks, of."""
+        return self.headline.removeprefix("final_").removeprefix("mean_")
 
     @property
     def metrics(self) -> list[str]:
@@ -237,7 +241,7 @@ def _read_recipe(folder: Path) -> tuple[_Asked | None, list[Broken]]:
     if not path.exists():
         return None, []
     try:
-        values = load_recipe(folder)
+        values = load_recipe_values(folder)
         recipe = _construct(values)
         for entry in recipe.methods:
             recipe.config(entry, (), 0, "result")
@@ -248,7 +252,6 @@ def _read_recipe(folder: Path) -> tuple[_Asked | None, list[Broken]]:
 
 def _construct(values: dict[str, Any]) -> Recipe:
     """Make a recipe of what `recipe.json` holds, which was checked when it was written."""
-    training = values["training"]
     entries = [
         Entry.model_construct(**entry | {"parts": tuple(GridPart.model_construct(**part) for part in entry["parts"])})
         for entry in values["methods"]
@@ -258,7 +261,7 @@ def _construct(values: dict[str, Any]) -> Recipe:
         **values
         | parts
         | {
-            "training": Settings(**training | {"decay_epochs": tuple(training["decay_epochs"])}),
+            "training": read_settings(values["training"]),
             "methods": tuple(entries),
             "selection": Selection.model_construct(**values["selection"]),
             "measures": tuple(values["measures"]),
@@ -274,7 +277,7 @@ def _read_selection(folder: Path, asked: _Asked | None) -> tuple[dict[str, Any],
         if asked is not None:
             choices = {entry.label: entry.variants() for entry in asked.recipe.methods}
             offered = {
-                label: {" + ".join(map(str, parts)) for parts in variants}
+                label: {describe(parts) for parts in variants}
                 for label, variants in choices.items()
                 if len(variants) > 1
             }
