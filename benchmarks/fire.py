@@ -1,6 +1,5 @@
 """What FIRE costs on whole models: against the paper's loop, against SVD, and against the training that it serves."""
 
-import statistics
 from collections.abc import Callable
 from itertools import product
 
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.optim import Adam
 
-from benchmarks.timing import rounds_of, row
+from benchmarks.timing import medians, row
 from pliant import FIRE
 from pliant.graph.matrices import find_matrices
 from pliant.methods.fire import isometric_scale
@@ -114,7 +113,7 @@ def whole_model(
         "step": training_step(model, batch, labels),
     }
     contestants = {name: on_the_same_weights(model, act) for name, act in acts.items()}
-    seconds = {name: statistics.median(t) for name, t in rounds_of(contestants, rounds, warmup=1).items()}
+    seconds = medians(contestants, rounds=rounds, warmup=1)
     faster = min(seconds["loop"], seconds["svd"])
     row(f"{what}: FIRE, {iterations} cubic iterations / faster of loop and SVD", seconds["fire"] / faster, "≤ 0.7")
     row(f"{what}: the same / the paper's loop", seconds["fire"] / seconds["loop"], "")

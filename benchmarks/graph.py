@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from benchmarks.swr import training_step
+from benchmarks.steps import training_step
 from benchmarks.timing import medians, row
 from pliant import SWR
 from pliant.graph import analyse

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, normalize
-from torch.optim import Adam
+from torch.nn.functional import normalize
 
+from benchmarks.steps import training_step
 from benchmarks.timing import added, medians, over_builds, row
 from pliant import methods, models
 from pliant.methods.roles import role_of
@@ -118,29 +118,14 @@ def feature_rank(model: nn.Module) -> Term:
 TERMS = {f.__name__: f for f in (spectral, spectral_norm, wasserstein, parseval, streaming_ewc, feature_rank)}
 
 
-def training_step(model: nn.Module, batch: Tensor, term: Term | None = None) -> tuple[Callable[[], None], Adam]:
-    labels = torch.randint(0, 10, (len(batch),), generator=torch.Generator().manual_seed(0))
-    optimizer = Adam(model.parameters(), lr=1e-3, fused=True)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        loss = cross_entropy(model(batch), labels)
-        if term is not None:
-            loss = loss + term()
-        loss.backward()
-        optimizer.step()
-
-    return step, optimizer
-
-
 def compare(method: str, what: str, build: Callable[[], nn.Module], batch: Tensor, rounds: int) -> None:
     def measure() -> dict[str, float]:
-        plain, _ = training_step(build(), batch)
+        plain, _ = training_step(build(), batch, fused=True)
         model = build()
-        closed, optimizer = training_step(model, batch)
+        closed, optimizer = training_step(model, batch, fused=True)
         methods.create(method, model, example=batch[:2]).attach(optimizer)
         other = build()
-        in_loss, _ = training_step(other, batch, TERMS[method](other))
+        in_loss, _ = training_step(other, batch, TERMS[method](other), fused=True)
         extra = added({"plain": plain, "closed": closed, "in_loss": in_loss}, base="plain", rounds=rounds)
         return {**extra, "ratio": extra["closed"] / extra["in_loss"]}
 

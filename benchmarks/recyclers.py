@@ -1,27 +1,12 @@
 """What watching units adds to a training step: ReDo between two renewals, and continual backprop at every step."""
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-from torch.optim import Adam
+from torch import Tensor
 
+from benchmarks.steps import training_step
 from benchmarks.timing import added, over_builds, row
 from pliant import models
 from pliant.methods import create
-
-
-def training_step(model: nn.Module, batch: Tensor) -> tuple[Callable[[], None], Adam]:
-    labels = torch.randint(0, 10, (len(batch),))
-    optimizer = Adam(model.parameters(), lr=1e-3)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        cross_entropy(model(batch), labels).backward()
-        optimizer.step()
-
-    return step, optimizer
 
 
 def overhead(name: str, batch: Tensor, rounds: int) -> None:

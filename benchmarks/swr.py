@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-from torch.optim import Adam
 
 import pliant
+from benchmarks.steps import training_step
 from benchmarks.timing import added, medians, over_builds, row
 
 
@@ -33,21 +32,6 @@ def vgg16() -> nn.Module:
             layers.append(nn.MaxPool2d(2))
     head = [nn.Flatten(), nn.Linear(2048, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 200)]
     return nn.Sequential(*layers, *head)
-
-
-def training_step(model: nn.Module, batch: Tensor, penalty: Callable[[], Tensor] | None = None) -> tuple:
-    labels = torch.randint(0, 10, (len(batch),))
-    optimizer = Adam(model.parameters(), lr=1e-3)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        loss = cross_entropy(model(batch), labels)
-        if penalty is not None:
-            loss = loss + penalty()
-        loss.backward()
-        optimizer.step()
-
-    return step, optimizer
 
 
 def swr_overhead(what: str, build: Callable[[], nn.Module], batch: Tensor, rounds: int, limit: str) -> None:

@@ -24,9 +24,9 @@ def rounds_of(contestants: Mapping[str, Callable[[], object]], rounds: int, warm
     return seconds
 
 
-def medians(contestants: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:
+def medians(contestants: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 5) -> dict[str, float]:
     """Return each contestant's median seconds a call."""
-    return {name: statistics.median(values) for name, values in rounds_of(contestants, rounds).items()}
+    return {name: statistics.median(values) for name, values in rounds_of(contestants, rounds, warmup).items()}
 
 
 def added(contestants: Mapping[str, Callable[[], object]], *, base: str, rounds: int) -> dict[str, float]:
