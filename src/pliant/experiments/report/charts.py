@@ -85,7 +85,10 @@ def _dot_plot(
     y = alt.Y("name:N", sort=names, title=None, axis=alt.Axis(domain=False, ticks=False, labelPadding=10))
     x = alt.X("mean:Q", title=None, axis=alt.Axis(format=form, grid=True, tickCount=6)).scale(zero=False)
     if zero is not None:
-        x = x.axis(labelExpr=f"datum.value == 0 ? '0' : format(datum.value, '{form}')", grid=True, tickCount=6)
+        # A difference of percentages is in points.
+        label = "format(100 * datum.value, '+~g')" if "%" in form else f"format(datum.value, '{form}')"
+        x = x.title("points" if "%" in form else None)
+        x = x.axis(labelExpr=f"datum.value == 0 ? '0' : {label}", grid=True, tickCount=6)
     columns = dict.fromkeys(("key", "name"), "string") | dict.fromkeys(("mean", "low", "high"), "number")
     columns |= dict.fromkeys(("value", "span", "p"), "string")
     base = alt.Chart(inline(columns, summary)).transform_filter(IS_SHOWN)
