@@ -56,11 +56,6 @@ def report_of(printed: str, folder: Path) -> Path:
     return folder / printed.strip().rpartition("report: ")[2]
 
 
-def test_training_loop(tmp_path: Path) -> None:
-    assert outputs("howto-training-loop.md", tmp_path) == []
-    assert (tmp_path / "checkpoint.pt").exists()
-
-
 def test_experiments(tmp_path: Path) -> None:
     (printed,) = outputs("howto-experiments.md", tmp_path)
     root = report_of(printed, tmp_path).parent

@@ -30,6 +30,21 @@ def override(values: dict[str, Any], assignments: Iterable[str]) -> dict[str, An
     return values
 
 
+def read_options(assignments: Iterable[str], *tables: str) -> dict[str, dict[str, Any]]:
+    """Read assignments to what lies inside these tables, and to nothing else.
+
+    Example:
+        >>> read_options(["data.size=32"], "data", "model")
+        {'data': {'size': 32}, 'model': {}}
+    """
+    values = override({}, assignments)
+    for key, value in values.items():
+        if key not in tables or not isinstance(value, dict):
+            allowed = " or ".join(f"'{table}.'" for table in tables)
+            raise ValueError(f"--set {key}: only what begins with {allowed} has a meaning here")
+    return {table: values.get(table, {}) for table in tables}
+
+
 def _assign(values: dict[str, Any], keys: list[str], value: Any) -> None:
     *tables, last = keys
     for key in tables:

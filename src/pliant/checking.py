@@ -26,7 +26,6 @@ def check_positive_int(argument: str, value: int) -> int:
 
 
 def require_positive(**counts: int) -> None:
-    """Raise a ValueError that names the first count below 1."""
+    """Raise a ValueError that names the first that is no integer ≥ 1."""
     for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name} is {count}; it must be at least 1")
+        check_positive_int(name, count)

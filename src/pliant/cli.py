@@ -29,7 +29,7 @@ except ImportError as error:
 
 from pliant import data
 from pliant._version import __version__
-from pliant.assignments import override
+from pliant.assignments import override, read_options
 from pliant.data import cache
 from pliant.experiments.engines import Engine, ProcessEngine, RayEngine
 from pliant.experiments.experiment import run_experiment
@@ -255,10 +255,7 @@ def data_get(
     ] = None,
 ) -> None:
     """Download and decode a data set, so that runs find it ready."""
-    options = override({}, setting or ())
-    if others := options.keys() - {"data"}:
-        raise ValueError(f"--set {min(others)}: only what begins with 'data.' says how to load a data set")
-    dataset = data.load(name, **options.get("data", {}))
+    dataset = data.load(name, **read_options(setting or (), "data")["data"])
     console.print(
         f"{name}: {len(dataset.train)} examples to learn from, {len(dataset.test)} to be tested on, "
         f"{len(dataset.classes)} classes, shape {dataset.shape}",

@@ -51,9 +51,10 @@ def test_data_and_network_take_options_and_layers_hide_no_note(tmp_path: Path) -
                  "--set", "model.widths=[7]", "--set", "data.first=40", "--layers",
                  "--html", str(tmp_path / "page.html"))  # fmt: skip
     assert "Skipped: update_l1" in result.output
-    wrong = CliRunner().invoke(app, ["diagnose", "x.pt", "--model", "mlp", "--set", "seeds=3"])
-    assert isinstance(wrong.exception, ValueError)
-    assert "--set seeds: only what begins with 'data.' or 'model.'" in str(wrong.exception)
+    for wrong in ("seeds=3", "model=cnn"):
+        refused = CliRunner().invoke(app, ["diagnose", "x.pt", "--model", "mlp", "--set", wrong])
+        assert isinstance(refused.exception, ValueError)
+        assert ": only what begins with 'data.' or 'model.'" in str(refused.exception)
 
 
 def test_a_checkpoint_gives_a_table_a_verdict_and_a_page(weights: Path, tmp_path: Path) -> None:

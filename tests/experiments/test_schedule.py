@@ -172,13 +172,13 @@ def test_workers_do_not_outlive_a_parent_that_was_killed(tmp_path: Path) -> None
 
 
 def test_wrong_numbers_of_workers_are_named() -> None:
-    with pytest.raises(ValueError, match="workers is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="workers: 0 is not allowed; it must be an integer ≥ 1"):
         ProcessEngine(0)
-    with pytest.raises(ValueError, match="threads is -1; it must be at least 1"):
+    with pytest.raises(ValueError, match="threads: -1 is not allowed; it must be an integer ≥ 1"):
         ProcessEngine(1, -1)
-    with pytest.raises(ValueError, match="threads is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="threads: 0 is not allowed; it must be an integer ≥ 1"):
         ProcessEngine(threads=0)
-    with pytest.raises(ValueError, match="threads is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="threads: 0 is not allowed; it must be an integer ≥ 1"):
         RayEngine(threads=0)
     with pytest.raises(ValueError, match="gpus is -1; it must be 0 or more"):
         RayEngine(gpus=-1)

@@ -101,7 +101,7 @@ class TestAll:
         stream = make(name, dataset)
         with pytest.raises(IndexError, match=f"the stream has tasks 0 … {len(stream) - 1}"):
             stream[len(stream)]
-        with pytest.raises(ValueError, match="epochs is 0; it must be at least 1"):
+        with pytest.raises(ValueError, match="epochs: 0 is not allowed; it must be an integer ≥ 1"):
             streams.create(name, dataset, epochs=0)
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from pliant import data as datasets
 from pliant import models
-from pliant.assignments import override
+from pliant.assignments import read_options
 from pliant.data.dataset import Dataset
 from pliant.diagnostics import measures as registry
 from pliant.diagnostics.checkpoint import load_into
@@ -58,15 +58,12 @@ def diagnose_command(
         _check_file("--parquet", parquet)
     chosen = [name.strip() for name in measures.split(",")] if measures is not None else None
     labelled = any("labels" in measure.needs for measure in registry.select(chosen))
-    options = override({}, setting or ())
-    if others := options.keys() - {"data", "model"}:
-        raise ValueError(f"--set {min(others)}: only what begins with 'data.' or 'model.' has a meaning here")
-    dataset = datasets.load(data, **options.get("data", {})) if data is not None else None
-    shape = options.get("model", {})
-    network = load_into(_build(model, dataset, seed, shape), checkpoint)
+    options = read_options(setting or (), "data", "model")
+    dataset = datasets.load(data, **options["data"]) if data is not None else None
+    network = load_into(_build(model, dataset, seed, options["model"]), checkpoint)
     other = None
     if reference != "none":
-        other = _build(model, dataset, seed, shape)
+        other = _build(model, dataset, seed, options["model"])
         if reference != "fresh":
             load_into(other, reference)
     batch = None
