@@ -86,6 +86,8 @@ def test_a_worker_that_is_killed_while_idle_is_replaced(tmp_path: Path) -> None:
         run_all([small(seed=0)], tmp_path, engine, Notebook())
         (worker,) = engine._workers
         os.kill(worker._pid.result(), signal.SIGKILL)
+        while not worker.pool._broken:  # It takes the pool a moment to see.
+            time.sleep(0.01)
         statuses = run_all([small(seed=1)], tmp_path, engine, Notebook())
     finally:
         engine.close()
