@@ -1,6 +1,5 @@
 """What is measured and kept: speed, and what became of the papers' statements.
 
 Speed, as ratios inside one run (absolute times on a shared machine mean nothing): `python -m benchmarks`, outputs in
-`results/*.txt`. The papers: `claims/` has their statements, `results/reproduction/` the kept runs,
-`python -m benchmarks.reproduction` writes what they come to into the documentation.
+`results/*.txt`. The papers: `reproduction/`.
 """

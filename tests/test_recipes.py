@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from benchmarks.figures import find_repeats, read_source
+from benchmarks.reproduction.figures import find_repeats, read_source
 
 from pliant.experiments.experiment import run_experiment
 from pliant.experiments.recipe import Recipe, RecipeError, Scale, find_recipe, load_recipe, make_recipe, recipe_folder

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import effects, explanations, statements
-from benchmarks.drawings import Drawing, digest, known_drawings, make_rows
-from benchmarks.effects import EFFECT, effect_block, name_effect, sum_up
-from benchmarks.explanations import explanations_block
-from benchmarks.figures import PAPERS
-from benchmarks.kept import KEPT, Estimate, Kept, find_recipe, load_kept, summarise
-from benchmarks.numbers import EXACT, more_numbers
-from benchmarks.pages import make_page
-from benchmarks.reproduction import BLOCK, DOCS, PAGES, render
-from benchmarks.statements import SECTIONS, found_block, judge, load_statements
+from benchmarks.reproduction import effects, explanations, statements
+from benchmarks.reproduction.documents import BLOCK, DOCS, PAGES, render
+from benchmarks.reproduction.drawings import Drawing, digest, known_drawings, make_rows
+from benchmarks.reproduction.effects import EFFECT, effect_block, name_effect, sum_up
+from benchmarks.reproduction.explanations import explanations_block
+from benchmarks.reproduction.figures import PAPERS
+from benchmarks.reproduction.kept import KEPT, Estimate, Kept, find_recipe, load_kept, summarise
+from benchmarks.reproduction.numbers import EXACT, more_numbers
+from benchmarks.reproduction.pages import make_page
+from benchmarks.reproduction.statements import SECTIONS, found_block, judge, load_statements
 
 from pliant import methods
 from pliant.experiments.config import Part, RunConfig

@@ -117,17 +117,26 @@ def probability(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
 
 
+def join_names(names: Sequence[str]) -> str:
+    """Write names as a sentence has them.
+
+    Example:
+        >>> join_names(["a", "b", "c"]), join_names(["a"])
+        ('a, b and c', 'a')
+    """
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
+
+
 def enumerate_names(names: Sequence[str], limit: int = 4) -> str:
-    """Write a list of names as a sentence has it.
+    """Write names as a sentence has them; of more than `limit` only the first, and how many others there are.
 
     Example:
         >>> enumerate_names(["a", "b", "c"]), enumerate_names(list("abcdef"))
         ('a, b and c', 'a, b, c and 3 others')
     """
     if len(names) > limit:
-        rest = len(names) - limit + 1
-        return f"{', '.join(names[: limit - 1])} and {rest} others"
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
+        return f"{', '.join(names[: limit - 1])} and {len(names) - limit + 1} others"
+    return join_names(names)
 
 
 def count(number: int, what: str) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from benchmarks.kept import KEPT, asks_for, estimate, find_recipe, kept_runs
-from benchmarks.numbers import split_tasks, take_measure
+from benchmarks.reproduction.kept import KEPT, asks_for, estimate, find_recipe, kept_runs
+from benchmarks.reproduction.numbers import split_tasks, take_measure
 from pliant.experiments.report.style import LIGHT, print_config
 from pliant.experiments.store import Run
 

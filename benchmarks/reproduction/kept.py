@@ -15,13 +15,13 @@ from typing import Any
 
 from scipy import stats
 
-from benchmarks.numbers import more_numbers
+from benchmarks.reproduction.numbers import more_numbers
 from pliant.experiments.archive import unpack
 from pliant.experiments.config import describe
 from pliant.experiments.recipe import Recipe, load_recipe, recipe_folder
 from pliant.experiments.store import Run, load_runs, load_selection
 
-KEPT = Path(__file__).parent / "results" / "reproduction"
+KEPT = Path(__file__).parents[1] / "results" / "reproduction"
 FEWEST = 3
 """Seeds below which nothing is said about a difference."""
 NOTHING = "No run has ended yet."

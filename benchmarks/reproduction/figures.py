@@ -2,8 +2,8 @@
 
 import re
 
-from benchmarks.kept import KEPT
-from benchmarks.markdown import write_table
+from benchmarks.reproduction.kept import KEPT
+from benchmarks.reproduction.markdown import write_table
 from pliant.experiments.recipe import load_recipe, recipe_folder
 
 PAPERS = {"P0": "Soft weight rescaling", "P2": "Spectral regularization", "P3": "Curvature", "P4": "FIRE"}

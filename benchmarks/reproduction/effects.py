@@ -1,7 +1,8 @@
 """What each method does to plasticity on one small stream: the tables of the method cards."""
 
-from benchmarks.kept import FEWEST, NOTHING, Estimate, Kept, count_seeds, estimate, find_recipe, load_kept
-from benchmarks.markdown import join, write_table
+from benchmarks.reproduction.kept import FEWEST, NOTHING, Estimate, Kept, count_seeds, estimate, find_recipe, load_kept
+from benchmarks.reproduction.markdown import write_table
+from pliant.experiments.report.wording import join_names
 
 EFFECT = "methods_effect"
 """The experiment behind the tables."""
@@ -72,13 +73,13 @@ def sum_up(verdicts: dict[str, list[str]]) -> str:
         '**No help was seen here** over all tasks: it hurts with a. At the last task it helps with b.'
     """
     if "too few seeds" in verdicts:
-        return f"Too few seeds to say what it does here with {join(verdicts['too few seeds'])}."
+        return f"Too few seeds to say what it does here with {join_names(verdicts['too few seeds'])}."
     words = {"helps": "helps here", "hurts": "hurts", "diverges": "diverges"}
     words["no difference seen"] = "makes no difference that was seen"
-    clauses = "; it ".join(f"{words[v]} with {join(verdicts[v])}" for v in words if v in verdicts)
+    clauses = "; it ".join(f"{words[v]} with {join_names(verdicts[v])}" for v in words if v in verdicts)
     where = " over all tasks" if any(key.endswith("at the last task") for key in verdicts) else ""
     said = f"It {clauses}." if "helps" in verdicts else f"**No help was seen here**{where}: it {clauses}."
     for late in ("helps", "hurts"):
         if labels := verdicts.get(f"{late} at the last task"):
-            said += f" At the last task it {late} with {join(labels)}."
+            said += f" At the last task it {late} with {join_names(labels)}."
     return said

@@ -1,22 +1,17 @@
-"""Hold the papers' statements against the kept runs: `python -m benchmarks.reproduction` writes the pages anew.
-
-Every number and verdict in docs/results.md, in the tables of the method cards and in the list of recipes stands between
-the marks of a generated block and comes from the kept runs; the prose around is kept. A test makes sure that the pages
-are what this command writes. The figures of docs/results.md are drawn from the same runs.
-"""
+"""The pages of the documentation that hold what the kept runs say, in generated blocks with prose around them."""
 
 import re
 from pathlib import Path
 
-from benchmarks.drawings import known_drawings, write_drawing
-from benchmarks.effects import effect_block
-from benchmarks.explanations import explanations_block
-from benchmarks.figures import figures_block
-from benchmarks.kept import NOTHING, count_seeds, estimate, load_kept
-from benchmarks.markdown import write_table
-from benchmarks.statements import found_block, statements_block
+from benchmarks.reproduction.drawings import known_drawings, write_drawing
+from benchmarks.reproduction.effects import effect_block
+from benchmarks.reproduction.explanations import explanations_block
+from benchmarks.reproduction.figures import figures_block
+from benchmarks.reproduction.kept import NOTHING, count_seeds, estimate, load_kept
+from benchmarks.reproduction.markdown import write_table
+from benchmarks.reproduction.statements import found_block, statements_block
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [DOCS / "results.md", DOCS / "recipes.md", *sorted((DOCS / "methods").glob("*.md"))]
 BLOCK = re.compile(r"<!-- (found|statements|table|effect|explanations|figures): (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 
@@ -77,7 +72,8 @@ def render(page: str) -> str:
     return BLOCK.sub(fill, page)
 
 
-if __name__ == "__main__":
+def write_documents() -> None:
+    """Draw every figure and make every generated block anew."""
     for drawing in known_drawings():
         write_drawing(drawing, DOCS / "images")
     for page in PAGES:

@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import PAPERS
-from benchmarks.kept import FEWEST, Estimate, Kept, difference, estimate, load_kept
-from benchmarks.markdown import write_table
+from benchmarks.reproduction.figures import PAPERS
+from benchmarks.reproduction.kept import FEWEST, Estimate, Kept, difference, estimate, load_kept
+from benchmarks.reproduction.markdown import write_table
 
 Statement = dict[str, Any]
 VERDICTS = ("reproduced", "**not reproduced**", "not decided", "open", "not tried here")
@@ -85,7 +85,7 @@ def statements_block(paper: str) -> str:
     if not waiting:
         return table
     counts = ", ".join(f"{count} for `{recipe}`" for recipe, count in waiting.items())
-    return f"{table}\n\nOpen, for want of runs: {counts} (`benchmarks/claims/{paper}.toml` has them)."
+    return f"{table}\n\nOpen, for want of runs: {counts} (`benchmarks/reproduction/claims/{paper}.toml` has them)."
 
 
 def found_block(which: str) -> str:

@@ -1,13 +1,14 @@
-"""Make the report of each kept experiment: `python -m benchmarks.pages [NAME …]` writes `runs/pages/NAME/report.html`.
+"""Make the report of each kept experiment: `python -m benchmarks.reproduction.pages [NAME …]`.
 
-Beside the page are the runs again, for `pliant report runs/pages/NAME --format …` and `load_runs`.
+It writes `runs/pages/NAME/report.html`. Beside the page are the runs again, for `pliant report runs/pages/NAME
+--format …` and `load_runs`.
 """
 
 import argparse
 import shutil
 from pathlib import Path
 
-from benchmarks.kept import KEPT, find_recipe
+from benchmarks.reproduction.kept import KEPT, find_recipe
 from pliant.experiments.archive import unpack
 from pliant.experiments.report.report import make_report
 
@@ -37,7 +38,7 @@ def make_page(name: str, folder: Path) -> Path:
 def run_command() -> None:
     """Make the pages that the command line asks for."""
     known = sorted(file.name.removesuffix(".jsonl.gz") for file in KEPT.glob("*.jsonl.gz"))
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.pages", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reproduction.pages", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which; all if none: {', '.join(known)}")
     names = parser.parse_args().names
     if unknown := sorted(set(names) - set(known)):

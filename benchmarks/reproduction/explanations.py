@@ -1,8 +1,8 @@
 """Which measures tell networks that lost plasticity from networks that kept it."""
 
-from benchmarks.kept import FEWEST, NOTHING, Estimate, estimate, load_kept
-from benchmarks.markdown import join
+from benchmarks.reproduction.kept import FEWEST, NOTHING, Estimate, estimate, load_kept
 from pliant.diagnostics import measures
+from pliant.experiments.report.wording import join_names
 
 KEPT_BELOW = 0.05
 
@@ -31,15 +31,17 @@ def explanations_block(name: str) -> str:
         verdict = separates([found[one] for one in lost], [found[one] for one in remained]) if found else "no change"
         told.setdefault(verdict, []).append(f"`{measure}`")
     words = {
-        "lower": f"falls more, or rises less, in those that lost it ({join(lost)}) than in those that kept it "
-        f"({join(remained)})",
+        "lower": f"falls more, or rises less, in those that lost it ({join_names(lost)}) than in those that kept it "
+        f"({join_names(remained)})",
         "higher": "rises more, or falls less, in those that lost it",
         "neither": "does not tell them apart",
         "no change": "is not defined for all of them, or starts from zero",
     }
     unknown = [label for label in kept.labels if label not in (*lost, *remained)]
-    left = [f"- (of {join(unknown)} the runs do not tell whether it was kept)"] if unknown else []
-    return "\n".join(left + [f"- {words[verdict]}: {join(told[verdict])}" for verdict in words if verdict in told])
+    left = [f"- (of {join_names(unknown)} the runs do not tell whether it was kept)"] if unknown else []
+    return "\n".join(
+        left + [f"- {words[verdict]}: {join_names(told[verdict])}" for verdict in words if verdict in told]
+    )
 
 
 def separates(lost: list[Estimate], remained: list[Estimate]) -> str:
