@@ -3,34 +3,20 @@
 import torch
 from torch import Tensor
 
-from benchmarks.steps import training_step
-from benchmarks.timing import added, over_builds, row
-from pliant import models
-from pliant.methods import create
+from benchmarks.steps import added_by_methods
+from benchmarks.timing import row
+
+METHODS = {
+    "ReDo, between two renewals": ("redo", {"every": 10**9}),
+    "ReDo, renewing at every step": ("redo", {"every": 1}),
+    "continual backprop": ("continual_backprop", {}),
+}
+LIMITS = {"ReDo, between two renewals": "≤ 1.05"}
 
 
 def overhead(name: str, batch: Tensor, rounds: int) -> None:
-    shape = tuple(batch.shape[1:])
-    settings = {
-        "redo": {"every": 10**9},
-        "redo at work": {"every": 1},
-        "continual_backprop": {},
-    }
-
-    def measure() -> dict[str, float]:
-        plain, _ = training_step(models.create(name, shape, 10), batch)
-        contestants = {"plain": plain}
-        for label, chosen in settings.items():
-            model = models.create(name, shape, 10)
-            contestants[label], optimizer = training_step(model, batch)
-            create(label.split()[0], model, example=batch[:2], seed=0, **chosen).attach(optimizer)
-        return added(contestants, base="plain", rounds=rounds)
-
-    extra = over_builds(measure)
-    what = f"{name}, batch {len(batch)}: training step with"
-    row(f"{what} ReDo, between two renewals / without", 1 + extra["redo"], "≤ 1.05")
-    row(f"{what} ReDo, renewing at every step / without", 1 + extra["redo at work"], "")
-    row(f"{what} continual backprop / without", 1 + extra["continual_backprop"], "")
+    for label, extra in added_by_methods(name, batch, METHODS, rounds).items():
+        row(f"{name}, batch {len(batch)}: training step with {label} / without", 1 + extra, LIMITS.get(label, ""))
 
 
 def main() -> None:

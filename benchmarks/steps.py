@@ -1,11 +1,16 @@
-"""A training step to be timed."""
+"""A training step to be timed, and what methods add to it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam
+
+from benchmarks.timing import added, over_builds
+from pliant import models
+from pliant.methods import create
 
 
 def training_step(
@@ -34,3 +39,28 @@ def training_step(
         optimizer.step()
 
     return step, optimizer
+
+
+def added_by_methods(
+    model_name: str, batch: Tensor, methods: Mapping[str, tuple[str, Mapping[str, Any]]], rounds: int
+) -> dict[str, float]:
+    """Return what each method adds to a step of a network, as a fraction of the step.
+
+    Args:
+        model_name: The network, one of `models.names()`.
+        batch: The inputs of every step.
+        methods: For each label the method and its settings.
+        rounds: How often each takes its turn, for every building of the networks.
+    """
+    shape = tuple(batch.shape[1:])
+
+    def measure() -> dict[str, float]:
+        plain, _ = training_step(models.create(model_name, shape, 10), batch)
+        contestants = {"plain": plain}
+        for label, (method, settings) in methods.items():
+            model = models.create(model_name, shape, 10)
+            contestants[label], optimizer = training_step(model, batch)
+            create(method, model, example=batch[:2], seed=0, **settings).attach(optimizer)
+        return added(contestants, base="plain", rounds=rounds)
+
+    return over_builds(measure)

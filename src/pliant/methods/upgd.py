@@ -51,7 +51,7 @@ def plasticity_gates(utilities: Sequence[Tensor]) -> list[Tensor]:
     """
     largest = torch.stack([utility.max() for utility in utilities]).max()
     largest = largest.clamp_min(torch.finfo(largest.dtype).tiny)
-    return [torch.sigmoid(utility / -largest) for utility in utilities]
+    return [(utility / -largest).sigmoid_() for utility in utilities]
 
 
 class UPGD(Rescaler):
@@ -127,8 +127,8 @@ class UPGD(Rescaler):
         if not names:
             return
         found_inf = getattr(optimizer, "found_inf", None)
-        utilities = [-widen(gradients[name]) * widen(before[name]) for name in names]
-        utilities = [-u if name in ascending else u for name, u in zip(names, utilities, strict=True)]
+        utilities = [widen(gradients[name]) * widen(before[name]) for name in names]
+        torch._foreach_mul_(utilities, [1.0 if name in ascending else -1.0 for name in names])
         update_averages_(self.averages, self.beta, names, {"utilities": utilities}, found_inf)
         gates = plasticity_gates([self.averages["utilities"][name] for name in names])
         with seeded(self.seed, self.draws):
@@ -137,6 +137,7 @@ class UPGD(Rescaler):
         for name, gate, epsilon in zip(names, gates, noise, strict=True):
             parameter, old = self.parameters[name], before[name]
             lr = optimizer.param_groups[groups[name]]["lr"]
-            move = parameter - old - lr * self.sigma * epsilon
-            new = (1 - lr * self.weight_decay) * old + move * gate
+            # In place: on a CPU, memory for one more copy of the weights costs more than the arithmetic.
+            move = parameter.sub_(old).sub_(epsilon.mul_(lr * self.sigma))
+            new = gate.mul_(move).add_((1 - lr * self.weight_decay) * old if self.weight_decay else old)
             parameter.copy_(new if found_inf is None else torch.where(found_inf == 0, new, old))

@@ -1,0 +1,44 @@
+"""What the methods cost that act once when data is new, counted in training steps; FIRE has `fire.py`."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from benchmarks.steps import training_step
+from benchmarks.timing import medians, row
+from pliant import models
+from pliant.methods import create
+
+METHODS = {
+    "shrink": {},
+    "shrink_perturb": {"toward": "fresh"},  # towards the initial weights it would soon have nothing to move
+    "layerwise": {},
+    "head_reset": {},
+    "full_reset": {},
+    "dash": {},
+}
+
+
+def cost(name: str, batch: Tensor, rounds: int) -> None:
+    shape = tuple(batch.shape[1:])
+    data = [(batch, torch.arange(len(batch)) % 10)]
+    contestants = {"step": training_step(models.create(name, shape, 10), batch)[0]}
+    for method, settings in METHODS.items():
+        model = models.create(name, shape, 10)
+        step, optimizer = training_step(model, batch)
+        step()  # the optimizer has moments then, which resets have to clear
+        made = create(method, model, example=batch[:2], seed=0, **settings)
+        contestants[method] = lambda made=made, optimizer=optimizer: made.apply(
+            optimizer, batches=data, loss_fn=cross_entropy
+        )
+    times = medians(contestants, rounds=rounds)
+    for method in METHODS:
+        given = " with one batch" if method == "dash" else ""
+        row(f"{name}, batch {len(batch)}: {method}{given} / a training step", times[method] / times["step"], "")
+
+
+def main() -> None:
+    """Print a table: an MLP, where a step is short, and a ResNet-18."""
+    torch.manual_seed(0)
+    cost("mlp_4x256", torch.randn(256, 1, 28, 28), rounds=40)
+    cost("resnet18", torch.randn(64, 3, 32, 32), rounds=3)
