@@ -1,4 +1,4 @@
-"""The figures of docs/results.md, drawn from the kept runs task by task."""
+"""The figures of docs/results.md, drawn from the kept runs task by task, or epoch by epoch of a single task."""
 
 import hashlib
 import json
@@ -19,6 +19,8 @@ from pliant.experiments.store import Run
 
 ERROR = "train_error"
 """The error on a task's own images at its end."""
+TEST = "test_accuracy"
+"""The accuracy on the test images after each epoch."""
 
 
 @dataclass(frozen=True)
@@ -27,18 +29,21 @@ class Drawing:
 
     Args:
         name: The kept experiment.
-        quantities: What is shown, and what it is called: measures, or the error.
+        quantities: What is shown, and what it is called: measures, the error or, of a single task, the test accuracy.
         panel_is: What has a panel of its own, "quantity" or "label"; the other is told apart by colour.
         shared: Whether all panels have one scale.
+        over: What the values follow each other in, "task" or, in a single task, "epoch".
     """
 
     name: str
     quantities: dict[str, str]
     panel_is: str = "quantity"
     shared: bool = False
+    over: str = "task"
 
 
 DRAWINGS = (
+    Drawing("p0_fig5_balancedness", {"balancedness": "balancedness", TEST: "test accuracy"}, over="epoch"),
     Drawing(
         "p3_fig1_explanations",
         {
@@ -67,28 +72,30 @@ DRAWINGS = (
 
 
 def read_series(run: Run, quantity: str) -> list[float]:
-    """Return a quantity of a run in each of its tasks; [] if it was not measured."""
+    """Return a quantity of a run in each of its tasks, or epochs of a single one; [] if it was not measured."""
     tasks = split_tasks(run)
-    return (
-        [1 - records[-1]["train_accuracy"] for records in tasks] if quantity == ERROR else take_measure(quantity, tasks)
-    )
+    if quantity == ERROR:
+        return [1 - records[-1]["train_accuracy"] for records in tasks]
+    if quantity == TEST:
+        return [record[TEST] for record in tasks[0]]
+    return take_measure(quantity, tasks)
 
 
 def make_rows(drawing: Drawing) -> list[dict[str, Any]]:
-    """Average the quantities of a figure over seeds, task by task, with 95 % intervals."""
+    """Average the quantities of a figure over seeds, place by place, with 95 % intervals."""
     found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     recipe = find_recipe(drawing.name)
     with kept_runs(drawing.name) as (runs, _):
         for run in runs:
             for quantity in drawing.quantities if run.status == "finished" and asks_for(recipe, run) else ():
-                for task, value in enumerate(read_series(run, quantity)):
-                    found[run.config.label, quantity, task + 1].append(value)
+                for place, value in enumerate(read_series(run, quantity), start=1):
+                    found[run.config.label, quantity, place].append(value)
     rows = []
     order = [entry.label for entry in recipe.methods]
-    for (label, quantity, task), values in sorted(found.items(), key=lambda item: order.index(item[0][0])):
+    for (label, quantity, place), values in sorted(found.items(), key=lambda item: order.index(item[0][0])):
         mean = estimate(values)
         low, high = (mean.mean, mean.mean) if math.isnan(mean.half) else (mean.low, mean.high)
-        shown = {"label": label, "quantity": drawing.quantities[quantity], "task": task}
+        shown = {"label": label, "quantity": drawing.quantities[quantity], drawing.over: place}
         rows.append(
             shown | {name: float(f"{x:.4g}") for name, x in (("mean", mean.mean), ("low", low), ("high", high))}
         )
@@ -102,18 +109,18 @@ def draw(drawing: Drawing, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     legend = alt.Legend(symbolType="stroke", symbolOpacity=1, symbolStrokeWidth=2.5, orient="bottom", labelFontSize=12)
     hues = [*LIGHT["hues"], LIGHT["vanilla"], LIGHT["fresh"]][: len(lines)]
     colour = alt.Color(f"{line}:N", title=None, scale=alt.Scale(domain=lines, range=hues), legend=legend)
-    last = max(row["task"] for row in rows)
-    x = alt.X(
-        "task:Q", title="task", axis=alt.Axis(tickMinStep=1, format="d"), scale=alt.Scale(domain=[1, last], nice=False)
-    )
+    last = max(row[drawing.over] for row in rows)
+    axis, scale = alt.Axis(tickMinStep=1, format="d"), alt.Scale(domain=[1, last], nice=False)
+    x = alt.X(f"{drawing.over}:Q", title=drawing.over, axis=axis, scale=scale)
     base = alt.Chart().encode(x=x, color=colour)
     band = base.mark_area(opacity=0.14, clip=True).encode(y=alt.Y("low:Q", title=None), y2="high:Q")
     curve = base.mark_line().encode(y=alt.Y("mean:Q", title=None).scale(zero=False))
     size = {"width": 240, "height": 150} if len(panels) > 1 else {"width": 560, "height": 240}
     chart = alt.layer(band, curve, data=alt.InlineData(values=list(rows))).properties(**size)
     facets = chart.facet(alt.Facet(f"{panel}:N", title=None, sort=panels), columns=3)
-    scale = "shared" if drawing.shared else "independent"
-    spec: dict[str, Any] = facets.resolve_scale(y=scale).resolve_axis(x="independent").to_dict()
+    spec: dict[str, Any] = (
+        facets.resolve_scale(y="shared" if drawing.shared else "independent").resolve_axis(x="independent").to_dict()
+    )
     config = print_config([])
     del config["range"]
     return spec | {"config": config | {"header": {"labelFontSize": 12, "labelAnchor": "start"}}}
