@@ -79,6 +79,7 @@ def test_statement_names_labels_and_numbers_of_its_recipe(statement: dict) -> No
         "mean_drop",
         "mean_first_loss",
         "best_gain",
+        "best_test_accuracy",
         "early_train_error",
         "late_train_error",
         "train_error_growth",
