@@ -1,10 +1,8 @@
 """What watching units adds to a training step: ReDo between two renewals, and continual backprop at every step."""
 
 import torch
-from torch import Tensor
 
-from benchmarks.steps import added_by_methods
-from benchmarks.timing import row
+from benchmarks.steps import print_overheads
 
 METHODS = {
     "ReDo, between two renewals": ("redo", {"every": 10**9}),
@@ -14,14 +12,9 @@ METHODS = {
 LIMITS = {"ReDo, between two renewals": "≤ 1.05"}
 
 
-def overhead(name: str, batch: Tensor, rounds: int) -> None:
-    for label, extra in added_by_methods(name, batch, METHODS, rounds).items():
-        row(f"{name}, batch {len(batch)}: training step with {label} / without", 1 + extra, LIMITS.get(label, ""))
-
-
 def main() -> None:
     """Print the ratios that the design promises."""
     torch.manual_seed(0)
-    overhead("mlp", torch.randn(256, 1, 28, 28), rounds=150)
-    overhead("mlp_4x256", torch.randn(256, 1, 28, 28), rounds=60)
-    overhead("cnn_bn", torch.randn(64, 3, 32, 32), rounds=10)
+    print_overheads("mlp", torch.randn(256, 1, 28, 28), METHODS, rounds=150, limits=LIMITS)
+    print_overheads("mlp_4x256", torch.randn(256, 1, 28, 28), METHODS, rounds=60, limits=LIMITS)
+    print_overheads("cnn_bn", torch.randn(64, 3, 32, 32), METHODS, rounds=10, limits=LIMITS)

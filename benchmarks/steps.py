@@ -1,6 +1,7 @@
 """A training step to be timed, and what methods add to it."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 
-from benchmarks.timing import added, over_builds
+from benchmarks.timing import added, over_builds, row
 from pliant import models
 from pliant.methods import create
 
@@ -41,16 +42,21 @@ def training_step(
     return step, optimizer
 
 
-def added_by_methods(
-    model_name: str, batch: Tensor, methods: Mapping[str, tuple[str, Mapping[str, Any]]], rounds: int
-) -> dict[str, float]:
-    """Return what each method adds to a step of a network, as a fraction of the step.
+def print_overheads(
+    model_name: str,
+    batch: Tensor,
+    methods: Mapping[str, tuple[str, Mapping[str, Any]]],
+    rounds: int,
+    limits: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Print how much longer a step of a network is with each method.
 
     Args:
         model_name: The network, one of `models.names()`.
         batch: The inputs of every step.
         methods: For each label the method and its settings.
         rounds: How often each takes its turn, for every building of the networks.
+        limits: What is promised of a label's ratio.
     """
     shape = tuple(batch.shape[1:])
 
@@ -63,4 +69,6 @@ def added_by_methods(
             create(method, model, example=batch[:2], seed=0, **settings).attach(optimizer)
         return added(contestants, base="plain", rounds=rounds)
 
-    return over_builds(measure)
+    for label, extra in over_builds(measure).items():
+        what = f"{model_name}, batch {len(batch)}: training step with {label} / without"
+        row(what, 1 + extra, limits.get(label, ""))

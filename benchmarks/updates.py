@@ -1,10 +1,8 @@
 """What the methods add to a step that rewrite weights around it: clipping, rescaling, UPGD, averaging."""
 
 import torch
-from torch import Tensor
 
-from benchmarks.steps import added_by_methods
-from benchmarks.timing import row
+from benchmarks.steps import print_overheads
 
 METHODS = {
     "weight clipping": ("weight_clipping", {}),
@@ -14,14 +12,9 @@ METHODS = {
 }
 
 
-def overhead(name: str, batch: Tensor, rounds: int) -> None:
-    for label, extra in added_by_methods(name, batch, METHODS, rounds).items():
-        row(f"{name}, batch {len(batch)}: training step with {label} / without", 1 + extra, "")
-
-
 def main() -> None:
     """Print a table for small networks, where whatever is done per weight counts most."""
     torch.manual_seed(0)
-    overhead("mlp", torch.randn(256, 1, 28, 28), rounds=100)
-    overhead("mlp_4x256", torch.randn(256, 1, 28, 28), rounds=40)
-    overhead("cnn_bn", torch.randn(64, 3, 32, 32), rounds=10)
+    print_overheads("mlp", torch.randn(256, 1, 28, 28), METHODS, rounds=100)
+    print_overheads("mlp_4x256", torch.randn(256, 1, 28, 28), METHODS, rounds=40)
+    print_overheads("cnn_bn", torch.randn(64, 3, 32, 32), METHODS, rounds=10)
