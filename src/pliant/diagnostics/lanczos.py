@@ -147,7 +147,7 @@ def hessian_product(model: nn.Module, batch: Batch, loss_fn: LossFn) -> tuple[Ca
 
 
 def sharpness(
-    model: nn.Module, batch: Batch, loss_fn: LossFn, iterations: int = 32, tolerance: float = 1e-2
+    model: nn.Module, batch: Batch, loss_fn: LossFn, iterations: int = 64, tolerance: float = 1e-2
 ) -> Extremes:
     """Return the largest (and smallest) eigenvalue of the Hessian of the mean loss (FIRE §4.4).
 
