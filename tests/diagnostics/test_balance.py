@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
+import pliant
 from pliant.diagnostics.balance import balance, balancedness
 from pliant.diagnostics.batches import Batch
 from tests import zoo
@@ -137,6 +139,66 @@ def test_what_is_no_homogeneous_chain_is_refused() -> None:
     shared = nn.Linear(12, 12)
     with pytest.raises(ValueError, match="each layer is called once"):
         balancedness(nn.Sequential(shared, nn.ReLU(), shared), Batch.of(zoo.batch("mlp")))
+
+
+def test_a_balanced_network_must_be_homogeneous_all_the_same() -> None:
+    tanh = nn.Sequential(nn.Linear(1, 1), nn.Tanh(), nn.Linear(1, 1))
+    for parameter in tanh.parameters():
+        nn.init.ones_(parameter)
+    assert balance([tanh[0].weight, tanh[2].weight]).scales[0].equal(torch.ones(1, dtype=torch.float64))
+    with pytest.raises(ValueError, match="homogeneous activations"):
+        balancedness(tanh, Batch.of(torch.ones(2, 1)))
+
+
+class Pixels(nn.Sequential):
+    """Takes bytes, and makes them float32 itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float() / 255)
+
+
+def test_a_network_of_one_precision_is_measured_in_that_precision() -> None:
+    model = Pixels(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 16), nn.ReLU(), nn.Linear(16, 2))
+    x = torch.randint(0, 256, (8, 1, 8, 8), dtype=torch.uint8)
+    weights = [model[index].weight for index in (0, 3, 5)]
+    assert balancedness(model, Batch.of(x)).ratio == balance(weights).ratio
+    model[4] = nn.GELU()
+    with pytest.raises(ValueError, match="homogeneous activations"):
+        balancedness(model, Batch.of(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_every_precision_tells_a_homogeneous_chain(dtype: torch.dtype) -> None:
+    x = zoo.batch("mlp")[0].to(dtype)
+    assert balancedness(zoo.build("mlp").to(dtype), Batch.of(x)).ratio > 1
+    with pytest.raises(ValueError, match="homogeneous activations"):
+        balancedness(nn.Sequential(nn.Linear(12, 8), nn.GELU(), nn.Linear(8, 5)).to(dtype), Batch.of(x))
+
+
+COMPUTED = {
+    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5),
+    "old weight norm": nn.utils.weight_norm,
+    "weight norm": nn.utils.parametrizations.weight_norm,
+    "old spectral norm": nn.utils.spectral_norm,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("kind", COMPUTED)
+def test_weights_that_are_computed_are_refused_and_the_diagnosis_goes_on(kind: str) -> None:
+    model = zoo.build("mlp")
+    COMPUTED[kind](model[0])
+    with pytest.raises(ValueError, match="balancedness needs weights that are parameters, but '0' computes its own"):
+        balancedness(model, Batch.of(zoo.batch("mlp")))
+    found = pliant.diagnose(model, zoo.batch("mlp"), nn.functional.cross_entropy)
+    assert "computes its own" in found.skipped["balancedness"]
+    assert found.values["hessian_rank"] > 0
+
+
+def test_transposed_convolutions_are_refused() -> None:
+    model = nn.Sequential(nn.ConvTranspose2d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(50, 3))
+    with pytest.raises(ValueError, match="'0' is a ConvTranspose2d"):
+        balancedness(model, Batch.of(torch.rand(3, 1, 4, 4)))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

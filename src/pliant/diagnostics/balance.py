@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
 from torch.utils._pytree import tree_leaves
 
 from pliant.diagnostics.batches import Batch
@@ -111,7 +112,7 @@ def balancedness(model: nn.Module, batch: Batch, p: float = 2.0, q: float = 2.0)
     """Return the balance of a model that is a chain of linear and convolution layers.
 
     The chain is the order in which the layers are called. That it is one, and that its activations are homogeneous,
-    is proved by applying the rescaling to a copy: its outputs on the batch must not change.
+    is proved by rescaling the units of a copy: its outputs on the batch must not change.
 
     Args:
         model: The model; it is not changed.
@@ -120,31 +121,32 @@ def balancedness(model: nn.Module, batch: Batch, p: float = 2.0, q: float = 2.0)
         q: Exponent over units.
 
     Raises:
-        ValueError: If the model has other layers with parameters, is no homogeneous chain, or has outputs on the batch
-            that cannot tell.
+        ValueError: If the model has other layers with parameters, or weights that are computed from others, is no
+            homogeneous chain, or has outputs on the batch that cannot tell.
     """
     batch = batch.on(model)
     layers = called_layers(model, batch.kwargs or batch.args)
     for layer in layers:
-        if not isinstance(layer.module, WEIGHT_LAYERS):
+        if not isinstance(layer.module, WEIGHT_LAYERS) or isinstance(layer.module, _ConvTransposeNd):
             raise ValueError(
                 f"balancedness is defined for chains of linear and convolution layers, but {layer.name!r} is a "
                 f"{type(layer.module).__name__}"
             )
+        if not isinstance(layer.module.weight, nn.Parameter):
+            raise ValueError(f"balancedness needs weights that are parameters, but {layer.name!r} computes its own")
     names = [layer.name for layer in layers]
     if len(set(names)) != len(names):
         raise ValueError(f"balancedness is defined for chains in which each layer is called once, got {names}")
     found = balance([layer.module.get_parameter("weight").detach() for layer in layers], p, q)
-    twin = copy.deepcopy(model).double()
-    inputs = batch.on(twin)
+    twin = copy.deepcopy(model)
+    example = batch.kwargs or batch.args
     with eval_mode(twin), torch.no_grad():
-        before = _floats(call_with(twin, inputs.kwargs or inputs.args))
-        _apply([twin.get_submodule(name) for name in names], found.scales)
-        after = _floats(call_with(twin, inputs.kwargs or inputs.args))
+        before = _floats(call_with(twin, example))
+        _double_and_halve([twin.get_submodule(name) for name in names])
+        after = _floats(call_with(twin, example))
     if not before or not all(torch.isfinite(output).all() for output in before):
         raise ValueError("balancedness is proved on the outputs, which must be tensors of finite numbers on the batch")
-    pairs = zip(before, after, strict=True)
-    if not all(torch.allclose(b, a, rtol=1e-6, atol=1e-6 * float(b.abs().max())) for b, a in pairs):
+    if not all(_is_close(b, a) for b, a in zip(before, after, strict=True)):
         raise ValueError(
             "balancedness is defined for chains with homogeneous activations such as relu, but rescaling the units of "
             "this model changes its outputs"
@@ -152,15 +154,23 @@ def balancedness(model: nn.Module, batch: Batch, p: float = 2.0, q: float = 2.0)
     return found
 
 
+def _is_close(one: Tensor, other: Tensor) -> bool:
+    tolerance = 8 * torch.finfo(one.dtype).eps
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance * float(one.abs().max()))
+
+
 def _floats(output: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def _powers(weight: Tensor, p: float) -> Tensor:
-    if weight.ndim < 2 or not torch.isfinite(weight).all():
-        raise ValueError(f"weights must be finite and of at least 2 dimensions, got shape {tuple(weight.shape)}")
+    if weight.ndim < 2:
+        raise ValueError(f"weights must have at least 2 dimensions, got shape {tuple(weight.shape)}")
+    if not torch.isfinite(weight).all():
+        raise ValueError("weights must be finite, got NaN or inf")
+    powers = weight.detach().double().abs().pow(p)
     # What a unit sends through all entries of a kernel is scaled together.
-    return weight.detach().double().abs().pow(p).flatten(2).sum(2) if weight.ndim > 2 else weight.double().abs().pow(p)
+    return powers.flatten(2).sum(2) if weight.ndim > 2 else powers
 
 
 def _fan(before: Tensor, after: Tensor) -> int:
@@ -192,9 +202,11 @@ def _without_lone_units(powers: list[Tensor], fans: list[int]) -> list[Tensor]:
             return powers
 
 
-def _apply(layers: list[nn.Module], scales: Sequence[Tensor]) -> None:
-    for layer, following, scale in zip(layers, layers[1:], scales, strict=False):
+def _double_and_halve(layers: list[nn.Module]) -> None:
+    """Double every other hidden unit and halve the rest, in place: powers of two round nothing, in any precision."""
+    for layer, following in pairwise(layers):
         weight, bias = layer.get_parameter("weight"), getattr(layer, "bias", None)
+        scale = weight.new_tensor([2.0, 0.5]).repeat(len(weight))[: len(weight)]
         weight.mul_(scale.reshape(-1, *[1] * (weight.ndim - 1)))
         if bias is not None:
             bias.mul_(scale)
