@@ -294,6 +294,22 @@ class TestFiles:
         assert torch.equal(loaded.train.y, torch.from_numpy(y)[loaded.train.rows])
         assert (len(loaded.test), loaded.classes) == (6, ("0", "1", "2"))
 
+    @pytest.mark.parametrize("channels", [1, 2, 3, 4])
+    @pytest.mark.parametrize("last", [False, True])
+    def test_npz_images_may_have_their_channels_last(self, tmp_path: Path, channels: int, last: bool) -> None:
+        x = numpy.random.default_rng(0).integers(0, 256, (20, channels, 6, 8)).astype(numpy.uint8)
+        given = x.transpose(0, 2, 3, 1) if last else x
+        y = numpy.arange(20) % 2
+        numpy.savez(tmp_path / "own.npz", x_train=given, y_train=y, x_test=given, y_test=y)
+        loaded = data.load(str(tmp_path / "own.npz"))
+        assert torch.equal(loaded.test.x, torch.from_numpy(x))
+
+    def test_npz_of_two_types_is_refused(self, tmp_path: Path) -> None:
+        x, y = numpy.zeros((20, 6, 8), dtype=numpy.uint8), numpy.arange(20) % 2
+        numpy.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x[:, None] / 255.0, y_test=y)
+        with pytest.raises(ValueError, match=r"train inputs are torch.uint8, test inputs torch.float32"):
+            data.load(str(tmp_path / "own.npz"))
+
     def test_npz_sorted_by_class_is_shuffled(self, tmp_path: Path) -> None:
         numpy.savez(tmp_path / "own.npz", x=numpy.arange(80.0).reshape(40, 2), y=numpy.arange(40) // 20)
         some = data.load(str(tmp_path / "own.npz"), first=12).train

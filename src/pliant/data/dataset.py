@@ -219,6 +219,8 @@ def from_tensors(
             raise ValueError(f"{part} inputs hold values that are not finite")
     if train[0].shape[1:] != test[0].shape[1:]:
         raise ValueError(f"train inputs have shape {tuple(train[0].shape[1:])}, test inputs {tuple(test[0].shape[1:])}")
+    if train[0].dtype != test[0].dtype:
+        raise ValueError(f"train inputs are {train[0].dtype}, test inputs {test[0].dtype}; they must be of one type")
     if classes is None:
         classes = tuple(str(i) for i in range(int(max(train[1].max(), test[1].max())) + 1))
     low, high = min(int(train[1].min()), int(test[1].min())), max(int(train[1].max()), int(test[1].max()))

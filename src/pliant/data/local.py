@@ -26,6 +26,8 @@ _TEST_FOLDERS = ("test", "val", "valid", "validation")
 TEST_FRACTION = 0.2
 """Part of the examples of each class to test on, where the data has no test part of its own."""
 _LARGEST = 4096
+_MOST_CHANNELS = 4
+"""Colours and transparency. A dimension that is larger counts pixels, if the other could count channels."""
 _DECODER = "2"
 """Changes whenever the same file is decoded in another way."""
 
@@ -239,7 +241,7 @@ def _shape_images(x: Tensor) -> Tensor:
         return x.to(torch.float32)
     if x.ndim == 3:
         return x.unsqueeze(1)
-    if x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
+    if x.ndim == 4 and x.shape[1] > _MOST_CHANNELS >= x.shape[3]:
         return x.permute(0, 3, 1, 2).contiguous()
     return x
 
