@@ -9,6 +9,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
 
@@ -442,6 +443,21 @@ def test_parquet_and_tensorboard_hold_the_same_values(tmp_path: Path) -> None:
     events.Reload()
     scalar = events.Scalars("diagnosis/weight_l2/0")[0]
     assert (scalar.step, scalar.value) == (3, pytest.approx(found.values["weight_l2/0"]))
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_reentrant_checkpoint_costs_the_measures_of_gradients_alone() -> None:
+    class Checkpointed(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.relu(self[0](x))
+            return self[2](checkpoint(lambda h: torch.relu(self[1](h)), hidden, use_reentrant=True))
+
+    model = Checkpointed(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3))
+    found = diagnose(model, (torch.randn(16, 4), torch.randint(0, 3, (16,))), cross_entropy)
+    assert "use_reentrant=False" in found.skipped["gradient_l2"]
+    assert "use_reentrant=False" in found.skipped["sharpness"]
+    assert found.values["weight_l2"] > 0
+    assert found.values["feature_rank"] > 0
 
 
 def test_records_are_complete() -> None:

@@ -1,7 +1,7 @@
 """What the hidden units of a live model do on a batch.
 
 A torch function mode sees every layer with a weight (linear, convolution) and every activation function that a forward
-pass calls, as a module or as a function. The *hidden features of a layer* are the output of the first activation that
+pass calls, as a module or as a function. The *hidden features of a layer* are the output of the activation that
 follows it, so after the norm layer and the nonlinearity; in a network without activations, its own output. The
 *representation* is what the last linear layer receives: the last hidden features, which it maps to the outputs. Units
 are channels after a convolution, and entries of the last dimension after a linear layer; where dimensions are permuted

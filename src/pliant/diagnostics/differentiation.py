@@ -38,6 +38,9 @@ def derivatives(
         create_graph: Whether the derivatives are to be differentiated again.
         retain_graph: Whether the graph of the value is still needed; by default if `create_graph`.
 
+    Raises:
+        ValueError: If a reentrant checkpoint is in the way.
+
     Example:
         >>> used, unused = torch.ones(2, requires_grad=True), torch.ones(1, requires_grad=True)
         >>> derivatives((used * used).sum(), [used, unused])
@@ -45,9 +48,14 @@ def derivatives(
     """
     if not value.requires_grad:
         return [torch.zeros_like(parameter) for parameter in parameters]
-    found = torch.autograd.grad(
-        value, parameters, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True
-    )
+    try:
+        found = torch.autograd.grad(
+            value, parameters, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True
+        )
+    except RuntimeError as error:
+        if "use_reentrant" in str(error):
+            raise ValueError("gradients do not pass a reentrant checkpoint; use_reentrant=False lets them") from error
+        raise
     return [torch.zeros_like(p) if g is None else dense(g) for p, g in zip(parameters, found, strict=True)]
 
 

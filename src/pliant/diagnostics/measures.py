@@ -92,15 +92,16 @@ _RECORDS = (
     ),
     _record(
         "isometry_deviation", "weights", "decomposition",
-        "DfI, ‖WᵀW − I‖²_F on W's smaller side; total is the sum over layers", f"{_FIRE} eq. 2", c.isometry,
+        "deviation from isometry (DfI), ‖WᵀW − I‖²_F on W's smaller side; total is the sum over layers",
+        f"{_FIRE} eq. 2", c.isometry,
     ),
     _record(
         "frobenius_error", "weights reference", "reading",
-        "SFE, ‖W − W̃‖²_F, W̃ the reference's; total is the sum over layers", f"{_FIRE} eq. 1",
+        "squared Frobenius error, ‖W − W̃‖²_F, W̃ the reference's; total is the sum over layers", f"{_FIRE} eq. 1",
         c.frobenius_error(False),
     ),
     _record(
-        "frobenius_error_normalized", "weights reference", "reading", "SFE divided by ‖W̃‖²_F", f"{_FIRE} §4.4",
+        "frobenius_error_normalized", "weights reference", "reading", "the same divided by ‖W̃‖²_F", f"{_FIRE} §4.4",
         c.frobenius_error(True),
     ),
     _record(

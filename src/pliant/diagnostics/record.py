@@ -31,7 +31,7 @@ class Sign:
         explains: What the sources found it to explain, and not to explain.
         factor: Worse by this factor than the reference's value.
         amount: Worse by this amount than the reference's value.
-        level: Worse than this, whatever the reference.
+        level: Worse than this, where there is no reference to compare with.
     """
 
     worse: Literal["higher", "lower"]

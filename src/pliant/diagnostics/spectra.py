@@ -3,8 +3,8 @@
 The field calls several different things "effective rank". Each has its own name here:
 
 - `effective_rank`: exp of the entropy of the normalised singular values (Roy & Vetterli 2007). Spectral
-  regularization (§3.3) prints the entropy without its minus sign and without the exponential; the ordering of
-  matrices is the same.
+  regularization (§3.3) prints the entropy without its minus sign and without the exponential, which turns the
+  order of matrices round.
 - `srank`: how many singular values carry 1 − δ of their sum (Kumar 2021; Curvature §4, FIRE thm. 3). Curvature asks
   for *more* than 99 %, FIRE for *at least* that; they differ only on exact ties, and this is the latter.
 - `stable_rank`: ‖A‖²_F / σ₁².
@@ -23,7 +23,8 @@ def as_matrix(weight: Tensor) -> Tensor:
     """Return a weight as the matrix [out, everything else], in float32 at least.
 
     Args:
-        weight: A tensor of two or more dimensions; a convolution's becomes [C_out, C_in·k_h·k_w].
+        weight: A tensor of two or more dimensions; a convolution's becomes [C_out, C_in·k_h·k_w], a
+            transposed one's, which is stored the other way round, [C_in, C_out·k_h·k_w].
 
     Raises:
         ValueError: If the tensor has fewer than two dimensions.
