@@ -9,7 +9,20 @@ import torch
 from torch import nn
 from torch.optim import LBFGS, SGD, Adam, Adamax, Rprop
 
-from pliant import FIRE, L2, SWR, UPGD, ContinualBackprop, FullReset, HareTortoise, L2Init, ReDo, StreamingEWC
+from pliant import (
+    DASH,
+    FIRE,
+    L2,
+    SWR,
+    UPGD,
+    ContinualBackprop,
+    FeatureRank,
+    FullReset,
+    HareTortoise,
+    L2Init,
+    ReDo,
+    StreamingEWC,
+)
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
 
@@ -37,6 +50,37 @@ def test_resetting_a_part_of_what_cannot_be_cut_changes_nothing() -> None:
     with pytest.raises(ValueError, match="Rprop keeps 'prev', which cannot be rewritten in part"):
         FIRE(model, layers="qk").apply(optimizer)
     assert_same(snapshot(model), before)
+
+
+WATCHING = {
+    "redo": lambda model: ReDo(model, X, tau=0.9, every=1, seed=0),
+    "continual backprop": lambda model: ContinualBackprop(model, X, rate=0.2, maturity=1, seed=0),
+    "feature rank": lambda model: FeatureRank(model, X, lam=0.1),
+}
+LOOKING = {
+    "a trace": lambda model: SWR(model, X, lam=0.0),
+    "a look at new data": lambda model: DASH(model).apply(batches=[(X, Y)], loss_fn=nn.functional.cross_entropy),
+}
+
+
+@pytest.mark.parametrize("watching", WATCHING)
+@pytest.mark.parametrize("looking", LOOKING)
+def test_what_watches_a_model_in_training_does_not_see_other_methods_look_at_it(watching: str, looking: str) -> None:
+    def run(first: str) -> tuple[nn.Module, Any]:
+        model = zoo.build("mlp")
+        optimizer = Adam(model.parameters(), lr=1e-2)
+        if first == "look":
+            LOOKING[looking](model)
+        method = WATCHING[watching](model).attach(optimizer)
+        if first == "watch":
+            LOOKING[looking](model)
+            assert method.receipt is None
+        train(model, optimizer, "mlp", range(3))
+        return model, method.receipt
+
+    (one, receipt), (other, same) = run("look"), run("watch")
+    assert_same(snapshot(one), snapshot(other))
+    assert receipt == same
 
 
 @pytest.mark.parametrize("make", [ReDo, ContinualBackprop])

@@ -23,6 +23,7 @@ from pliant.checking import check_choice, check_number, check_positive_int
 from pliant.graph.layers import NORM_LAYERS, call_with
 from pliant.graph.matrices import find_matrices
 from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer, learnable_parameters
+from pliant.methods.module_hooks import silent_hooks
 
 Accumulate = Literal["chunk", "batch"]
 
@@ -162,9 +163,9 @@ def _accumulator(parameter: Tensor) -> torch.dtype:
 
 @contextmanager
 def _left_as_it_was(model: nn.Module) -> Iterator[None]:
-    """Put buffers (running statistics) and random generators back at the end."""
+    """Put buffers (running statistics) and random generators back at the end; other methods see nothing of it."""
     saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), silent_hooks():
         try:
             yield
         finally:

@@ -1,14 +1,31 @@
 """Hooks on modules that stay with the module they were made for."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
+
+_silent = False
+
+
+@contextmanager
+def silent_hooks() -> Iterator[None]:
+    """Keep all of these hooks from seeing passes that are no training: a method's own look at the data."""
+    global _silent
+    before, _silent = _silent, True
+    try:
+        yield
+    finally:
+        _silent = before
 
 
 class ModuleHook:
     """A hook for one module, to be registered on it, that calls a method of an object as long as that lives.
+
+    It is silent while the model is traced: other methods trace it to find their way, on tensors that hold no numbers.
 
     Copying or pickling a model takes its hooks along, and with them whatever they hold: a copy of the object, acting on
     the copied model without anyone having attached it. This hook holds both ends weakly, and a copy of it does nothing.
@@ -24,6 +41,8 @@ class ModuleHook:
 
     def __call__(self, module: nn.Module, *args: Any) -> Any:
         """Pass on what the module says, if it is the one that this hook was made for."""
+        if _silent or torch.compiler.is_exporting():
+            return None
         function = self._function()
         return function(module, *args) if module is self._module() and function is not None else None
 
