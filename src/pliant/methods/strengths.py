@@ -12,7 +12,9 @@ from pliant.methods.precision import widen
 Strength = float | Mapping[str, float]
 
 
-def resolve_strengths(lam: Strength, names: Iterable[str], *, high: float = float("inf")) -> dict[str, float]:
+def resolve_strengths(
+    lam: Strength, names: Iterable[str], *, high: float = float("inf"), wholes: Mapping[str, str] | None = None
+) -> dict[str, float]:
     """Return the strength of each named parameter; one that matches no pattern is left out.
 
     Args:
@@ -20,6 +22,7 @@ def resolve_strengths(lam: Strength, names: Iterable[str], *, high: float = floa
             that matches a name counts.
         names: The parameters' names.
         high: The largest strength that makes sense.
+        wholes: What the names are parts of, by name, where a pattern for the whole is one for all its parts.
 
     Returns:
         The strengths by name.
@@ -32,21 +35,22 @@ def resolve_strengths(lam: Strength, names: Iterable[str], *, high: float = floa
         {'head.weight': 0.01}
     """
     names = list(names)
+
+    def matches(name: str, pattern: str) -> bool:
+        # A part of a weight has brackets in its name, which a pattern would take for a choice of letters.
+        candidates = (name, (wholes or {}).get(name, name))
+        return any(each == pattern or fnmatchcase(each, pattern) for each in candidates)
+
     if not isinstance(lam, Mapping):
         return dict.fromkeys(names, check_number("lam", lam, high=high))
     if not lam:
         raise ValueError("lam: {} gives no parameter a strength; it must be a number or have a pattern at least")
     for pattern, strength in lam.items():
         check_number(f"lam[{pattern!r}]", strength, high=high)
-        if not any(_matches(name, pattern) for name in names):
+        if not any(matches(name, pattern) for name in names):
             raise ValueError(f"lam: the pattern {pattern!r} matches no parameter; there are {', '.join(names)}")
-    matches = {name: next((float(s) for p, s in lam.items() if _matches(name, p)), None) for name in names}
-    return {name: strength for name, strength in matches.items() if strength is not None}
-
-
-def _matches(name: str, pattern: str) -> bool:
-    # A block of a weight has brackets in its name, which a pattern would take for a choice of letters.
-    return name == pattern or fnmatchcase(name, pattern)
+    found = {name: next((float(s) for p, s in lam.items() if matches(name, p)), None) for name in names}
+    return {name: strength for name, strength in found.items() if strength is not None}
 
 
 def add_scaled_(

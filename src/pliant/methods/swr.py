@@ -43,7 +43,8 @@ class SWR(Rescaler):
         model: The model; its present weight norms are ‖W₀‖.
         example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), on which the model
             is analysed. Not needed if `order` lists the layers.
-        lam: λ in [0, 1], one for all weights or by name pattern; the paper's λ_f if `lam_classifier` is given.
+        lam: λ in [0, 1], one for all weights or by name pattern (packed queries, keys and values go by the name of
+            their parameter, or each by its own); the paper's λ_f if `lam_classifier` is given.
         lam_classifier: The paper's λ_c, the classifier's strength; `lam` if None.
         classifier: The classifier's modules by name; the fully connected tail (the last layer of an MLP) if None.
         order: "graph" analyses how the parameters' scales hang together, for any architecture, and pulls each weight
@@ -94,6 +95,7 @@ class SWR(Rescaler):
         self.coupled = coupled
         self.drifts = bool(approximate) or on_conflict == "rescale"
         self.on_decay = on_decay
+        self._follows_rates = coupled or on_decay == "reinit"
         self.every = check_positive_int("every", every)
         self._scales: ScaleGraph | None = None
         if isinstance(order, str):
@@ -123,15 +125,23 @@ class SWR(Rescaler):
         for tensor in self._wished.get():
             self._dtype = torch.promote_types(self._dtype, tensor.dtype)
         self.initial_norms = self._norms()
-        strengths = resolve_strengths(lam, self._names, high=1.0)
+        wholes = {str(block): block.name for block in self.plan.wishes}
+        strengths = resolve_strengths(lam, self._names, high=1.0, wholes=wholes)
         if lam_classifier is not None:
             check_number("lam_classifier", lam_classifier, high=1.0)
             if classifier is None:
                 classifier = classifier_names(
                     _chain(model, example, order) if example is None else called_layers(model, example)
                 )
-            classifier = check_modules("classifier", model, classifier)
-            strengths |= {name: lam_classifier for name in self._names if _belongs(name, classifier)}
+            modules = [model.get_submodule(name) for name in check_modules("classifier", model, classifier)]
+            held = {id(parameter) for module in modules for parameter in module.parameters()}
+            chosen = [name for name in self._names if id(model.get_parameter(wholes[name])) in held]
+            if not chosen:
+                raise ValueError(
+                    f"classifier: {', '.join(map(repr, classifier))} has none of the weights that can be pulled: "
+                    f"{', '.join(self._names)}"
+                )
+            strengths |= dict.fromkeys(chosen, lam_classifier)
         self.lam = self.initial_norms.new_tensor([strengths.get(name, 0.0) for name in self._names])
         names_of = {id(p): name for name, p in self.parameters.items()}
         self._owners = [names_of[id(model.get_parameter(block.name))] for block in self.plan.wishes]
@@ -148,8 +158,9 @@ class SWR(Rescaler):
     def attach(self, *optimizers: Optimizer) -> Self:
         """Rescale after every step of these optimizers, each time the weights that the optimizer holds."""
         super().attach(*optimizers)
-        for optimizer in optimizers:
-            self._note_rates(optimizer)
+        if self._follows_rates:
+            for optimizer in optimizers:
+                self._note_rates(optimizer)
         if not any(owner in a.names for a in self._attachments.values() for owner in self._owners):
             warnings.warn(
                 f"swr pulls none of the parameters that its optimizers hold; it pulls {', '.join(self._names)}",
@@ -235,7 +246,16 @@ class SWR(Rescaler):
 
     def _match_again(self, optimizer: Optimizer, attachment: Attachment) -> None:
         super()._match_again(optimizer, attachment)
-        self._note_rates(optimizer)
+        if self._follows_rates:
+            self._note_rates(optimizer)
+
+    def _match(self, optimizer: Optimizer) -> Attachment:
+        if self._follows_rates and any(group.get("lr") is None for group in optimizer.param_groups):
+            raise ValueError(
+                f"optimizers: this {type(optimizer).__name__} has no learning rate, which coupled=True and "
+                "on_decay='reinit' follow"
+            )
+        return super()._match(optimizer)
 
     def _note_rates(self, optimizer: Optimizer) -> None:
         groups, rates = optimizer.param_groups, self._learning_rates(optimizer)
@@ -328,7 +348,3 @@ def _chain(model: nn.Module, example: Any, order: str | Sequence[str]) -> tuple[
 
 def _as_tensor(log_c: Tensor | Sequence[float]) -> Tensor:
     return torch.as_tensor(log_c, dtype=torch.float64, device="cpu")
-
-
-def _belongs(name: str, modules: Sequence[str]) -> bool:
-    return any(module == "" or name.startswith(module + ".") for module in modules)
