@@ -134,3 +134,25 @@ def test_same_seed_same_stages() -> None:
         results.append(snapshot(model))
     assert_same(results[0], results[1])
     assert not torch.equal(results[0]["4.weight"], results[2]["4.weight"])
+
+
+def test_a_block_may_go_by_another_name_of_its_module() -> None:
+    model = zoo.build("mlp")
+    model.body, model.head = model[0], model[4]
+    method = Layerwise(model, blocks=[["body", "2"], ["head"]])
+    assert method._members == [["0.weight", "0.bias", "2.weight", "2.bias"], ["4.weight", "4.bias"]]
+
+
+@pytest.mark.filterwarnings("ignore:.*is given no optimizer and attached to none")
+def test_a_frozen_head_is_left_alone() -> None:
+    model = zoo.build("mlp")
+    model[4].requires_grad_(False)
+    before = snapshot(model)
+    method = Layerwise(model, zoo.batch("mlp")[0], seed=0)
+    for _ in range(3):
+        with torch.no_grad():
+            model[0].weight.mul_(2.0)
+        method.apply()
+    after = snapshot(model)
+    assert torch.equal(after["4.weight"], before["4.weight"])
+    torch.testing.assert_close(after["0.weight"].norm(), before["0.weight"].norm())

@@ -148,6 +148,27 @@ def test_the_mean_moves_into_the_next_bias() -> None:
     torch.testing.assert_close(model(x), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "reader", [nn.Conv2d(3, 2, 3), nn.ConvTranspose2d(3, 2, 4), nn.ConvTranspose2d(3, 2, 4, stride=2, padding=1)]
+)
+def test_the_mean_that_moves_is_the_mean_of_what_the_reader_adds(reader: nn.Module) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 1), nn.ReLU(), reader).double()
+    with torch.no_grad():
+        model[0].bias.fill_(1.0)
+        model[0].weight.zero_()  # every unit is 1 everywhere
+    x = torch.zeros(1, 1, 12, 12, dtype=torch.float64)
+    optimizer = SGD(model.parameters(), lr=0.0)
+    ContinualBackprop(model, x, rate=1.0, maturity=1, seed=0).attach(optimizer)
+    inside = (slice(None), slice(None), slice(4, -4), slice(4, -4))  # where the whole kernel reads
+    expected = model(x)[inside].mean((0, 2, 3)).detach()
+    for _ in range(2):
+        model(x).sum().backward()
+        optimizer.step()
+    assert not model[2].weight.any()
+    torch.testing.assert_close(model[2].bias.detach(), expected, rtol=1e-12, atol=1e-12)
+
+
 def test_redo_of_dead_units_leaves_the_function_as_it_was() -> None:
     torch.manual_seed(0)
     model = zoo.build("cnn_bn").train()

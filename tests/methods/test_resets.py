@@ -155,6 +155,21 @@ def test_what_cannot_be_drawn_is_an_error() -> None:
     FullReset(nn.Sequential(nn.MultiheadAttention(4, 2))).apply()
 
 
+def test_a_weight_that_a_hook_computes_is_not_passed_over() -> None:
+    model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 2))
+    with pytest.raises(ValueError, match=r"of module '0' leaves its parameter 'weight_orig' as it is"):
+        FullReset(model)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_a_model_that_cannot_be_copied_is_named() -> None:
+    model = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 2))
+    with pytest.raises(ValueError, match="model: '0' cannot be copied, to be re-drawn aside"):
+        FullReset(model)
+    with pytest.raises(ValueError, match="model: Sequential cannot be copied, to be re-drawn aside"):
+        HeadReset(model, head=["2"]).apply()
+
+
 def test_only_what_is_drawn_must_be_drawable() -> None:
     class Shifted(nn.Module):
         def __init__(self) -> None:

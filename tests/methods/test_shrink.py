@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from pliant import Shrink
 from tests import zoo
@@ -36,6 +37,15 @@ def test_without_proportionality_only_the_weights_shrink() -> None:
         torch.testing.assert_close(p, before[key] * (0.7 if p.ndim == 2 else 1.0))
     ratio = model(x) / outputs
     assert ratio.std() > 0.01
+
+
+def test_without_proportionality_weights_shrink_that_could_not_with_the_function_kept() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)), torch.ones(1, 4)
+    model[2].weight.requires_grad_(False)
+    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    Shrink(model, x, lam=0.5, proportional=False).apply()
+    for key, p in model.named_parameters():
+        assert torch.equal(p, before[key] * (0.5 if key in ("0.weight", "4.weight") else 1.0))
 
 
 def test_where_spares_weights() -> None:

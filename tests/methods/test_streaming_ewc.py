@@ -9,7 +9,7 @@ from torch.optim import SGD, Adam
 from pliant import StreamingEWC
 from pliant.methods.averages import average_weights
 from tests import zoo
-from tests.loops import snapshot, train
+from tests.loops import assert_same, snapshot, train
 from tests.methods.trajectories import OPTIMIZERS, STEPS, assert_close
 from tests.reference import penalties
 
@@ -120,3 +120,21 @@ def test_half_precision_averages_move() -> None:
 def test_an_average_that_never_moves_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"beta: 1\.0 is not allowed, such an average never moves"):
         StreamingEWC(zoo.build("mlp"), beta=1.0)
+
+
+def test_an_optimizer_may_hold_nothing_that_is_penalised() -> None:
+    model, alone = zoo.build("mlp"), zoo.build("mlp")
+    body = SGD(model[:4].parameters(), lr=0.1)
+    head = SGD(model[4].parameters(), lr=0.1)
+    StreamingEWC(model, lam={"4.*": LAM}, beta=BETA).attach(body, head)
+    optimizer = SGD(alone.parameters(), lr=0.1)
+    StreamingEWC(alone, lam={"4.*": LAM}, beta=BETA).attach(optimizer)
+    train(alone, optimizer, "mlp", range(3))
+    for step in range(3):
+        inputs, labels = zoo.batch("mlp", seed=100 + step, dtype=next(model.parameters()).dtype)
+        for each in (body, head):
+            each.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        body.step()
+        head.step()
+    assert_same(snapshot(model), snapshot(alone))

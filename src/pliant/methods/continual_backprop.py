@@ -11,11 +11,13 @@ The count of mature units is kept on the host, where it can be known without ask
 a renewal needs no synchronisation.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
 
 from pliant.checking import check_number, check_positive_int
 from pliant.graph.units import Reader, UnitGroup
@@ -24,13 +26,20 @@ from pliant.methods.recycler import Activity, Recycler, SumByUnit, sum_except
 from pliant.methods.redraw import seeded
 
 
-def mean_inputs(weight: Tensor, reader: Reader, means: Tensor) -> Tensor:
-    """Return what a reader's weight makes of the mean activations of units: w_out·E[h] for each of its outputs."""
+def mean_inputs(weight: Tensor, reader: Reader, means: Tensor, stride: int = 1) -> Tensor:
+    """Return what a reader's weight makes of the mean activations of units: w_out·E[h] for each of its outputs.
+
+    Args:
+        weight: The reader's weight.
+        reader: Which of its slices read which unit.
+        means: E[h] of each unit.
+        stride: How many outputs of a transposed convolution share the kernel's places.
+    """
     units = reader.weight.units.to(means.device)
     inputs = means[units.clamp(min=0)].where(units >= 0, 0).to(weight.dtype)
     # A convolution sees the mean at every place of its kernel.
     products: Tensor = torch.tensordot(weight, inputs, dims=([reader.weight.dim], [0]))
-    return products.flatten(1).sum(1) if products.ndim > 1 else products
+    return products.flatten(1).sum(1) / stride if products.ndim > 1 else products
 
 
 class ContinualBackprop(Recycler):
@@ -160,8 +169,9 @@ class ContinualBackprop(Recycler):
                 continue
             bias = self._tensor(reader.bias)
             if bias.requires_grad:
-                weight = self._tensor(reader.weight.tensor).detach()
-                bias.detach().add_(mean_inputs(weight, reader, means))
+                weight, module = self._tensor(reader.weight.tensor).detach(), self.model.get_submodule(reader.module)
+                stride = math.prod(module.stride) if isinstance(module, _ConvTransposeNd) else 1
+                bias.detach().add_(mean_inputs(weight, reader, means, stride))
 
     def _weight(self, group: UnitGroup) -> Tensor:
         return self._tensor(group.weight.tensor).detach()

@@ -73,7 +73,7 @@ class Layerwise(Reinitializer):
             if example is None:
                 raise ValueError("example: None, and no blocks are named; pass an example input or blocks=[[names], …]")
             blocks = called_blocks(model, called_layers(model, example))
-            covered = {name for members in _members(blocks, self.parameters) for name in members}
+            covered = {name for members in _members(model, blocks, self.parameters) for name in members}
             for name in self.parameters:
                 if name not in covered:
                     raise ValueError(
@@ -83,7 +83,7 @@ class Layerwise(Reinitializer):
         if len(blocks) < 2:
             raise ValueError(f"blocks: {blocks!r}; there must be two at least, one to keep and one to re-draw")
         self.blocks = tuple(check_modules(f"blocks[{i}]", model, block) for i, block in enumerate(blocks))
-        self._members = _members(self.blocks, self.parameters)
+        self._members = _members(model, self.blocks, self.parameters)
         check_redrawable(model, init, [name for members in self._members for name in members])
         self.init = init
         self.seed = seed
@@ -133,9 +133,11 @@ def called_blocks(model: nn.Module, layers: Sequence[Layer]) -> list[list[str]]:
     return blocks
 
 
-def _members(blocks: Sequence[Sequence[str]], parameters: Iterable[str]) -> list[list[str]]:
+def _members(model: nn.Module, blocks: Sequence[Sequence[str]], parameters: Iterable[str]) -> list[list[str]]:
     """Return the parameters of each block: those of its modules and of what lies below them."""
-    block_of = {module: number for number, block in enumerate(blocks) for module in block}
+    # A module may go by several names; parameters have the first of them.
+    names = {module: name for name, module in model.named_modules()}
+    block_of = {names[model.get_submodule(name)]: number for number, block in enumerate(blocks) for name in block}
     members: list[list[str]] = [[] for _ in blocks]
     for name in parameters:
         path = name

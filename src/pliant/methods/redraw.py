@@ -22,12 +22,21 @@ def check_redrawable(model: nn.Module, init: Init | None, parameters: Iterable[s
     """Raise a ValueError naming the first of these parameters that its module cannot re-draw."""
     if init is not None:
         return
+    written: dict[str, set[str]] = {}
     for name in parameters:
         path, _, leaf = name.rpartition(".")
-        if reset_function(model.get_submodule(path)) is None:
+        module, shown = model.get_submodule(path), repr(path or type(model).__name__)
+        if reset_function(module) is None:
             raise ValueError(
-                f"model: module {path or type(model).__name__!r} holds the parameter {leaf!r} but has no "
+                f"model: module {shown} holds the parameter {leaf!r} but has no "
                 "reset_parameters(); give it one, or pass init=, a function that initialises a model in place"
+            )
+        if path not in written:
+            written[path] = _parameters_written(module, shown)
+        if leaf not in written[path]:
+            raise ValueError(
+                f"model: reset_parameters() of module {shown} leaves its parameter {leaf!r} as it is (that of a hook "
+                "such as spectral_norm?); pass init=, a function that initialises a model in place"
             )
 
 
@@ -54,7 +63,7 @@ def draw_fresh(model: nn.Module, init: Init | None = None) -> dict[str, Tensor]:
         model: The model.
         init: A function that initialises a model in place; each module's own `reset_parameters` if None.
     """
-    fresh = copy.deepcopy(model)
+    fresh = _copy(model, type(model).__name__)
     for parameter in fresh.parameters():
         # A draw fills memory in order: the layout of the weights must not decide which entry gets which value.
         parameter.data = parameter.data.contiguous()
@@ -87,7 +96,8 @@ def redraw_(
         bare: Modules without parameters whose buffers start anew too.
     """
     fresh = draw_fresh(model, init)
-    torch._foreach_copy_(list(parameters.values()), [fresh[name] for name in parameters])
+    if parameters:
+        torch._foreach_copy_(list(parameters.values()), [fresh[name] for name in parameters])
     owners = {name.rpartition(".")[0] for name in parameters} | set(bare)
     for name, buffer in model.named_buffers():
         if name.rpartition(".")[0] in owners:
@@ -126,14 +136,26 @@ def _writes_to_children(module: nn.Module) -> bool:
     """Try on a copy whether a module's initialiser changes parameters of its children."""
     if all(next(child.parameters(), None) is None for child in module.children()):
         return False
-    mark = 0.123
-    trial = copy.deepcopy(module)
-    inherited = [parameter.detach().fill_(mark) for child in trial.children() for parameter in child.parameters()]
+    return any("." in name for name in _parameters_written(module, repr(type(module).__name__)))
+
+
+def _parameters_written(module: nn.Module, shown: str) -> set[str]:
+    """Try on a copy which parameters a module's initialiser writes, its own and those of what it holds."""
+    mark, trial = 0.123, _copy(module, shown)
+    named = trial.named_parameters(remove_duplicate=False)
+    marked = {name: parameter.detach().fill_(mark) for name, parameter in named}
     reset = reset_function(trial)
     assert reset is not None
     with torch.random.fork_rng():
         reset()
-    return any(not (parameter == torch.full_like(parameter, mark)).all() for parameter in inherited)
+    return {name for name, parameter in marked.items() if not (parameter == torch.full_like(parameter, mark)).all()}
+
+
+def _copy(module: nn.Module, shown: str) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except RuntimeError as error:
+        raise ValueError(f"model: {shown} cannot be copied, to be re-drawn aside: {error}") from error
 
 
 def draw_normal(tensors: Iterable[Tensor]) -> list[Tensor]:

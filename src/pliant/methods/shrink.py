@@ -50,14 +50,17 @@ class Shrink(Reinitializer):
             raise ValueError("lam is 1: nothing would be left of the weights; it must be below 1")
         if example is None:
             raise ValueError(f"example: None, but {self.name} analyses the model on one; pass an example input")
-        plan = analyse(model, example).plan()
-        if not plan.wishes:
+        scales = analyse(model, example)
+        plan = scales.plan()
+        if proportional and not plan.wishes:
             raise ValueError("model: no weight can be rescaled without changing the function; see pliant.graph.analyse")
-        owners = [block.name for block in plan.wishes]
+        everything = [scales.blocks[number] for number in sorted(scales.system.weights)]
+        free = [block for block in everything if model.get_parameter(block.name).requires_grad]
+        owners = [block.name for block in (plan.wishes if proportional else free)]
         chosen = [where is None or where(name, model.get_parameter(name)) for name in owners]
         wish = torch.tensor([math.log1p(-lam) if one else 0.0 for one in chosen], dtype=torch.float64)
         self._log_factors = plan.matrix @ wish if proportional else wish
-        self._written = BlockTensors(model, plan.targets if proportional else plan.wishes)
+        self._written = BlockTensors(model, plan.targets if proportional else free)
 
     def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
         for tensor, factor in zip(self._written.get(), self._log_factors.exp().tolist(), strict=True):

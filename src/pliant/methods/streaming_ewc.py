@@ -75,6 +75,8 @@ class StreamingEWC(Penalty):
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
         directions = self._distances(gradients)
+        if not directions:
+            return
         importances = self.averages["importances"]
         torch._foreach_mul_(list(directions.values()), [importances[name] for name in directions])
         add_scaled_(gradients, directions, self.strengths, scale)
