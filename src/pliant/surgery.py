@@ -4,11 +4,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
+from torch.utils._pytree import tree_leaves
 
 
 def forget_state_(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) -> int:
     """Drop all that the optimizers remember of these parameters, so that the next step starts them anew.
+
+    What L-BFGS remembers is of all its parameters together: it forgets them all, or none.
 
     Args:
         optimizers: The optimizers; ones that do not hold a parameter are not concerned.
@@ -20,10 +23,15 @@ def forget_state_(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor])
     chosen = list(parameters)
     dropped = 0
     for optimizer in optimizers:
-        for parameter in chosen:
+        concerned = chosen
+        if isinstance(optimizer, LBFGS):
+            held = optimizer.param_groups[0]["params"]
+            concerned = held if {id(parameter) for parameter in chosen} & {id(parameter) for parameter in held} else []
+        for parameter in concerned:
             # `state` makes an entry for whatever it is asked for, so ask whether it is there first.
             if parameter in optimizer.state:
-                dropped += sum(isinstance(value, Tensor) for value in optimizer.state.pop(parameter).values())
+                state = tree_leaves(optimizer.state.pop(parameter))
+                dropped += sum(isinstance(value, Tensor) for value in state)
     return dropped
 
 
@@ -57,13 +65,15 @@ def map_moments_(optimizers: Iterable[Optimizer], parameter: Tensor, map_: Calla
         ValueError: If an optimizer keeps something of the parameter that is no such moment.
     """
     moments = _averages(optimizers, parameter, tuple(_MOMENT_POWERS))
-    for key, moment in moments:
+    for _, key, moment in moments:
         map_(moment, _MOMENT_POWERS[key])
     return len(moments)
 
 
 def zero_moments_(optimizers: Iterable[Optimizer], parameter: Tensor, mask: Tensor) -> int:
-    """Set to zero, where the mask says so, all that the optimizers keep of a parameter but the step count.
+    """Set back, where the mask says so, all that the optimizers keep of a parameter but the step count.
+
+    A moment starts at zero, Adagrad's sum at the value that it was given.
 
     Args:
         optimizers: The optimizers; ones that do not hold the parameter are not concerned.
@@ -77,8 +87,9 @@ def zero_moments_(optimizers: Iterable[Optimizer], parameter: Tensor, mask: Tens
         ValueError: If an optimizer keeps something of the parameter for which zero may be no fresh start.
     """
     moments = _averages(optimizers, parameter, (*_MOMENT_POWERS, *_OTHER_AVERAGES))
-    for _, moment in moments:
-        moment.masked_fill_(mask, 0)
+    for optimizer, key, moment in moments:
+        start = optimizer.defaults.get("initial_accumulator_value", 0.0) if key == "sum" else 0.0
+        moment.masked_fill_(mask, start)
     return len(moments)
 
 
@@ -114,7 +125,9 @@ def write_(tensor: Tensor, mask: Tensor, value: Tensor | float) -> None:
         tensor.masked_fill_(mask, value)
 
 
-def _averages(optimizers: Iterable[Optimizer], parameter: Tensor, known: Sequence[str]) -> list[tuple[str, Tensor]]:
+def _averages(
+    optimizers: Iterable[Optimizer], parameter: Tensor, known: Sequence[str]
+) -> list[tuple[Optimizer, str, Tensor]]:
     found = []
     for optimizer in optimizers:
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -125,5 +138,5 @@ def _averages(optimizers: Iterable[Optimizer], parameter: Tensor, known: Sequenc
                     f"optimizers: {type(optimizer).__name__} keeps {key!r}, which cannot be rewritten in part; "
                     f"known are {', '.join(known)}"
                 )
-            found.append((key, value))
+            found.append((optimizer, key, value))
     return found

@@ -1,5 +1,6 @@
 """What a method takes notice of between its making and its acting, and that it refuses before it writes."""
 
+import copy
 import pickle
 import warnings
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import LBFGS, SGD, Adam, Adamax, Rprop
+from torch.optim import LBFGS, SGD, Adagrad, Adam, Adamax, Rprop
 
 from pliant import (
     DASH,
@@ -19,10 +20,17 @@ from pliant import (
     FeatureRank,
     FullReset,
     HareTortoise,
+    HeadReset,
     L2Init,
+    Layerwise,
+    Parseval,
     ReDo,
+    Spectral,
+    SpectralNorm,
     StreamingEWC,
+    WeightRescaling,
 )
+from pliant.surgery import forget_state_, zero_moments_
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
 
@@ -188,3 +196,69 @@ def test_a_cast_that_does_no_harm_is_none() -> None:
     method.attach(optimizer)
     train(model, optimizer, "mlp", [0])
     assert method.receipt is not None
+
+
+@pytest.mark.parametrize("make", [SWR, lambda model, _: Layerwise(model, X), lambda model, _: WeightRescaling(model)])
+def test_the_state_of_another_architecture_is_refused(make: Any) -> None:
+    def net(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(12, width), nn.ReLU(), nn.Linear(width, 5)).double()
+
+    state, other = make(net(8), X).state_dict(), make(net(16), X)
+    before = copy.deepcopy(other.state_dict()["state"])
+    with pytest.raises(
+        ValueError, match=r"made for a parameter '0.weight' of shape \[8, 12\], this model's is \[16, 12\]"
+    ):
+        other.load_state_dict(state)
+    torch.testing.assert_close(other.state_dict()["state"], before, rtol=0, atol=0, equal_nan=True)
+
+
+def complex_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 3, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("make", [FIRE, Parseval, Spectral, SpectralNorm, HareTortoise, StreamingEWC, UPGD])
+def test_complex_parameters_are_refused_by_what_is_for_real_ones(make: Any) -> None:
+    with pytest.raises(ValueError, match=r"model: parameter '0.weight' is complex; \w+ is for real ones"):
+        make(complex_model())
+
+
+@pytest.mark.parametrize("make", [L2, L2Init])
+def test_the_gradient_of_complex_parameters_is_that_of_the_term(make: Any) -> None:
+    model = complex_model()
+    penalty = make(model, lam=0.5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5 - 0.5j)
+            parameter.grad = torch.zeros_like(parameter)
+    penalty.step()
+    origins = penalty.initial if make is L2Init else dict.fromkeys(penalty.parameters, 0.0)
+    term = sum((p - origins[name]).abs().square().sum() / 4 for name, p in penalty.parameters.items())
+    expected = torch.autograd.grad(term, list(model.parameters()))
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_lbfgs_forgets_all_or_nothing() -> None:
+    model = zoo.build("mlp")
+    optimizer = LBFGS(model.parameters(), max_iter=3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(X).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    other = LBFGS(zoo.build("mlp").parameters())
+    assert forget_state_([other], [model[4].weight]) == 0
+    assert HeadReset(model, head=["4"]).apply(optimizer).details["optimizer_tensors_reset"] > 2
+    assert not optimizer.state
+
+
+def test_adagrads_sum_starts_where_it_was_told_to() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = Adagrad([weight], lr=0.1, initial_accumulator_value=0.25)
+    weight.grad = torch.tensor([1.0, 2.0])
+    optimizer.step()
+    assert zero_moments_([optimizer], weight, torch.tensor([True, False])) == 1
+    assert optimizer.state[weight]["sum"].tolist() == [0.25, 4.25]

@@ -253,3 +253,12 @@ def test_each_backward_pass_takes_the_term_along(passes: int) -> None:
     singular = torch.linalg.svdvals(features)
     (cross_entropy(control[4](features), labels) + 0.1 * (singular[0] ** 2 - singular[-1] ** 2)).backward()
     torch.testing.assert_close(model[0].weight.grad, control[0].weight.grad, rtol=1e-9, atol=1e-11)
+
+
+def test_images_are_no_features() -> None:
+    head = nn.Sequential(nn.Flatten(), nn.Linear(8, 2))
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), head)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    FeatureRank(model, classifier="1").attach(optimizer)
+    with pytest.raises(ValueError, match=r"classifier: '1' takes inputs of shape \(5, 2, 2, 2\); features are"):
+        model(torch.ones(5, 1, 2, 2))

@@ -221,3 +221,13 @@ def test_the_leading_pair_of_a_matrix_of_low_rank_or_odd_size(weight: Tensor) ->
     assert float(u.norm()) == pytest.approx(1, rel=1e-5)
     assert float(v.norm()) == pytest.approx(1, rel=1e-5)
     assert float(u.double() @ weight.double() @ v.double()) == pytest.approx(largest, rel=1e-3)
+
+
+@pytest.mark.parametrize("k", [1.0, 1.5, 2.0, 3.0])
+def test_the_term_is_the_same_of_weights_that_changed_their_sign(k: float) -> None:
+    model = nn.Linear(4, 3, bias=False).double()
+    penalty = Spectral(model, lam=1.0, k=k)
+    before = penalty.value()
+    with torch.no_grad():
+        model.weight.neg_()
+    torch.testing.assert_close(penalty.value(), before, rtol=1e-12, atol=0)

@@ -544,3 +544,9 @@ def test_a_block_of_a_weight_has_a_strength_by_its_name() -> None:
     block = next(name for name in SWR(model, inputs)._names if "[" in name)
     swr = SWR(model, inputs, lam={block: 0.5})
     assert swr.lam.tolist() == [0.5 * (name == block) for name in swr._names]
+
+
+def test_a_chain_is_of_weights_that_are_parameters() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 2))
+    with pytest.raises(ValueError, match="'0' computes its weight"):
+        SWR(model, order=["0", "2"])

@@ -82,3 +82,19 @@ def test_settings_that_make_no_sense_are_errors() -> None:
         WeightClipping(zoo.build("mlp"), kappa=-1)
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
         WeightClipping(nn.LayerNorm(3))
+
+
+def test_a_layer_that_is_stored_backwards_has_the_bound_of_its_inputs() -> None:
+    from transformers.pytorch_utils import Conv1D
+
+    layer = Conv1D(300, 100)
+    assert initial_bound(layer, "weight") == initial_bound(layer, "bias") == 0.1
+
+
+def test_to_find_a_bound_moves_nothing() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))).train()
+    before = snapshot(model)
+    assert initial_bound(model, "0.bias") == 0.5
+    WeightClipping(model)
+    assert_same(snapshot(model), before)
+    assert all(module.training for module in model.modules())

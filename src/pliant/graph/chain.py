@@ -41,6 +41,11 @@ def chain_plan(layers: Sequence[Layer], mode: Mode = "exact") -> ScalePlan:
                 f"layers: {layer.name!r} is a {type(layer.module).__name__}; a chain is made of linear, convolution "
                 "and norm layers"
             )
+        if "weight" not in layer.module._parameters:
+            raise ValueError(
+                f"layers: {layer.name!r} computes its weight (by a parametrization or a hook); a chain scales weights "
+                "that are parameters"
+            )
     weights = [w for layer in layers if isinstance(w := layer.module.weight, Tensor) and w.requires_grad]
     columns = {key: column for column, key in enumerate(dict.fromkeys(map(id, weights)))}
     norm_positions = [i for i, layer in enumerate(layers) if isinstance(layer.module, NORM_LAYERS)]

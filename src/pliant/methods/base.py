@@ -86,10 +86,17 @@ class Method(ABC):
     """The attributes that make up the state: tensors, dictionaries of tensors, plain numbers."""
     fixed: ClassVar[bool] = False
     """Whether the parameters must keep the dtype and device that they had when the method was made."""
+    takes_complex: ClassVar[bool] = False
+    """Whether the method's formula holds for complex parameters too."""
 
     def __init__(self, model: nn.Module, *, where: Filter | None = None) -> None:
         self.model = model
         self.parameters = learnable_parameters(model, where)
+        for name, parameter in self.parameters.items():
+            if parameter.is_complex() and not self.takes_complex:
+                raise ValueError(
+                    f"model: parameter {name!r} is complex; {self.name} is for real ones (where= may help)"
+                )
         self.steps: dict[str, int] = {}
         self._kinds = {name: (p.dtype, p.device) for name, p in self.parameters.items()}
         self._known = {name for name, p in model.named_parameters() if p.requires_grad}
@@ -159,7 +166,7 @@ class Method(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return all that a resumed run needs: references to tensors, plain types (`weights_only=True` loads it)."""
         state = {name: getattr(self, name) for name in self.saved}
-        return {"method": self.name, "steps": dict(self.steps), "state": state}
+        return {"method": self.name, "shapes": self._shapes(), "steps": dict(self.steps), "state": state}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state made by `state_dict()`; settings come from construction, not from here.
@@ -173,6 +180,11 @@ class Method(ABC):
         for key in ("steps", "state"):
             if key not in state_dict:
                 raise ValueError(f"state_dict: {key!r} is missing")
+        theirs, ours = state_dict.get("shapes", self._shapes()), self._shapes()
+        for name in {**ours, **theirs}:
+            if theirs.get(name) != ours.get(name):
+                then, now = theirs.get(name, "none"), ours.get(name, "none")
+                raise ValueError(f"state_dict: made for a parameter {name!r} of shape {then}, this model's is {now}")
         unknown = [name for name in state_dict["steps"] if name not in self.parameters]
         if unknown:
             raise ValueError(f"state_dict: counts steps of {unknown[0]!r}, which this model has not")
@@ -181,6 +193,9 @@ class Method(ABC):
         self.steps = dict(state_dict["steps"])
         for name, value in copy_state_(mine, state_dict["state"]).items():
             setattr(self, name, value)
+
+    def _shapes(self) -> dict[str, list[int]]:
+        return {name: list(parameter.shape) for name, parameter in self.parameters.items()}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_attachments": None}

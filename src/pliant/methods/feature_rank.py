@@ -171,6 +171,11 @@ class FeatureRank(Method):
         features = input_of(args, kwargs)
         if not self._attachments or not module.training or not torch.is_grad_enabled() or not features.requires_grad:
             return
+        if features.ndim > 3:
+            raise ValueError(
+                f"classifier: {self.classifier!r} takes inputs of shape {tuple(features.shape)}; features are "
+                "[examples, features] or [examples, tokens, features]: name the linear layer that reads them"
+            )
         self._features = seen = features.detach()
 
         def add_gradient(gradient: Tensor) -> Tensor:

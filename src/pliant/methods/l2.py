@@ -5,6 +5,7 @@ This is the coupled form: the gradient λθ goes through the optimizer's moments
 """
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ class L2(Penalty):
     """
 
     name = "l2"
+    takes_complex: ClassVar[bool] = True
 
     def __init__(self, model: nn.Module, *, lam: Strength = 1e-4, where: Filter | None = None) -> None:
         super().__init__(model, where=where)

@@ -32,6 +32,7 @@ class L2Init(Penalty):
     """
 
     name = "l2_init"
+    takes_complex: ClassVar[bool] = True
     saved: ClassVar[tuple[str, ...]] = ("initial",)
 
     def __init__(self, model: nn.Module, *, lam: Strength = 1e-4, where: Filter | None = None) -> None:

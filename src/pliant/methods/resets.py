@@ -24,6 +24,7 @@ class FullReset(Reinitializer):
     """
 
     name = "full_reset"
+    takes_complex: ClassVar[bool] = True
     saved: ClassVar[tuple[str, ...]] = ("draws",)
 
     def __init__(

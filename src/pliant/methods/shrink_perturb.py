@@ -54,6 +54,7 @@ class ShrinkPerturb(Reinitializer):
     """
 
     name = "shrink_perturb"
+    takes_complex: ClassVar[bool] = True
     saved: ClassVar[tuple[str, ...]] = ("initial", "draws")
 
     def __init__(

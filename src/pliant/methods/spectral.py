@@ -181,7 +181,7 @@ class Spectral(_LargestSingularValue):
         self.k = check_number("k", k, low=1.0)
 
     def _cost(self, sigma: Tensor) -> Tensor:
-        return (sigma**self.k - 1) ** 2
+        return (sigma.abs() ** self.k - 1) ** 2
 
     def _slopes(self, sigmas: list[Tensor]) -> list[Tensor]:
         slopes = self._slope(torch.stack([sigma.to(sigmas[0].device) for sigma in sigmas]))

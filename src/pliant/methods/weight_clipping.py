@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pliant.checking import check_number
+from pliant.graph.layers import eval_mode
+from pliant.graph.matrices import is_linear
 from pliant.methods.base import Filter, Receipt, Rescaler
 from pliant.methods.roles import role_of
 
@@ -35,7 +37,8 @@ def initial_bound(model: nn.Module, name: str) -> float | None:
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
     leaf = leaf.replace("bias", "weight")
-    weight = getattr(module, leaf, None)
+    with eval_mode(module):  # to read a weight that a spectral norm computes is a step of its training otherwise
+        weight = getattr(module, leaf, None)
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) or not isinstance(weight, Tensor):
         return None
     if role_of(model, f"{path}.{leaf}".lstrip("."), weight) != "matrix":
@@ -44,7 +47,8 @@ def initial_bound(model: nn.Module, name: str) -> float | None:
         return float(module.hidden_size**-0.5)
     if isinstance(module, nn.Bilinear):
         return float(module.in1_features**-0.5)
-    return float((weight.numel() / len(weight)) ** -0.5)
+    stored_backwards = is_linear(module) and not isinstance(module, nn.Linear)
+    return float((len(weight) if stored_backwards else weight.numel() / len(weight)) ** -0.5)
 
 
 class WeightClipping(Rescaler):
