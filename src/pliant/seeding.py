@@ -6,6 +6,7 @@ entered anywhere and a resumed run meets the same data in the same order.
 """
 
 import hashlib
+import operator
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -22,11 +23,15 @@ def derive_seed(*purpose: str | int) -> int:
     Returns:
         A number in [0, 2⁶³).
 
+    Raises:
+        TypeError: If a part is neither text nor a whole number.
+
     Example:
         >>> derive_seed("order", 0, 1) == derive_seed("order", 0, 1) != derive_seed("order", 1, 0)
         True
     """
-    digest = hashlib.blake2b(repr(purpose).encode(), digest_size=8).digest()
+    plain = tuple(part if isinstance(part, str) else int(operator.index(part)) for part in purpose)
+    digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 

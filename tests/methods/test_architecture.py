@@ -247,3 +247,16 @@ def test_layer_norm_leaves_alone_what_has_a_norm_layer() -> None:
         LayerNormInsertion(Functional(), torch.zeros(2, 4), where=lambda n, _: n == "one.weight")
     vit = create("vit_tiny", (3, 8, 8), 5, width=6, depth=1, heads=2)
     assert LayerNormInsertion(vit, torch.zeros(2, 3, 8, 8)).changed == ["1.mlp.0"]
+
+
+def test_a_reader_that_cannot_be_drawn_anew_is_named_before_anything_changes() -> None:
+    from transformers.pytorch_utils import Conv1D
+
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Conv1D(3, 8)), torch.ones(2, 4)
+    kept = str(model)
+    with pytest.raises(ValueError, match="it is read by 2, a Conv1D, which cannot be initialised anew"):
+        CReLUConversion(model, x, weights="fresh")
+    assert str(model) == kept
+    before = model(x)
+    CReLUConversion(model, x)
+    torch.testing.assert_close(model(x), before)

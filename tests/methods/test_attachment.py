@@ -5,6 +5,7 @@ import pickle
 import warnings
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -25,11 +26,13 @@ from pliant import (
     Layerwise,
     Parseval,
     ReDo,
+    ShrinkPerturb,
     Spectral,
     SpectralNorm,
     StreamingEWC,
     WeightRescaling,
 )
+from pliant.seeding import derive_seed
 from pliant.surgery import forget_state_, zero_moments_
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
@@ -262,3 +265,38 @@ def test_adagrads_sum_starts_where_it_was_told_to() -> None:
     optimizer.step()
     assert zero_moments_([optimizer], weight, torch.tensor([True, False])) == 1
     assert optimizer.state[weight]["sum"].tolist() == [0.25, 4.25]
+
+
+def test_parameters_that_are_put_into_a_group_are_noticed() -> None:
+    def run(late: bool) -> nn.Module:
+        model = zoo.build("mlp")
+        head = list(model[4].parameters())
+        optimizer = SGD([*model[:4].parameters(), *([] if late else head)], lr=0.1)
+        SWR(model, X, lam=0.1).attach(optimizer)
+        L2(model, lam=0.1).attach(optimizer)
+        if late:
+            optimizer.param_groups[0]["params"].extend(head)
+        train(model, optimizer, "mlp", range(3))
+        return model
+
+    assert_same(snapshot(run(late=True)), snapshot(run(late=False)))
+
+
+@pytest.mark.filterwarnings("ignore:.*is given no optimizer and attached to none")
+@pytest.mark.parametrize("toward", ["initial", "fresh", "noise"])
+def test_a_model_that_was_cast_is_shrunk_and_perturbed(toward: str) -> None:
+    model = zoo.build("mlp")
+    method = ShrinkPerturb(model, lam=1.0, toward=toward, noise_std=0.0, seed=0)
+    before = snapshot(model)["0.weight"]
+    model.float()
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+    method.apply()
+    assert torch.equal(model[0].weight, before.float()) == (toward == "initial")
+    assert model[0].weight.dtype == torch.float32
+
+
+def test_a_seed_is_a_number_of_any_kind() -> None:
+    assert derive_seed("draw", numpy.int64(1), True) == derive_seed("draw", 1, 1) != derive_seed("draw", "1", 1)
+    with pytest.raises(TypeError):
+        derive_seed("draw", 0.5)

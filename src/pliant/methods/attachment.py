@@ -17,16 +17,21 @@ class Attachment:
     Attributes:
         names: The method's parameters that this optimizer holds, in the model's order.
         groups: For each of them, the index of its parameter group.
-        group_count: How many parameter groups the optimizer had when this was noted.
+        size: How many parameters the optimizer had when this was noted.
         handles: The hooks, to be removed on detaching.
         counter: The name under which its steps are counted.
     """
 
     names: tuple[str, ...]
     groups: tuple[int, ...]
-    group_count: int
+    size: int
     handles: list[RemovableHandle] = field(default_factory=list)
     counter: str = ""
+
+
+def count_parameters(optimizer: Optimizer) -> int:
+    """Return how many parameters an optimizer holds."""
+    return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
 def closure_of(args: Any, kwargs: Any) -> Callable[[], Any] | None:

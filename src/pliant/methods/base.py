@@ -29,7 +29,14 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pliant.checking import check_choice
-from pliant.methods.attachment import Attachment, ascending_names, closure_of, warn_of_unknown, with_closure
+from pliant.methods.attachment import (
+    Attachment,
+    ascending_names,
+    closure_of,
+    count_parameters,
+    warn_of_unknown,
+    with_closure,
+)
 from pliant.methods.state import check_same_structure, copy_state_
 from pliant.surgery import forget_state_
 
@@ -208,9 +215,9 @@ class Method(ABC):
         return []
 
     def _attachment(self, optimizer: Optimizer) -> Attachment:
-        """Return what is known of an optimizer, brought up to date if parameter groups were added to it."""
+        """Return what is known of an optimizer, brought up to date if parameters were added to it."""
         attachment = self._attachments[optimizer]
-        if len(optimizer.param_groups) != attachment.group_count:
+        if count_parameters(optimizer) != attachment.size:
             self._match_again(optimizer, attachment)
         return attachment
 
@@ -218,8 +225,7 @@ class Method(ABC):
         found = self._match(optimizer)
         self._check_kinds(found.names)
         warn_of_unknown(self.name, self.model, self._known, optimizer)
-        attachment.names, attachment.groups = found.names, found.groups
-        attachment.group_count = found.group_count
+        attachment.names, attachment.groups, attachment.size = found.names, found.groups, found.size
 
     def _check_kinds(self, names: Sequence[str]) -> None:
         for name in names if self.fixed else ():
@@ -267,7 +273,7 @@ class Method(ABC):
                 f"{self.name} (the first is {next(iter(self.parameters))!r}); was it made for another model or a copy?"
             )
         groups = tuple(group_of[id(self.parameters[name])] for name in names)
-        return Attachment(names, groups, len(optimizer.param_groups))
+        return Attachment(names, groups, count_parameters(optimizer))
 
 
 class Penalty(Method):
@@ -475,7 +481,7 @@ class Reinitializer(Method):
 
     def _match(self, optimizer: Optimizer) -> Attachment:
         # An optimizer without any of the parameters is no mistake here: its state is simply not concerned.
-        return Attachment((), (), len(optimizer.param_groups))
+        return Attachment((), (), count_parameters(optimizer))
 
 
 def learnable_parameters(model: nn.Module, where: Filter | None = None) -> dict[str, nn.Parameter]:

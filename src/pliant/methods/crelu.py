@@ -20,7 +20,7 @@ from pliant.graph.unit_parts import Reader
 from pliant.graph.units import UnitGroup
 from pliant.methods.architecture import Architecture, replace_module, replaceable
 from pliant.methods.base import Filter
-from pliant.methods.redraw import seeded
+from pliant.methods.redraw import reset_function, seeded
 
 Weights = Literal["keep", "fresh"]
 
@@ -122,6 +122,8 @@ class CReLUConversion(Architecture):
                 return f"it is read by {reader.module}, a {type(module).__name__}, which cannot be widened"
             if widened_places(reader.weight.units, group.count) is None:
                 return f"{reader.module} reads other values beside it"
+            if self.weights == "fresh" and reset_function(module) is None:
+                return f"it is read by {reader.module}, a {type(module).__name__}, which cannot be initialised anew"
         return None
 
     def _change(self, model: nn.Module, group: UnitGroup) -> None:
@@ -145,4 +147,6 @@ class CReLUConversion(Architecture):
             if hasattr(module, attribute):
                 setattr(module, attribute, shape[dim])
         if self.weights == "fresh":
-            module.reset_parameters()  # type: ignore[operator]
+            reset = reset_function(module)
+            assert reset is not None
+            reset()

@@ -90,6 +90,7 @@ class ShrinkPerturb(Reinitializer):
                 torch._foreach_add_(parameters, [each.mul_(self.noise_std) for each in draw_normal(parameters)])
             else:
                 targets = self.initial if self.toward == "initial" else draw_fresh(self.model, self.init)
-                shrink_toward_(parameters, [targets[name] for name in self.parameters], self.lam)
+                # The model may have been cast or moved since.
+                shrink_toward_(parameters, [targets[name].to(p) for name, p in self.parameters.items()], self.lam)
         self.draws += 1
         return {}
