@@ -4,6 +4,20 @@ import difflib
 from collections.abc import Iterable
 
 
+def check_names(where: str, given: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raise a ValueError that names the first of these names that is not allowed.
+
+    Args:
+        where: What they are names in.
+        given: The names.
+        allowed: What they may be.
+    """
+    allowed = list(allowed)
+    for name in given:
+        if name not in allowed:
+            raise ValueError(f"{where}: there is no {name!r}; {suggest(name, allowed)}")
+
+
 def suggest(word: str, allowed: Iterable[str]) -> str:
     """Say which words are allowed, the likely one first.
 

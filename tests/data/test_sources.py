@@ -202,6 +202,8 @@ class TestFolder:
         with pytest.raises(ValueError, match=r"dead\.png cannot be read: No such file"):
             data.load(str(root))
         assert len(data.load(str(root), skip_corrupt=True).train) == 12
+        with pytest.raises(ValueError, match="skip_corrupt: 'no' is not allowed; it must be one of True, False"):
+            data.load(str(root), skip_corrupt="no")
 
     def test_too_few_are_named(self, tmp_path: Path) -> None:
         root = write_folder(tmp_path / "zoo")

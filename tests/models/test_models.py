@@ -120,6 +120,14 @@ def test_mistakes_are_named() -> None:
         models.create("mlp", (5,), 2, activation="swish")
     with pytest.raises(ValueError, match="patch is 5; it must divide"):
         models.create("vit_tiny", (3, 32, 32), 10, patch=5)
+    with pytest.raises(ValueError, match="heads: 0 is not allowed; it must be an integer ≥ 1"):
+        models.create("vit_tiny", (3, 32, 32), 10, heads=0)
+    with pytest.raises(ValueError, match="patch: -1 is not allowed; it must be an integer ≥ 1"):
+        models.create("vit_tiny", (3, 32, 32), 10, patch=-1)
+    with pytest.raises(ValueError, match="classes: 0 is not allowed; it must be an integer ≥ 1"):
+        models.create("mlp", (4,), 0)
+    with pytest.raises(ValueError, match="model 'mlp': there is no 'widht'; did you mean 'widths'"):
+        models.create("mlp", (4,), 2, widht=3)
     with pytest.raises(ValueError, match="heads is 5; it must divide width"):
         models.create("vit_tiny", (3, 32, 32), 10, heads=5)
 

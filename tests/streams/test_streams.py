@@ -203,6 +203,15 @@ def test_unknown_streams_get_a_suggestion(dataset: Dataset) -> None:
         streams.create("warmstart", dataset)
 
 
+def test_bad_options_are_named(dataset: Dataset) -> None:
+    with pytest.raises(ValueError, match="stream 'warm_start': there is no 'fractoin'; did you mean 'fraction'"):
+        streams.create("warm_start", dataset, fractoin=0.5)
+    with pytest.raises(ValueError, match=r"fraction: '0\.5' is not allowed; it must be a number"):
+        streams.create("warm_start", dataset, fraction="0.5")
+    with pytest.raises(ValueError, match="accumulate: 'no' is not allowed; it must be one of True, False"):
+        streams.create("class_incremental", dataset, phases=2, accumulate="no")
+
+
 def test_tasks_without_examples_are_named_or_go_untested() -> None:
     x, y = torch.zeros(6, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 0, 1, 1, 2, 2])
     untested = from_tensors("untested", (x, y), (x[:2], y[:2]))

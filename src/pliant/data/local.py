@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from pliant.checking import check_choice
 from pliant.data.cache import Decoded, cached, digest_file
 from pliant.data.dataset import Dataset, from_tensors
 from pliant.data.images import CorruptImageError, Mode, decode_all, is_grey, open_image
@@ -48,6 +49,7 @@ def load_folder(path: Path, *, size: int | None = None, skip_corrupt: bool = Fal
     """
     if size is not None and (not isinstance(size, int) or not 1 <= size <= _LARGEST):
         raise ValueError(f"size is {size!r}; it must be a whole number, 1 … {_LARGEST}")
+    check_choice("skip_corrupt", skip_corrupt, (True, False))
     train_root = path / "train" if (path / "train").is_dir() else path
     test_root = next((path / name for name in _TEST_FOLDERS if (path / name).is_dir()), None)
     if train_root is path:

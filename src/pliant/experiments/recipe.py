@@ -25,7 +25,7 @@ from pliant.data.local import load_folder
 from pliant.diagnostics import measures
 from pliant.experiments.config import Part, Purpose, RunConfig
 from pliant.importing import import_object
-from pliant.spelling import suggest
+from pliant.spelling import check_names, suggest
 from pliant.training import RESULTS, Reference, Settings
 
 BASELINES = {"vanilla": "plain training, nothing attached", "fresh": "an untrained network at every task"}
@@ -224,7 +224,7 @@ class Recipe(_Strict):
     @classmethod
     def _check_training_keys(cls, value: Any) -> Any:
         if isinstance(value, Mapping) and isinstance(value.get("training"), Mapping):
-            _check_names("training", value["training"], [field.name for field in fields(Settings)])
+            check_names("training", value["training"], [field.name for field in fields(Settings)])
         return value
 
     @model_validator(mode="after")
@@ -238,15 +238,15 @@ class Recipe(_Strict):
         for label in labels:
             if labels.count(label) > 1:
                 raise ValueError(f"methods: {label!r} stands there {labels.count(label)} times; give each a label")
-        _check_names("published", self.published, labels)
-        _check_names("measures", self.measures, list(measures.names()))
-        _check_names("headline", [self.headline] if self.headline else [], list(RESULTS))
+        check_names("published", self.published, labels)
+        check_names("measures", self.measures, list(measures.names()))
+        check_names("headline", [self.headline] if self.headline else [], list(RESULTS))
         try:
             torch.device(self.device)
         except RuntimeError as error:
             raise ValueError(f"device is {self.device!r}; allowed are those of torch: cpu, cuda, cuda:1, …") from error
         for entry in self.methods:
-            _check_names("training", entry.training, [field.name for field in fields(Settings)])
+            check_names("training", entry.training, [field.name for field in fields(Settings)])
             config = self.config(entry, (), 0, "result")
             _check_stream(config.stream)
             _check_model(config.model)
@@ -285,12 +285,6 @@ def _change(part: Part, changes: Mapping[str, Any]) -> Part:
     name = changes.get("name", part.name)
     options = {key: value for key, value in changes.items() if key != "name"}
     return Part(name, part.options | options if name == part.name else options)
-
-
-def _check_names(where: str, given: Iterable[str], allowed: list[str]) -> None:
-    for key in given:
-        if key not in allowed:
-            raise ValueError(f"{where}: there is no {key!r}; {suggest(key, allowed)}")
 
 
 def _fit_part(where: str, part: Part, hints: Mapping[str, Any]) -> Part:
@@ -340,11 +334,11 @@ def _check_data(part: Part) -> None:
     if ":" not in part.name:
         parameters = inspect.signature(loader).parameters.values()
         names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-        _check_names("data", part.options, [*data.OPTIONS, *names])
+        check_names("data", part.options, [*data.OPTIONS, *names])
 
 
 def _check_stream(part: Part) -> None:
-    _check_names("stream", part.options, list(streams.options(part.name)))
+    check_names("stream", part.options, streams.options(part.name))
 
 
 def _check_model(part: Part) -> None:
@@ -352,9 +346,7 @@ def _check_model(part: Part) -> None:
         if not callable(import_object(part.name)):
             raise ValueError(f"model is {part.name!r}, which cannot be called; it must be a function")
         return
-    build = models.info(part.name).build
-    names = [p.name for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    _check_names("model", part.options, names)
+    check_names("model", part.options, models.options(part.name))
 
 
 def split_methods(text: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pliant.checking import check_positive_int
 from pliant.importing import import_object
 from pliant.models.cnn import cnn, strided_cnn
 from pliant.models.mlp import mlp
@@ -16,7 +17,7 @@ from pliant.models.resnet import resnet18
 from pliant.models.vgg import vgg16
 from pliant.models.vit import vit_tiny
 from pliant.seeding import derive_seed
-from pliant.spelling import suggest
+from pliant.spelling import check_names, suggest
 
 __all__ = [
     "Builder",
@@ -26,6 +27,7 @@ __all__ = [
     "info",
     "mlp",
     "names",
+    "options",
     "resnet18",
     "strided_cnn",
     "vgg16",
@@ -97,7 +99,13 @@ def info(name: str) -> ModelInfo:
     return _MODELS[name]
 
 
-def create(name: str, shape: tuple[int, ...], classes: int, *, seed: int = 0, **options: Any) -> nn.Module:
+def options(name: str) -> tuple[str, ...]:
+    """Names of a network's own options."""
+    parameters = inspect.signature(info(name).build).parameters.values()
+    return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
+
+
+def create(name: str, shape: tuple[int, ...], classes: int, *, seed: int = 0, **settings: Any) -> nn.Module:
     """Make a network whose initial weights depend on the seed alone; the global generators stay as they were.
 
     Args:
@@ -106,20 +114,21 @@ def create(name: str, shape: tuple[int, ...], classes: int, *, seed: int = 0, **
         shape: Shape of one input.
         classes: Number of outputs.
         seed: Decides the initial weights.
-        options: The builder's own options.
+        settings: The builder's own options.
 
     Returns:
         The network.
     """
-    arguments: tuple[Any, ...] = (shape, classes)
+    arguments: tuple[Any, ...] = (shape, check_positive_int("classes", classes))
     if ":" in name:
         build: Builder = import_object(name)
-        arguments = _arguments_of(name, build, arguments, options)
+        arguments = _arguments_of(name, build, arguments, settings)
     else:
-        build, options = info(name).build, info(name).preset | options
+        check_names(f"model {name!r}", settings, options(name))
+        build, settings = info(name).build, info(name).preset | settings
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed("model", seed))
-        model = build(*arguments, **options)
+        model = build(*arguments, **settings)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name!r} returned {type(model).__name__}; it must return a torch.nn.Module")
     return model

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from pliant.checking import require_positive
 from pliant.models.layers import require_image
 
 
@@ -113,7 +114,8 @@ def vit_tiny(
         The network.
     """
     channels, height, wide = require_image(shape, "a vision transformer")
-    patch = patch or max(1, height // 8)
+    patch = max(1, height // 8) if patch is None else patch
+    require_positive(patch=patch, width=width, depth=depth, heads=heads)
     if height % patch or wide % patch:
         raise ValueError(f"patch is {patch}; it must divide height and width of {height} x {wide} images")
     if width % heads:

@@ -4,7 +4,7 @@ from dataclasses import fields
 from typing import Any
 
 from pliant.data.dataset import Dataset
-from pliant.spelling import suggest
+from pliant.spelling import check_names, suggest
 from pliant.streams.arriving import (
     ClassIncremental,
     ContinualFull,
@@ -64,16 +64,17 @@ def options(name: str) -> dict[str, Any]:
     return {field.name: field.default for field in own}
 
 
-def create(name: str, dataset: Dataset, seed: int = 0, **options: Any) -> Stream:
+def create(name: str, dataset: Dataset, seed: int = 0, **settings: Any) -> Stream:
     """Make a stream.
 
     Args:
         name: One of `names()`.
         dataset: Where the examples come from.
         seed: Decides what is drawn.
-        options: The stream's own options; see its class.
+        settings: The stream's own options; see its class.
 
     Returns:
         The stream.
     """
-    return stream_class(name)(dataset, seed, **options)
+    check_names(f"stream {name!r}", settings, options(name))
+    return stream_class(name)(dataset, seed, **settings)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from pliant.checking import require_positive
+from pliant.checking import check_choice, check_number, require_positive
 from pliant.seeding import permutation
 from pliant.streams.base import Stream, Task, some_or_none, split_evenly
 
@@ -53,7 +53,7 @@ class WarmStart(Stream):
 
     def __post_init__(self) -> None:
         require_positive(first_epochs=self.first_epochs, epochs=self.epochs)
-        if not 0 < self.fraction <= 1:
+        if not 0 < check_number("fraction", self.fraction) <= 1:
             raise ValueError(f"fraction is {self.fraction}; it must be above 0 and at most 1")
 
     def __len__(self) -> int:
@@ -83,6 +83,7 @@ class _Chunks(Stream):
 
     def __post_init__(self) -> None:
         require_positive(chunks=self.chunks, epochs=self.epochs)
+        self._chunks()  # An error now if there are too many, not when the first is asked for.
 
     def __len__(self) -> int:
         return self.chunks
@@ -141,6 +142,7 @@ class ClassIncremental(Stream):
 
     def __post_init__(self) -> None:
         require_positive(phases=self.phases, epochs=self.epochs)
+        check_choice("accumulate", self.accumulate, (True, False))
         split_evenly(torch.arange(self.classes), self.phases, "phases")
 
     def __len__(self) -> int:
