@@ -192,10 +192,11 @@ class SWR(Rescaler):
         written = self._written.get()
         kept = torch._foreach_clone(written)
         before = run_graph(scales.graph, {})
-        factors = self._output_factors(self._rescale(tuple(self.parameters)))
-        moved = drift(scales.graph, before, dict(zip(scales.system.outputs, factors, strict=True)))
-        torch._foreach_copy_(written, kept)
-        return moved
+        try:
+            factors = self._output_factors(self._rescale(tuple(self.parameters)))
+            return drift(scales.graph, before, dict(zip(scales.system.outputs, factors, strict=True)))
+        finally:
+            torch._foreach_copy_(written, kept)
 
     @property
     def receipt(self) -> Receipt | None:
