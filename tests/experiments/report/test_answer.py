@@ -79,6 +79,15 @@ def test_nothing_to_be_told_from_doing_nothing(tmp_path: Path) -> None:
     assert "holds the true mean in about 87 % of cases, not 95 %." in found.reasons[2]
 
 
+def test_another_than_the_best_is_told_from_doing_nothing(tmp_path: Path) -> None:
+    seeds = {"vanilla": scattered(0.5, 5, 0.01, 0), "l2": scattered(0.7, 5, 0.01, 1), "swr": [0.9]}
+    write_results(tmp_path, seeds)
+    found = ask(tmp_path)
+    assert found.verdict.startswith("swr looks best, 90.0 % mean test accuracy over tasks, ")
+    assert found.verdict.endswith(" above doing nothing, but only l2 is shown to be better than doing nothing.")
+    assert found.certainty == "unclear"
+
+
 def test_doing_nothing_is_best(tmp_path: Path) -> None:
     write_results(tmp_path, {"vanilla": scattered(0.9, 5, 0.01, 0), "swr": scattered(0.5, 5, 0.01, 1)})
     found = ask(tmp_path)

@@ -71,6 +71,10 @@ def _judge(analysis: Analysis, best: Contender) -> tuple[str, Certainty]:
     if row.against_vanilla is not None:
         if analysis.wins(row.against_vanilla):
             return f"Use {best.name}: {reached}, {above}.", "clear" if told_apart else "unclear"
+        if surer := _better_than_nothing(analysis):
+            verb = "is" if len(surer) == 1 else "are"
+            shown = f"only {enumerate_names(surer)} {verb} shown to be better than doing nothing"
+            return f"{best.name} looks best, {reached}, {above}, but {shown}.", "unclear"
         if row.against_vanilla.distinguishable:
             return f"No method is shown to be better than doing nothing. {best.name}: {reached}, {above}.", "unclear"
         return f"No method can be told from doing nothing yet. {best.name} looks best: {reached}, {above}.", "unclear"
@@ -80,6 +84,12 @@ def _judge(analysis: Analysis, best: Contender) -> tuple[str, Certainty]:
     if told_apart:
         return f"Use {best.name}: {reached}, better than every other.", "clear"
     return f"{best.name} has the best mean, {reached}, but cannot be told from others.", "unclear"
+
+
+def _better_than_nothing(analysis: Analysis) -> list[str]:
+    """Name the candidates that are shown to be better than doing nothing."""
+    against = {candidate.name: analysis.row(candidate).against_vanilla for candidate in analysis.candidates}
+    return [name for name, contrast in against.items() if contrast is not None and analysis.wins(contrast)]
 
 
 def _above(contrasts: Sequence[tuple[Contrast | None, str]], headline: str) -> str:
