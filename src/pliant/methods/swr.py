@@ -95,7 +95,6 @@ class SWR(Rescaler):
         self.coupled = coupled
         self.drifts = bool(approximate) or on_conflict == "rescale"
         self.on_decay = on_decay
-        self._follows_rates = coupled or on_decay == "reinit"
         self.every = check_positive_int("every", every)
         self._scales: ScaleGraph | None = None
         if isinstance(order, str):
@@ -158,9 +157,8 @@ class SWR(Rescaler):
     def attach(self, *optimizers: Optimizer) -> Self:
         """Rescale after every step of these optimizers, each time the weights that the optimizer holds."""
         super().attach(*optimizers)
-        if self._follows_rates:
-            for optimizer in optimizers:
-                self._note_rates(optimizer)
+        for optimizer in optimizers:
+            self._note_rates(optimizer)
         if not any(owner in a.names for a in self._attachments.values() for owner in self._owners):
             warnings.warn(
                 f"swr pulls none of the parameters that its optimizers hold; it pulls {', '.join(self._names)}",
@@ -247,11 +245,11 @@ class SWR(Rescaler):
 
     def _match_again(self, optimizer: Optimizer, attachment: Attachment) -> None:
         super()._match_again(optimizer, attachment)
-        if self._follows_rates:
-            self._note_rates(optimizer)
+        self._note_rates(optimizer)
 
     def _match(self, optimizer: Optimizer) -> Attachment:
-        if self._follows_rates and any(group.get("lr") is None for group in optimizer.param_groups):
+        follows = self.coupled or self.on_decay == "reinit"
+        if follows and any(group.get("lr") is None for group in optimizer.param_groups):
             raise ValueError(
                 f"optimizers: this {type(optimizer).__name__} has no learning rate, which coupled=True and "
                 "on_decay='reinit' follow"
@@ -260,7 +258,7 @@ class SWR(Rescaler):
 
     def _note_rates(self, optimizer: Optimizer) -> None:
         groups, rates = optimizer.param_groups, self._learning_rates(optimizer)
-        base = self._per_wish(optimizer, [group.get("initial_lr", group["lr"]) for group in groups])
+        base = self._per_wish(optimizer, [group.get("initial_lr", group.get("lr")) for group in groups])
         self.base_lr = torch.where(self.base_lr.isnan(), base, self.base_lr)
         self.last_lr = torch.where(self.last_lr.isnan(), rates, self.last_lr)
 
@@ -315,14 +313,14 @@ class SWR(Rescaler):
         return (rates / self.base_lr).nan_to_num(0.0)
 
     def _learning_rates(self, optimizer: Optimizer) -> Tensor:
-        return self._per_wish(optimizer, [group["lr"] for group in optimizer.param_groups])
+        return self._per_wish(optimizer, [group.get("lr") for group in optimizer.param_groups])
 
-    def _per_wish(self, optimizer: Optimizer, values: Sequence[float]) -> Tensor:
-        """Return the value of each weight's parameter group; nan where the optimizer does not hold the weight."""
+    def _per_wish(self, optimizer: Optimizer, values: Sequence[float | None]) -> Tensor:
+        """Return the value of each weight's parameter group; nan where there is none, or no such weight."""
         attachment = self._attachment(optimizer)
         groups = dict(zip(attachment.names, attachment.groups, strict=True))
-        found = [float(values[groups[owner]]) if owner in groups else torch.nan for owner in self._owners]
-        return torch.tensor(found, dtype=torch.float64)
+        found = [values[groups[owner]] if owner in groups else None for owner in self._owners]
+        return torch.tensor([torch.nan if value is None else float(value) for value in found], dtype=torch.float64)
 
     def _graph(self) -> ScaleGraph:
         if self._scales is None:
