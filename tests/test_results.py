@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from benchmarks.reproduction import effects, explanations, statements
 from benchmarks.reproduction.documents import BLOCK, DOCS, PAGES, render
-from benchmarks.reproduction.drawings import Drawing, digest, known_drawings, make_rows
+from benchmarks.reproduction.drawings import NOTHING_DONE, Drawing, digest, known_drawings, make_rows
 from benchmarks.reproduction.effects import EFFECT, effect_block, name_effect, sum_up
 from benchmarks.reproduction.explanations import explanations_block
 from benchmarks.reproduction.figures import PAPERS
-from benchmarks.reproduction.kept import KEPT, Estimate, Kept, find_recipe, load_kept, summarise
+from benchmarks.reproduction.kept import KEPT, Estimate, Kept, find_recipe, kept_runs, load_kept, summarise
 from benchmarks.reproduction.numbers import EXACT, more_numbers
 from benchmarks.reproduction.pages import make_page
 from benchmarks.reproduction.statements import SECTIONS, found_block, judge, load_statements
@@ -50,7 +50,24 @@ def test_figure_shows_the_kept_runs(drawing: Drawing) -> None:
     )
     assert f"(images/{path.name})" in (DOCS / "results.md").read_text()
     assert {row["label"] for row in rows} <= {entry.label for entry in find_recipe(drawing.name).methods}
-    assert {row["quantity"] for row in rows} == set(drawing.quantities.values())
+    lines = {*drawing.settings, NOTHING_DONE} if drawing.settings else set(drawing.quantities.values())
+    assert {row["quantity"] for row in rows} == lines
+
+
+SHARES = {"error", "dormant_fraction", "dead_fraction", "hessian_rank", "gradient_overlap", "fisher_rank"}
+
+
+@pytest.mark.parametrize("name", sorted(file.name.removesuffix(".jsonl.gz") for file in KEPT.glob("p*.gz")))
+def test_kept_measures_are_numbers_that_they_can_be(name: str) -> None:
+    """Norms, ranks and shares are not negative, nor is the sharpness of cross-entropy; dormancy is minus an entropy."""
+    with kept_runs(name) as (runs, _):
+        for run in runs:
+            for record in run.records:
+                for key, value in record.get("measures", {}).items():
+                    measure, where = key.partition("/")[0], (run.id, record["task"], record["epoch"], key)
+                    if value is not None:
+                        assert value <= 0 if measure == "dormancy" else value >= 0, where
+                        assert value <= 1 or measure not in SHARES, where
 
 
 def test_list_of_recipes_shows_every_paper() -> None:

@@ -4,8 +4,9 @@ import hashlib
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import vl_convert
 
 from benchmarks.reproduction.kept import KEPT, asks_for, estimate, find_recipe, kept_runs
 from benchmarks.reproduction.numbers import split_tasks, take_measure
+from pliant.experiments.config import Part
 from pliant.experiments.report.style import LIGHT, print_config
 from pliant.experiments.store import Run
 
@@ -21,6 +23,7 @@ ERROR = "train_error"
 """The error on a task's own images at its end."""
 TEST = "test_accuracy"
 """The accuracy on the test images after each epoch."""
+NOTHING_DONE = "doing nothing"
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Drawing:
         panel_is: What has a panel of its own, "quantity" or "label"; the other is told apart by colour.
         shared: Whether all panels have one scale.
         over: What the values follow each other in, "task" or, in a single task, "epoch".
+        settings: Of a sweep, what the settings are called, in the order of each method's grid: they are the lines then,
+            beside doing nothing, each method has a panel, and one quantity is shown.
     """
 
     name: str
@@ -40,6 +45,7 @@ class Drawing:
     panel_is: str = "quantity"
     shared: bool = False
     over: str = "task"
+    settings: tuple[str, ...] = ()
 
 
 DRAWINGS = (
@@ -68,6 +74,13 @@ DRAWINGS = (
     ),
     Drawing("p2_random_labels_mnist", {ERROR: "error at the end of a task"}),
     Drawing("p2_random_labels_mnist_ln", {ERROR: "error at the end of a task"}),
+    Drawing(
+        "p2_fig4_sensitivity_mnist",
+        {ERROR: "error at the end of a task"},
+        panel_is="label",
+        shared=True,
+        settings=("strength 0.01", "0.001", "0.0001"),
+    ),
 )
 
 
@@ -86,28 +99,48 @@ def make_rows(drawing: Drawing) -> list[dict[str, Any]]:
     found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     recipe = find_recipe(drawing.name)
     with kept_runs(drawing.name) as (runs, _):
-        for run in runs:
-            for quantity in drawing.quantities if run.status == "finished" and asks_for(recipe, run) else ():
-                for place, value in enumerate(read_series(run, quantity), start=1):
-                    found[run.config.label, quantity, place].append(value)
+        counted = [run for run in runs if run.status == "finished" and asks_for(recipe, run)]
+        labels = {run.config.label for run in counted}
+        grids = {entry.label: entry.variants() for entry in recipe.methods if entry.label in labels}
+        for run, quantity in product(counted, drawing.quantities):
+            series = list(enumerate(read_series(run, quantity), start=1))
+            for label, line in find_lines(drawing, run, quantity, grids):
+                for place, value in series:
+                    found[label, line, place].append(value)
     rows = []
     order = [entry.label for entry in recipe.methods]
-    for (label, quantity, place), values in sorted(found.items(), key=lambda item: order.index(item[0][0])):
+    for (label, line, place), values in sorted(found.items(), key=lambda item: order.index(item[0][0])):
         mean = estimate(values)
         low, high = (mean.mean, mean.mean) if math.isnan(mean.half) else (mean.low, mean.high)
-        shown = {"label": label, "quantity": drawing.quantities[quantity], drawing.over: place}
+        shown = {"label": label, "quantity": line, drawing.over: place}
         rows.append(
             shown | {name: float(f"{x:.4g}") for name, x in (("mean", mean.mean), ("low", low), ("high", high))}
         )
     return rows
 
 
+def find_lines(
+    drawing: Drawing, run: Run, quantity: str, grids: Mapping[str, Sequence[tuple[Part, ...]]]
+) -> list[tuple[str, str]]:
+    """Return the labels and lines that a quantity of a run belongs to; doing nothing stands beside every sweep."""
+    label = run.config.label
+    if not drawing.settings:
+        return [(label, drawing.quantities[quantity])]
+    if len(grids[label]) > 1:
+        return [(label, drawing.settings[grids[label].index(run.config.methods)])]
+    return [(swept, NOTHING_DONE) for swept, grid in grids.items() if len(grid) > 1]
+
+
 def draw(drawing: Drawing, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Make the Vega-Lite specification of a figure."""
     panel, line = ("quantity", "label") if drawing.panel_is == "quantity" else ("label", "quantity")
     panels, lines = (list(dict.fromkeys(row[name] for row in rows)) for name in (panel, line))
+    if drawing.settings:
+        lines = [*drawing.settings, NOTHING_DONE]
     legend = alt.Legend(symbolType="stroke", symbolOpacity=1, symbolStrokeWidth=2.5, orient="bottom", labelFontSize=12)
     hues = [*LIGHT["hues"], LIGHT["vanilla"], LIGHT["fresh"]][: len(lines)]
+    if drawing.settings:
+        hues[-1] = LIGHT["vanilla"]
     colour = alt.Color(f"{line}:N", title=None, scale=alt.Scale(domain=lines, range=hues), legend=legend)
     last = max(row[drawing.over] for row in rows)
     axis, scale = alt.Axis(tickMinStep=1, format="d"), alt.Scale(domain=[1, last], nice=False)
