@@ -262,73 +262,6 @@ def test_smooth_schedules_do_not_reset_the_initial_norms() -> None:
     assert torch.equal(swr.initial_norms, first)
 
 
-def test_strengths_by_pattern_filter_and_classifier() -> None:
-    model, example = zoo.build("cnn_bn"), zoo.batch("cnn_bn")[0]
-
-    def strengths(**settings: object) -> dict[str, float]:
-        swr = SWR(model, example, **settings)
-        return dict(zip(swr._names, swr.lam.tolist(), strict=True))
-
-    assert strengths(lam=0.1, lam_classifier=0.5) == {
-        "0.weight": 0.1, "1.weight": 0.1, "4.weight": 0.1, "5.weight": 0.1, "9.weight": 0.5, "11.weight": 0.5,
-    }  # fmt: skip
-    assert strengths(lam={"4.*": 0.2, "*": 0.1})["4.weight"] == 0.2
-    assert strengths(lam={"4.*": 0.2})["0.weight"] == 0.0
-    assert strengths(lam=0.1, where=lambda name, p: p.dim() == 4)["9.weight"] == 0.0
-    assert strengths(lam=0.1, lam_classifier=0.5, classifier=["11"])["9.weight"] == 0.1
-    assert SWR(zoo.build("mlp"), zoo.batch("mlp")[0], lam=0.1, lam_classifier=0.5).lam.tolist() == [0.1, 0.1, 0.5]
-
-
-class Attention(nn.Module):
-    """Packed queries, keys and values, embedded tokens, and an output that is the embedding's transpose."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(6, 8)
-        self.qkv = nn.Linear(8, 24)
-        self.head = nn.Linear(8, 6, bias=False)
-        self.head.weight = self.tokens.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(self.tokens(x)).chunk(3, -1)
-        return self.head(nn.functional.scaled_dot_product_attention(q, k, v))
-
-
-def test_patterns_for_a_packed_weight_and_a_classifier_that_is_tied() -> None:
-    model, example = Attention(), torch.arange(6).reshape(2, 3)
-
-    def strengths(**settings: object) -> dict[str, float]:
-        swr = SWR(model, example, **settings)
-        return dict(zip(swr._names, swr.lam.tolist(), strict=True))
-
-    names = ["tokens.weight", "qkv.weight[0:8]", "qkv.weight[8:16]", "qkv.weight[16:24]"]
-    assert strengths(lam={"*.weight": 0.5}) == dict.fromkeys(names, 0.5)
-    packed = dict.fromkeys(names[1:], 0.5)
-    assert strengths(lam={"qkv.weight": 0.5}) == {"tokens.weight": 0.0} | packed
-    first = {"qkv.weight[0:8]": 0.25, "qkv.*": 0.5}
-    assert strengths(lam=first) == {"tokens.weight": 0.0} | packed | {"qkv.weight[0:8]": 0.25}
-    assert strengths(lam=0.5, lam_classifier=0.75, classifier=["head"]) == {"tokens.weight": 0.75} | packed
-
-
-def test_a_classifier_without_weights_to_pull_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"classifier: '1' has none of the weights that can be pulled: 0\.weight"):
-        SWR(zoo.build("mlp"), zoo.batch("mlp")[0], lam_classifier=0.5, classifier=["1"])
-
-
-def test_a_rate_is_needed_only_by_what_follows_it() -> None:
-    model, example = zoo.build("mlp"), zoo.batch("mlp")[0]
-    optimizer = SGD(model.parameters(), lr=0.1)
-    optimizer.param_groups[0]["lr"] = None
-    SWR(model, example).attach(optimizer).detach()
-    for settings in ({"coupled": True}, {"on_decay": "reinit"}):
-        swr = SWR(model, example, **settings)
-        with pytest.raises(ValueError, match="this SGD has no learning rate, which coupled=True and on_decay='reinit'"):
-            swr.attach(optimizer)
-        assert swr.optimizers == ()
-    assert not optimizer._optimizer_step_post_hooks
-    assert not optimizer._optimizer_step_pre_hooks
-
-
 def test_zero_weights_are_left_alone_and_named() -> None:
     model = zoo.build("mlp")
     with torch.no_grad():
@@ -432,22 +365,6 @@ def test_two_methods_act_in_order_of_attachment() -> None:
     assert [float(soft_last[i].weight.norm()) for i in (0, 2, 4)] == pytest.approx([1.5 * n for n in initial])
 
 
-def test_bad_settings_are_errors() -> None:
-    model, example = zoo.build("mlp"), zoo.batch("mlp")[0]
-    with pytest.raises(ValueError, match=r"mode: 'fast' is not allowed; it must be one of 'exact', 'paper'"):
-        SWR(model, example, mode="fast")
-    with pytest.raises(ValueError, match=r"every: 0 is not allowed"):
-        SWR(model, example, every=0)
-    with pytest.raises(ValueError, match=r"lam_classifier: 2\.0 is not allowed"):
-        SWR(model, example, lam_classifier=2.0)
-    with pytest.raises(ValueError, match="example: None"):
-        SWR(model)
-    with pytest.raises(ValueError, match=r"pattern 'haed\.\*' matches no parameter"):
-        SWR(model, example, lam={"haed.*": 0.1})
-    with pytest.raises(ValueError, match="order: 'backward' is not allowed"):
-        SWR(model, example, order="backward")
-
-
 def test_chains_that_cannot_be_expressed_are_errors() -> None:
     class Shared(nn.Module):
         def __init__(self) -> None:
@@ -544,9 +461,3 @@ def test_a_block_of_a_weight_has_a_strength_by_its_name() -> None:
     block = next(name for name in SWR(model, inputs)._names if "[" in name)
     swr = SWR(model, inputs, lam={block: 0.5})
     assert swr.lam.tolist() == [0.5 * (name == block) for name in swr._names]
-
-
-def test_a_chain_is_of_weights_that_are_parameters() -> None:
-    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 2))
-    with pytest.raises(ValueError, match="'0' computes its weight"):
-        SWR(model, order=["0", "2"])

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 from torch.optim import Optimizer
@@ -28,9 +28,17 @@ class Attachment:
     handles: list[RemovableHandle] = field(default_factory=list)
     counter: str = ""
 
+    @classmethod
+    def of(cls, optimizer: Optimizer, names: tuple[str, ...] = (), groups: tuple[int, ...] = ()) -> Self:
+        """Note what an optimizer holds now."""
+        return cls(names, groups, _count_parameters(optimizer))
 
-def count_parameters(optimizer: Optimizer) -> int:
-    """Return how many parameters an optimizer holds."""
+    def is_current(self, optimizer: Optimizer) -> bool:
+        """Say whether the optimizer holds as many parameters as when this was noted."""
+        return _count_parameters(optimizer) == self.size
+
+
+def _count_parameters(optimizer: Optimizer) -> int:
     return sum(len(group["params"]) for group in optimizer.param_groups)
 
 

@@ -29,15 +29,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pliant.checking import check_choice
-from pliant.methods.attachment import (
-    Attachment,
-    ascending_names,
-    closure_of,
-    count_parameters,
-    warn_of_unknown,
-    with_closure,
-)
-from pliant.methods.state import check_same_structure, copy_state_
+from pliant.methods.attachment import Attachment, ascending_names, closure_of, warn_of_unknown, with_closure
+from pliant.methods.state import check_same_shapes, check_same_structure, copy_state_
 from pliant.surgery import forget_state_
 
 Kind = Literal["penalty", "rescaler", "reinitializer", "recycler", "architecture"]
@@ -187,11 +180,8 @@ class Method(ABC):
         for key in ("steps", "state"):
             if key not in state_dict:
                 raise ValueError(f"state_dict: {key!r} is missing")
-        theirs, ours = state_dict.get("shapes", self._shapes()), self._shapes()
-        for name in {**ours, **theirs}:
-            if theirs.get(name) != ours.get(name):
-                then, now = theirs.get(name, "none"), ours.get(name, "none")
-                raise ValueError(f"state_dict: made for a parameter {name!r} of shape {then}, this model's is {now}")
+        if "shapes" in state_dict:
+            check_same_shapes(self._shapes(), state_dict["shapes"])
         unknown = [name for name in state_dict["steps"] if name not in self.parameters]
         if unknown:
             raise ValueError(f"state_dict: counts steps of {unknown[0]!r}, which this model has not")
@@ -217,7 +207,7 @@ class Method(ABC):
     def _attachment(self, optimizer: Optimizer) -> Attachment:
         """Return what is known of an optimizer, brought up to date if parameters were added to it."""
         attachment = self._attachments[optimizer]
-        if count_parameters(optimizer) != attachment.size:
+        if not attachment.is_current(optimizer):
             self._match_again(optimizer, attachment)
         return attachment
 
@@ -273,7 +263,7 @@ class Method(ABC):
                 f"{self.name} (the first is {next(iter(self.parameters))!r}); was it made for another model or a copy?"
             )
         groups = tuple(group_of[id(self.parameters[name])] for name in names)
-        return Attachment(names, groups, count_parameters(optimizer))
+        return Attachment.of(optimizer, names, groups)
 
 
 class Penalty(Method):
@@ -481,7 +471,7 @@ class Reinitializer(Method):
 
     def _match(self, optimizer: Optimizer) -> Attachment:
         # An optimizer without any of the parameters is no mistake here: its state is simply not concerned.
-        return Attachment((), (), count_parameters(optimizer))
+        return Attachment.of(optimizer)
 
 
 def learnable_parameters(model: nn.Module, where: Filter | None = None) -> dict[str, nn.Parameter]:

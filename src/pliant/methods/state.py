@@ -6,6 +6,14 @@ from typing import Any
 from torch import Tensor
 
 
+def check_same_shapes(ours: Mapping[str, list[int]], theirs: Mapping[str, list[int]]) -> None:
+    """Raise a ValueError naming the first parameter that a state was made for in another shape, or that one lacks."""
+    for name in {**ours, **theirs}:
+        if ours.get(name) != theirs.get(name):
+            then, now = theirs.get(name, "none"), ours.get(name, "none")
+            raise ValueError(f"state_dict: made for a parameter {name!r} of shape {then}, this model's is {now}")
+
+
 def check_same_structure(mine: Any, theirs: Any, path: str) -> None:
     """Raise a ValueError that names the first place where two states differ in keys, types or shapes."""
     if isinstance(mine, Mapping):

@@ -124,6 +124,8 @@ class SWR(Rescaler):
         for tensor in self._wished.get():
             self._dtype = torch.promote_types(self._dtype, tensor.dtype)
         self.initial_norms = self._norms()
+        names_of = {id(p): name for name, p in self.parameters.items()}
+        self._owners = [names_of[id(model.get_parameter(block.name))] for block in self.plan.wishes]
         wholes = {str(block): block.name for block in self.plan.wishes}
         strengths = resolve_strengths(lam, self._names, high=1.0, wholes=wholes)
         if lam_classifier is not None:
@@ -134,7 +136,8 @@ class SWR(Rescaler):
                 )
             modules = [model.get_submodule(name) for name in check_modules("classifier", model, classifier)]
             held = {id(parameter) for module in modules for parameter in module.parameters()}
-            chosen = [name for name in self._names if id(model.get_parameter(wholes[name])) in held]
+            owned = zip(self._names, self._owners, strict=True)
+            chosen = [name for name, owner in owned if id(self.parameters[owner]) in held]
             if not chosen:
                 raise ValueError(
                     f"classifier: {', '.join(map(repr, classifier))} has none of the weights that can be pulled: "
@@ -142,8 +145,6 @@ class SWR(Rescaler):
                 )
             strengths |= dict.fromkeys(chosen, lam_classifier)
         self.lam = self.initial_norms.new_tensor([strengths.get(name, 0.0) for name in self._names])
-        names_of = {id(p): name for name, p in self.parameters.items()}
-        self._owners = [names_of[id(model.get_parameter(block.name))] for block in self.plan.wishes]
         if where is not None:
             passed = [bool(where(owner, self.parameters[owner])) for owner in self._owners]
             if not any(passed):
