@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.timing import row
 from pliant.experiments.config import Part, RunConfig
-from pliant.experiments.report.report import make_report
+from pliant.experiments.report.making import make_report
 from pliant.experiments.report.statistics import bands
 from pliant.experiments.store import RunFolder
 from pliant.training import Settings

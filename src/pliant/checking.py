@@ -1,15 +1,42 @@
 """Arguments that are not what they must be: errors that name the argument, the value and what is allowed."""
 
+import math
 from collections.abc import Sequence
 from numbers import Integral, Real
 
 
-def check_number(argument: str, value: float, *, low: float = 0.0, high: float = float("inf")) -> float:
-    """Return the number if it is finite and in [low, high], else raise a ValueError that says so."""
-    allowed = f"in [{low:g}, {high:g}]" if high < float("inf") else f"finite and ≥ {low:g}"
-    if isinstance(value, bool) or not isinstance(value, Real) or not low <= value <= high or value == float("inf"):
-        raise ValueError(f"{argument}: {value!r} is not allowed; it must be a number that is {allowed}")
-    return float(value)
+def check_number(
+    argument: str,
+    value: float,
+    *,
+    low: float = 0.0,
+    high: float = math.inf,
+    above: bool = False,
+    below: bool = False,
+) -> float:
+    """Return the number if it is finite and in [low, high], else raise a ValueError that says so.
+
+    Args:
+        argument: What the number is called.
+        value: The number.
+        low: The least that is allowed.
+        high: The most that is allowed.
+        above: Whether `low` itself is not allowed.
+        below: Whether `high` itself is not allowed.
+
+    Example:
+        >>> check_number("beta", 1, high=1.0, below=True)
+        Traceback (most recent call last):
+        ValueError: beta: 1 is not allowed; it must be a number that is in [0, 1)
+    """
+    number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if number and low <= value <= high and not (above and value == low) and not (below and value == high):
+        return float(value)
+    if high < math.inf:
+        allowed = f"in {'(' if above else '['}{low:g}, {high:g}{')' if below else ']'}"
+    else:
+        allowed = f"finite and {'>' if above else '≥'} {low:g}"
+    raise ValueError(f"{argument}: {value!r} is not allowed; it must be a number that is {allowed}")
 
 
 def check_choice(argument: str, value: object, allowed: Sequence[object]) -> None:

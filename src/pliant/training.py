@@ -9,15 +9,17 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from pliant.checking import check_choice, check_number, check_positive_int, require_positive
 from pliant.data.dataset import Examples
 from pliant.diagnostics.monitor import Monitor
+from pliant.graph.layers import eval_mode
 from pliant.methods.base import Method
 from pliant.seeding import permutation, random_state, set_random_state
 from pliant.streams.base import Stream, Task
@@ -28,6 +30,9 @@ Record = dict[str, Any]
 
 Reference = Literal["initial", "boundary", "previous_task"]
 """What measures compare a network with: see `Learner.measure`."""
+
+
+OptimizerName = Literal["adam", "adamw", "sgd"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Settings:
             evaluated.
     """
 
-    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    optimizer: OptimizerName = "adam"
     lr: float = 1e-3
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -66,16 +71,17 @@ class Settings:
     evaluate_every: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("lr", "decay_factor", "batch_size", "evaluate_every"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
-        for name in ("momentum", "weight_decay"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup is {self.warmup}; it must lie in [0, 1)")
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"clip is {self.clip}; it must be above 0, or None")
+        check_choice("optimizer", self.optimizer, get_args(OptimizerName))
+        check_number("lr", self.lr, above=True)
+        check_number("momentum", self.momentum)
+        check_number("weight_decay", self.weight_decay)
+        require_positive(batch_size=self.batch_size, evaluate_every=self.evaluate_every)
+        check_number("warmup", self.warmup, high=1.0, below=True)
+        for epoch in self.decay_epochs:
+            check_positive_int("decay_epochs", epoch)
+        check_number("decay_factor", self.decay_factor, above=True)
+        if self.clip is not None:
+            check_number("clip", self.clip, above=True)
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum is {self.momentum}; it is for sgd, and the optimizer is {self.optimizer}")
 
@@ -366,15 +372,13 @@ def _evaluate(learner: Learner, task: Task, examples: Examples, which: str) -> t
 @torch.no_grad()
 def evaluate(model: nn.Module, examples: Examples, batch_size: int = 1000) -> tuple[float, float]:
     """Return accuracy and mean cross-entropy over examples, the model in evaluation mode meanwhile."""
-    was_training = model.training
-    model.eval()
     device = _device(model)
     correct, loss = torch.zeros((), dtype=torch.int64, device=device), torch.zeros((), device=device)
-    for x, y in batches(examples, batch_size, device):
-        logits = model(x)
-        correct += (logits.argmax(1) == y).sum()
-        loss += cross_entropy(logits, y, reduction="sum")
-    model.train(was_training)
+    with eval_mode(model):
+        for x, y in batches(examples, batch_size, device):
+            logits = model(x)
+            correct += (logits.argmax(1) == y).sum()
+            loss += cross_entropy(logits, y, reduction="sum")
     return int(correct) / len(examples), float(loss) / len(examples)
 
 
@@ -420,10 +424,8 @@ def make_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
         return Adam(parameters, lr, weight_decay=decay, fused=fused)
     if settings.optimizer == "adamw":
         return AdamW(parameters, lr, weight_decay=decay, fused=fused)
-    if settings.optimizer == "sgd":
-        # Not fused: that form fails once a method has dropped the momentum of some parameters and not of others.
-        return SGD(parameters, lr, momentum=settings.momentum, weight_decay=decay)
-    raise ValueError(f"optimizer is {settings.optimizer!r}; allowed: adam, adamw, sgd")
+    # Not fused: that form fails once a method has dropped the momentum of some parameters and not of others.
+    return SGD(parameters, lr, momentum=settings.momentum, weight_decay=decay)
 
 
 _AT_ENDS = ("test_accuracy", "train_accuracy", "task_online_accuracy")

@@ -103,7 +103,7 @@ def test_wrong_data_sets_are_named() -> None:
         from_tensors("bad", (x, y + 5), (x, y), ("a", "b"))
     with pytest.raises(ValueError, match=r"test inputs \(1, 2, 1\)"):
         from_tensors("bad", (x, y), (x[..., :1], y))
-    with pytest.raises(ValueError, match=r"fraction is 1\.5"):
+    with pytest.raises(ValueError, match=r"fraction: 1\.5 is not allowed; it must be a number that is in \(0, 1\)"):
         make().holdout(1.5, 0)
     with pytest.raises(ValueError, match="leaves a part empty"):
         make().holdout(0.001, 0)

@@ -4,6 +4,7 @@ import gzip
 import io
 import multiprocessing
 import struct
+import sys
 from pathlib import Path
 
 import numpy
@@ -287,6 +288,12 @@ class TestFolder:
 
 
 class TestFiles:
+    def test_npz_without_numpy_names_what_to_install(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        numpy.savez(tmp_path / "own.npz", x=numpy.ones((4, 2)), y=numpy.arange(4) % 2)
+        monkeypatch.setitem(sys.modules, "numpy", None)
+        with pytest.raises(ImportError, match=r"pip install 'pliant\[data\]'"):
+            data.load(str(tmp_path / "own.npz"))
+
     def test_npz_with_four_arrays(self, tmp_path: Path) -> None:
         x = numpy.random.default_rng(0).integers(0, 256, (12, 5, 4, 3), dtype=numpy.uint8)
         y = numpy.arange(12) % 3

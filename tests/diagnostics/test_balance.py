@@ -221,7 +221,7 @@ def test_outputs_that_cannot_be_seen_prove_nothing() -> None:
 
 
 def test_arguments_out_of_range_are_named() -> None:
-    with pytest.raises(ValueError, match=r"p and q must be at least 1, got 0.5"):
+    with pytest.raises(ValueError, match=r"p: 0\.5 is not allowed; it must be a number that is finite and ≥ 1"):
         balance(layers([2, 2, 2]), p=0.5)
     with pytest.raises(ValueError, match="weights must hold at least one layer, got none"):
         balance([])

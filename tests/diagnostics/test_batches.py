@@ -59,7 +59,7 @@ def test_a_loader_gives_its_first_samples() -> None:
         gather(iter([(X, Y), X]), 10)
     with pytest.raises(ValueError, match=r"target must be made of tensors .* got a list"):
         gather(iter([(X, Y.tolist()), (X, Y.tolist())]), 10)
-    with pytest.raises(ValueError, match="samples must be at least 1"):
+    with pytest.raises(ValueError, match="samples: 0 is not allowed; it must be an integer ≥ 1"):
         gather(loader, 0)
 
 

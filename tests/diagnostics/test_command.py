@@ -216,7 +216,7 @@ def small():
         (["--model", "mine.py:plain", "--html", "."], "--html is '.', which is a folder; it must be a file"),
         (["--model", "mine.py:plain", "--parquet", "none/p"], "--parquet is 'none/p'; there is no folder 'none'"),
         (["--model", "mine.py:plain", "--measures", "weight_l2, nope"], "there is no measure 'nope'"),
-        (["--model", "mine.py:wanting"], "model 'mine.py:wanting' cannot be built without --data: TypeError: wanting"),
+        (["--model", "mine.py:wanting"], "model 'mine.py:wanting' takes (shape, classes); it is called with ()"),
         (["--model", "mine.py:raising"], "model 'mine.py:raising' cannot be built without --data: KeyError: 'boom'"),
         (["--model", "mine.py:raising", "--data", "digits"], "model 'mine.py:raising' cannot be built: KeyError"),
         (["--model", "mine.py:plain", "--data", "digits", "--measures", "dead_fraction"],

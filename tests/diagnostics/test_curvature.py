@@ -242,13 +242,13 @@ def test_lanczos_of_the_zero_matrix_and_of_multiples_of_the_identity() -> None:
 
 def test_arguments_out_of_range_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch, loss_fn = network("mlp")
-    with pytest.raises(ValueError, match="iterations must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="iterations: 0 is not allowed; it must be an integer ≥ 1"):
         sharpness(model, batch, loss_fn, iterations=0)
     with pytest.raises(ValueError, match="must be finite"):
         lanczos(lambda v: v * math.nan, 3)
-    with pytest.raises(ValueError, match="draws must be at least 1"):
+    with pytest.raises(ValueError, match="draws: 0 is not allowed; it must be an integer ≥ 1"):
         curvature.fisher(model, batch, draws=0)
-    with pytest.raises(ValueError, match="most must be at least 1"):
+    with pytest.raises(ValueError, match="most: 0 is not allowed; it must be an integer ≥ 1"):
         curvature.relative_rank(torch.eye(2), 0)
     monkeypatch.setattr(curvature, "MOST_PARAMETERS", 10)
     with pytest.raises(ValueError, match="at most 10 learnable parameters"):

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pliant
 from pliant.diagnostics import Monitor, Record, diagnose, measures
+from pliant.diagnostics import monitor as monitoring
 from tests import zoo
 
 EVERYTHING = measures.names()
@@ -227,13 +228,13 @@ def clocked(
     monkeypatch.setattr("time.perf_counter", clock)
     model = nn.Linear(2, 1)
     optimizer = SGD(model.parameters(), lr=0.0)
-    take: Callable[..., Any] = Monitor._take
+    take: Callable[..., Any] = monitoring.take
 
-    def slow(self: Monitor, *args: Any, **kwargs: Any) -> Any:
+    def slow(*args: Any, **kwargs: Any) -> Any:
         clock.now += measurement / 2
-        return take(self, *args, **kwargs)
+        return take(*args, **kwargs)
 
-    monkeypatch.setattr(Monitor, "_take", slow)
+    monkeypatch.setattr(monitoring, "take", slow)
     monitor = Monitor(model, optimizer, measures=["weight_l2", "update_l2"], **settings)
     for done in range(steps):
         clock.now += step + (pause if done % 50 == 49 else 0)
@@ -368,11 +369,13 @@ def test_what_is_missing_is_named() -> None:
         Monitor(model, optimizer, measures=["hessian_rank"], probe=torch.ones(3, 12))
     with pytest.raises(ValueError, match="distance_l2 needs a reference"):
         Monitor(model, optimizer, measures=["distance_l2"])
-    with pytest.raises(ValueError, match="every must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="every: 0 is not allowed; it must be an integer ≥ 1"):
         Monitor(model, optimizer, every=0)
-    with pytest.raises(ValueError, match="statistics must be 'batch' or 'running', got 'runing'"):
+    with pytest.raises(ValueError, match=r"every: 2\.5 is not allowed; it must be an integer ≥ 1"):
+        Monitor(model, optimizer, every=2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="statistics: 'runing' is not allowed; it must be one of 'batch', 'running'"):
         Monitor(model, optimizer, statistics="runing")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="budget must be above 0 or None, got 0"):
+    with pytest.raises(ValueError, match="budget: 0 is not allowed; it must be a number that is finite and > 0"):
         Monitor(model, optimizer, budget=0)
     assert not optimizer._optimizer_step_pre_hooks, "nothing is attached by a monitor that could not be made"
 

@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 from pliant.diagnostics.batches import Batch
 from pliant.diagnostics.diagnosing import diagnose, unwrapped
 from pliant.diagnostics.probe import batch_norms, batch_statistics, undisturbed
-from pliant.diagnostics.randomness import undrawn
 from pliant.graph.layers import called_layers
+from pliant.seeding import undrawn
 
 X, Y = torch.randn(16, 6), torch.randint(0, 4, (16,))
 

@@ -98,7 +98,7 @@ def test_non_finite_entries_give_non_finite_values_not_a_failed_decomposition() 
 
 
 def test_arguments_out_of_range_are_named() -> None:
-    with pytest.raises(ValueError, match=r"delta must lie in \[0, 1\), got 1"):
+    with pytest.raises(ValueError, match=r"delta: 1 is not allowed; it must be a number that is in \[0, 1\)"):
         srank(torch.ones(2), 1)
     with pytest.raises(ValueError, match=r"at least 2 dimensions, got shape \(3,\)"):
         singular_values(torch.ones(3))

@@ -97,7 +97,7 @@ def test_product_bound_holds_for_a_chain() -> None:
 def test_mismatches_are_named() -> None:
     with pytest.raises(ValueError, match=r"one shape, got \(2, 2\) and \(3,\)"):
         weights.frobenius_error(torch.ones(2, 2), torch.ones(3))
-    with pytest.raises(ValueError, match="side must be one of"):
+    with pytest.raises(ValueError, match=r"side: .* is not allowed; it must be one of"):
         weights.isometry_deviation(torch.ones(2), (2, 2), side="left")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="equally many, got 1 and 2"):
         weights.layer_balance([1.0], [1.0, 2.0])

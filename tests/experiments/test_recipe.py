@@ -88,7 +88,7 @@ def test_methods_as_tables() -> None:
         ({"training": {"lr": "fast"}}, "training.lr is 'fast': input should be a valid number"),
         ({"training": {"optimiser": "adam"}}, "training: there is no 'optimiser'; did you mean 'optimizer'?"),
         ({"training": {"optimizer": "adm"}}, "training.optimizer is 'adm': input should be 'adam', 'adamw' or 'sgd'"),
-        ({"training": {"lr": -1}}, "training: lr is -1.0; it must be above 0"),
+        ({"training": {"lr": -1}}, "training: lr: -1.0 is not allowed; it must be a number that is finite and > 0"),
         ({"methods": ["swt"]}, "there is no method 'swt'"),
         ({"methods": ["swr:lamb=1"]}, "swr has no setting 'lamb'; did you mean 'lam'?"),
         ({"methods": ["swr:lam"]}, "'lam' must be of the form setting=value"),

@@ -34,7 +34,7 @@ def test_what_can_work_passes() -> None:
     [
         ({"methods": ["l2:lam=-1"]}, "l2: lam: -1 is not allowed"),
         ({"methods": ["vanilla", "l2:lam=1|-1"]}, "l2: lam: -1 is not allowed"),
-        ({"stream": {"name": "warm_start", "fraction": 0}}, "fraction is 0; it must be above 0"),
+        ({"stream": {"name": "warm_start", "fraction": 0}}, "fraction: 0 is not allowed; it must be a number"),
         ({"stream": "class_incremental"}, "phases is 20; with 10 to share out it must be 1 … 10"),
         ({"data": {"name": "digits", "first": 101}, "stream": {"name": "continual_full", "chunks": 100},
           "methods": ["l2:lam=1|2"]}, "chunks is 100; with 91 to share out"),

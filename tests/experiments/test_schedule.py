@@ -182,11 +182,11 @@ def test_wrong_numbers_of_workers_are_named() -> None:
         ProcessEngine(threads=0)
     with pytest.raises(ValueError, match="threads: 0 is not allowed; it must be an integer ≥ 1"):
         RayEngine(threads=0)
-    with pytest.raises(ValueError, match="gpus is -1; it must be 0 or more"):
+    with pytest.raises(ValueError, match="gpus: -1 is not allowed; it must be a number"):
         RayEngine(gpus=-1)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan")])
 def test_wrong_times_between_checkpoints_are_named(tmp_path: Path, engine: ProcessEngine, seconds: float) -> None:
-    with pytest.raises(ValueError, match=f"checkpoint_seconds is {seconds}; it must be 0 or more"):
+    with pytest.raises(ValueError, match=f"checkpoint_seconds: {seconds} is not allowed; it must be a number"):
         run_all([small()], tmp_path, engine, Notebook(), checkpoint_seconds=seconds)

@@ -335,7 +335,7 @@ def test_wishes_are_checked() -> None:
      ("unknown", "ignore"), ("unreached", "ignore")],
 )  # fmt: skip
 def test_choices_are_checked(argument: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"{argument} is .*; allowed"):
+    with pytest.raises(ValueError, match=f"{argument}: .* is not allowed; it must be"):
         analyse(nn.Linear(6, 2), vectors(), **{argument: value})
     with pytest.raises(TypeError, match="example is a str"):
         analyse(nn.Linear(6, 2), "x")

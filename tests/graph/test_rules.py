@@ -205,10 +205,13 @@ UNARY: dict[str, tuple[Callable[[Tensor], Tensor], Fraction | int | None]] = {
     "nearest2d": (lambda x: F.interpolate(x, scale_factor=2.0), 1),
     "nearest3d": (lambda x: F.interpolate(vol(x), scale_factor=2.0), 1),
     "nearest_exact": (lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest-exact"), 1),
+    "nearest_exact1d": (lambda x: F.interpolate(seq(x), scale_factor=2.0, mode="nearest-exact"), 1),
+    "nearest_exact3d": (lambda x: F.interpolate(vol(x), scale_factor=2.0, mode="nearest-exact"), 1),
     "linear1d": (lambda x: F.interpolate(seq(x), scale_factor=2.0, mode="linear"), 1),
     "bilinear": (lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"), 1),
     "bilinear_aa": (lambda x: F.interpolate(x, size=(3, 3), mode="bilinear", antialias=True), 1),
     "bicubic": (lambda x: F.interpolate(x, scale_factor=2.0, mode="bicubic"), 1),
+    "bicubic_aa": (lambda x: F.interpolate(x, size=(3, 3), mode="bicubic", antialias=True), 1),
     "trilinear": (lambda x: F.interpolate(vol(x), scale_factor=2.0, mode="trilinear"), 1),
     "grid_sample": (lambda x: F.grid_sample(x, torch.zeros(3, 2, 2, 2), align_corners=False), 1),
     # norm layers, and norms written by hand

@@ -265,6 +265,18 @@ class Attending(nn.Module):
         return self.attention(x, x, x, need_weights=False)[0]
 
 
+class Repeated(nn.Module):
+    """How often a unit is repeated depends on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(4, 3), nn.Linear(6, 2)
+        self.register_buffer("times", torch.tensor([1, 2, 3]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.repeat_interleave(relu(self.layer(x)), self.times, dim=1, output_size=6))
+
+
 def depthwise() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4), nn.ReLU(), nn.Conv2d(4, 2, 1))
 
@@ -295,6 +307,7 @@ SKIPPED = {
     "nobody reads it": (Stray, (2, 4), "stray", "it has no part in what the model returns"),
     "packed maps": (Attending, (2, 3, 4), "attention.in_proj_weight", "it is part of attention"),
     "behind attention": (Attending, (2, 3, 4), "attention.out_proj", "it is an output of the model"),
+    "data says where": (Repeated, (2, 4), "layer", "it goes through repeat_interleave in the model"),
     "an unknown call": (Stray, (2, 4), "used", "it goes through gru in recurrent"),
 }  # fmt: skip
 
@@ -305,6 +318,13 @@ def test_what_cannot_be_renewed_alone_says_why(kind: str) -> None:
     units = find_units(build(), torch.zeros(shape))
     assert name not in {group.name for group in units.groups}
     assert units.skipped[name].startswith(reason)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+def test_channels_stay_apart_when_images_grow(mode: str) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Upsample(scale_factor=2, mode=mode), nn.Conv2d(4, 2, 3))
+    (group,) = find_units(model, torch.ones(1, 1, 8, 8)).groups
+    assert group.name == "0"
 
 
 def test_a_gelu_written_by_hand_keeps_units_apart() -> None:

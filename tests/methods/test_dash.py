@@ -1,8 +1,11 @@
 """DASH against its authors' description, and what it must leave as it was."""
 
 import copy
+import random
+from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -129,6 +132,34 @@ def test_leaves_everything_else_as_it_was(training: bool) -> None:
     assert str(optimizer.state_dict()) == str(moments)
 
 
+def test_no_random_generator_moves() -> None:
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in data("mlp"):
+            random.random(), numpy.random.rand(), torch.rand(1)
+            yield batch
+
+    states = random.getstate(), str(numpy.random.get_state()), torch.get_rng_state()
+    DASH(zoo.build("mlp")).apply(batches=batches(), loss_fn=cross_entropy)
+    assert random.getstate() == states[0]
+    assert str(numpy.random.get_state()) == states[1]
+    assert torch.equal(torch.get_rng_state(), states[2])
+
+
+def test_inputs_that_a_loader_made_a_list_are_one_argument() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(12, 5)
+
+        def forward(self, pair: list[Tensor]) -> Tensor:
+            return self.layer((pair[0] + pair[1]).float())
+
+    x, y = zoo.batch("mlp")
+    model = Pair()
+    receipt = DASH(model, lam=0.3).apply(batches=[([x, x], y)], loss_fn=cross_entropy)
+    assert receipt.details["mean_factors"]["layer.weight"] > 0.3
+
+
 def test_a_parameter_that_the_loss_does_not_reach_shrinks_to_the_floor() -> None:
     model = nn.ModuleDict({"used": nn.Linear(3, 2), "unused": nn.Linear(3, 2)}).double()
     weight = model["unused"].weight.detach().clone()
@@ -171,7 +202,7 @@ def test_settings_that_make_no_sense_are_errors() -> None:
     model = zoo.build("mlp")
     with pytest.raises(ValueError, match=r"lam: 1\.5 is not allowed"):
         DASH(model, lam=1.5)
-    with pytest.raises(ValueError, match="alpha: 0 is not allowed; the average would stay at zero"):
+    with pytest.raises(ValueError, match=r"alpha: 0 is not allowed; it must be a number that is in \(0, 1\]"):
         DASH(model, alpha=0)
     with pytest.raises(ValueError, match="accumulate: 'epoch' is not allowed; it must be one of 'chunk', 'batch'"):
         DASH(model, accumulate="epoch")  # type: ignore[arg-type]

@@ -39,6 +39,12 @@ def test_a_wrong_name_is_an_error(name: str) -> None:
         make(zoo.build("mlp"))
 
 
+@pytest.mark.parametrize("make", [SWR, HeadReset, FeatureRank, Layerwise])
+def test_an_example_of_another_form_is_named(make: Callable[..., object]) -> None:
+    with pytest.raises(TypeError, match="example is a list; allowed are a tensor, a tuple of positional arguments"):
+        make(zoo.build("mlp"), [X])
+
+
 def test_a_chain_without_a_weight_that_trains_is_an_error() -> None:
     model = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.LayerNorm(3, elementwise_affine=False))
     model.append(nn.Linear(3, 2, bias=False))

@@ -400,7 +400,7 @@ def test_errors() -> None:
         ReDo(zoo.build("mlp"), x, every=0)
     with pytest.raises(ValueError, match="rate: 2 is not allowed"):
         ContinualBackprop(zoo.build("mlp"), x, rate=2)
-    with pytest.raises(ValueError, match="decay: 1 is not allowed; the average would never move"):
+    with pytest.raises(ValueError, match=r"decay: 1 is not allowed; it must be a number that is in \[0, 1\)"):
         ContinualBackprop(zoo.build("mlp"), x, decay=1)
     with pytest.raises(TypeError, match="redo acts on activations, which it sees once attached"):
         ReDo(zoo.build("mlp"), x).step()

@@ -118,7 +118,7 @@ def test_half_precision_averages_move() -> None:
 
 
 def test_an_average_that_never_moves_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"beta: 1\.0 is not allowed, such an average never moves"):
+    with pytest.raises(ValueError, match=r"beta: 1\.0 is not allowed; it must be a number that is in \[0, 1\)"):
         StreamingEWC(zoo.build("mlp"), beta=1.0)
 
 

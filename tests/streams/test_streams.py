@@ -115,7 +115,7 @@ def test_warm_start_is_a_part_then_everything(dataset: Dataset) -> None:
     assert (len(first.train), first.epochs, second.epochs) == (30, 7, 5)
     assert rows_of(second.train) == set(range(N))
     assert second.changed == {"examples"}
-    with pytest.raises(ValueError, match=r"fraction is 1\.5"):
+    with pytest.raises(ValueError, match=r"fraction: 1\.5 is not allowed; it must be a number that is in \(0, 1\]"):
         streams.create("warm_start", dataset, fraction=1.5)
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from pliant.checking import check_choice
 from pliant.data.dataset import Dataset, Examples, from_tensors
 from pliant.data.embedded import digits
 from pliant.data.hub import SOURCES, load_from_hub
@@ -59,8 +60,7 @@ def load(
         for key in options:
             if key not in allowed:
                 raise ValueError(f"data {name!r} has no option {key!r}; {suggest(key, [*OPTIONS, *allowed])}")
-    if pixels not in ("standard", "unit"):
-        raise ValueError(f"pixels is {pixels!r}; allowed: standard, unit")
+    check_choice("pixels", pixels, ("standard", "unit"))
     dataset = loader(**options)
     if pixels == "unit":
         dataset = dataset.in_unit_range()

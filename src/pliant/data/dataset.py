@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from pliant.checking import check_number
 from pliant.seeding import generator, permutation
 
 
@@ -137,8 +138,7 @@ class Dataset:
         Returns:
             A data set without any of this one's test examples.
         """
-        if not 0 < fraction < 1:
-            raise ValueError(f"fraction is {fraction}; it must lie between 0 and 1")
+        check_number("fraction", fraction, high=1.0, above=True, below=True)
         order = permutation(len(self.train), "holdout", seed)
         n = round(fraction * len(self.train))
         if not 0 < n < len(self.train):

@@ -16,7 +16,7 @@ from pliant.checking import check_choice
 from pliant.data.cache import Decoded, cached, digest_file
 from pliant.data.dataset import Dataset, from_tensors
 from pliant.data.images import CorruptImageError, Mode, decode_all, is_grey, open_image
-from pliant.importing import import_object
+from pliant.importing import import_object, naming_extra
 from pliant.seeding import permutation
 
 if TYPE_CHECKING:
@@ -198,7 +198,8 @@ def load_npz(path: Path) -> Dataset:
     Returns:
         The data set.
     """
-    import numpy
+    with naming_extra("reading .npz files", "data"):
+        import numpy
 
     try:
         with numpy.load(path, allow_pickle=False) as file:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 from torch.utils._pytree import tree_leaves
 
+from pliant.checking import check_number
 from pliant.diagnostics.batches import Batch
 from pliant.graph.layers import WEIGHT_LAYERS, call_with, called_layers, eval_mode
 
@@ -77,8 +78,8 @@ def balance(
         >>> round(found.least, 6), round(float(found.scales[0]), 6)
         (2.828427, 0.5)
     """
-    if p < 1 or q < 1:
-        raise ValueError(f"p and q must be at least 1, got {p} and {q}")
+    check_number("p", p, low=1.0)
+    check_number("q", q, low=1.0)
     if not weights:
         raise ValueError("weights must hold at least one layer, got none")
     powers = [_powers(weight, p) for weight in weights]

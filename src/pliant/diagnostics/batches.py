@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from pliant.diagnostics.randomness import undrawn
+from pliant.checking import check_positive_int
+from pliant.seeding import undrawn
 
 LossFn = Callable[[Any, Any], Tensor]
 
@@ -137,8 +138,7 @@ def gather(data: Any, samples: int) -> Batch:
     Raises:
         ValueError: If a loader is empty or its batches do not fit together.
     """
-    if samples < 1:
-        raise ValueError(f"samples must be at least 1, got {samples}")
+    check_positive_int("samples", samples)
     # Collating makes lists of tensors, of lists and of mappings, but never of tuples.
     batches = isinstance(data, list) and bool(data) and all(isinstance(part, tuple) for part in data)
     single = isinstance(data, (Batch, Tensor, Mapping, tuple, list)) and not batches

@@ -17,7 +17,6 @@ from pliant.diagnostics.checkpoint import load_into
 from pliant.diagnostics.diagnosing import diagnose
 from pliant.diagnostics.page import write_page
 from pliant.diagnostics.probe import undisturbed
-from pliant.importing import import_object
 from pliant.seeding import generator, permutation
 
 
@@ -92,17 +91,12 @@ def _build(name: str, dataset: Dataset | None, seed: int, options: dict[str, Any
             return models.create(name, dataset.shape, len(dataset.classes), seed=seed, **options)
         if ":" not in name:
             raise ValueError(f"model {name!r} needs --data, which tells the shape of its inputs and its classes")
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            model = import_object(name)(**options)
+        return models.create(name, seed=seed, **options)
     except (ValueError, ImportError):
         raise
     except Exception as error:  # what somebody's own function raises may be anything
         without = " without --data" if dataset is None else ""
         raise ValueError(f"model {name!r} cannot be built{without}: {_reason(error)}") from error
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model {name!r} returned {type(model).__name__}; it must return a torch.nn.Module")
-    return model
 
 
 def _check_fit(network: nn.Module, batch: tuple[Tensor, Tensor], labelled: bool, model: str, data: str) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from pliant.checking import check_positive_int
 from pliant.diagnostics.batches import Batch, LossFn, sample_losses, summed_loss
 from pliant.diagnostics.differentiation import derivatives, learnable
 from pliant.diagnostics.lanczos import twice_differentiable
@@ -71,8 +72,7 @@ def fisher(model: nn.Module, batch: Batch, draws: int = 1, seed: int = 0) -> Ten
     Raises:
         ValueError: If the model has no or more than `MOST_PARAMETERS` learnable parameters, or `draws` is not positive.
     """
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
+    check_positive_int("draws", draws)
     parameters = _parameters(model)
     with torch.enable_grad():
         logits = batch.forward(model)
@@ -121,8 +121,7 @@ def relative_rank(matrix: Tensor, most: int, delta: float = 0.01) -> float:
         >>> relative_rank(torch.diag(torch.tensor([1.0, -1.0, 0.0, 0.0])), 4)
         0.5
     """
-    if most < 1:
-        raise ValueError(f"most must be at least 1, got {most}")
+    check_positive_int("most", most)
     return srank(eigvalsh(matrix).abs(), delta) / most
 
 

@@ -2,17 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from pliant.checking import check_choice
 from pliant.diagnostics import measures as registry
 from pliant.diagnostics import notes as note
 from pliant.diagnostics.batches import Batch, LossFn, gather
 from pliant.diagnostics.diagnosis import Diagnosis, combine
-from pliant.diagnostics.probe import Probe, Statistics, batch_norms, batch_statistics, check_statistics, undisturbed
+from pliant.diagnostics.probe import Probe, Statistics, batch_norms, batch_statistics, undisturbed
 from pliant.diagnostics.record import Measure
 
 Found = dict[str, Mapping[str, float]]
@@ -62,7 +63,7 @@ def diagnose(
         >>> found.skipped
         {'hessian_rank': 'it needs a loss_fn'}
     """
-    check_statistics(statistics)
+    check_choice("statistics", statistics, get_args(Statistics))
     chosen = registry.select(measures)
     model = initialised(model, "model")
     reference = initialised(reference, "reference") if reference is not None else None
@@ -83,10 +84,10 @@ def diagnose(
             probe = Probe(model, ours, each, keep=keep)
             other = Probe(reference, theirs, each, keep=keep) if reference is not None else None
             run = [measure for measure in chosen if "labels" in measure.needs or name == next(iter(losses))]
-            _take(run, probe, other, name, found, skipped)
+            found |= take(run, probe, other, skipped, name)
             if other is not None:
                 lacking: dict[str, str] = {}
-                _take([m for m in run if "reference" not in m.needs], other, None, name, beside, lacking)
+                beside |= take([m for m in run if "reference" not in m.needs], other, None, lacking, name)
                 absent = ((m, why) for m, why in lacking.items() if m not in skipped)
                 notes |= {f"the reference's {m}": f"the reference has no {m}: {why}" for m, why in absent}
             notes |= note.on_probe(probe, name)
@@ -106,18 +107,29 @@ def _by_name(loss_fn: LossFn | Mapping[str, LossFn] | None) -> dict[str, LossFn 
     return dict(loss_fn)
 
 
-def _take(
-    chosen: Sequence[Measure], probe: Probe, other: Probe | None, loss: str, found: Found, skipped: dict[str, str]
-) -> None:
+def take(
+    chosen: Sequence[Measure], probe: Probe, other: Probe | None, skipped: dict[str, str], loss: str = ""
+) -> Found:
+    """Take measures.
+
+    Args:
+        chosen: The measures.
+        probe: What they look at.
+        other: What they compare it with.
+        skipped: Where to note why a measure cannot be taken, by its name.
+        loss: The name of the loss, if there are several.
+    """
+    found: Found = {}
     for measure in chosen:
         name = f"{measure.name}@{loss}" if loss and "labels" in measure.needs else measure.name
         try:
             found[name] = measure.compute(probe, other)
         except SKIPPED as error:
-            skipped[name] = reason(error)
+            skipped[name] = _reason(error)
+    return found
 
 
-def reason(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """Return why a measure was skipped; of what torch has not implemented, the first sentence of many."""
     return str(error).partition(". ")[0] if isinstance(error, NotImplementedError) else str(error)
 

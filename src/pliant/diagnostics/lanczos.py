@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pliant.checking import check_positive_int
 from pliant.diagnostics.batches import Batch, LossFn, summed_loss
 from pliant.diagnostics.differentiation import dense, derivatives, learnable
 
@@ -64,8 +65,7 @@ def lanczos(
         >>> round(found.largest, 6), round(found.smallest, 6), found.converged
         (5.0, -3.0, True)
     """
-    if iterations < 1:
-        raise ValueError(f"iterations must be at least 1, got {iterations}")
+    check_positive_int("iterations", iterations)
     start = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     current, before = start / start.norm(), torch.zeros_like(start)
     diagonal: list[float] = []

@@ -6,20 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from pliant.checking import check_choice, check_number, check_positive_int
 from pliant.diagnostics import measures as registry
 from pliant.diagnostics import notes as note
 from pliant.diagnostics.batches import LossFn, gather
-from pliant.diagnostics.diagnosing import SKIPPED, initialised, prepare, reason, unwrapped
+from pliant.diagnostics.diagnosing import initialised, prepare, take, unwrapped
 from pliant.diagnostics.diagnosis import ScalarWriter, combine, write_table
 from pliant.diagnostics.differentiation import dense
-from pliant.diagnostics.probe import Probe, Statistics, check_statistics
+from pliant.diagnostics.probe import Probe, Statistics
 from pliant.diagnostics.record import Measure, Need
 
 
@@ -93,11 +94,10 @@ class Monitor:
         statistics: Statistics = "batch",
         on_record: Callable[[Record], None] | None = None,
     ) -> None:
-        if every < 1:
-            raise ValueError(f"every must be at least 1, got {every}")
-        if budget is not None and not budget > 0:
-            raise ValueError(f"budget must be above 0 or None, got {budget}")
-        check_statistics(statistics)
+        check_positive_int("every", every)
+        if budget is not None:
+            check_number("budget", budget, above=True)
+        check_choice("statistics", statistics, get_args(Statistics))
         self.model = unwrapped(model)
         self.every = every
         self.budget = budget
@@ -255,7 +255,7 @@ class Monitor:
             with ExitStack() as stack:
                 probe = self._probe(stack, self.model, resting)
                 other = self._probe(stack, self.reference, resting) if self.reference is not None else None
-                found = self._take(resting, probe, other)
+                found = take(resting, probe, other, self.skipped)
                 self._note(note.on_probe(probe) | note.on_statistics(self.model, self._batch, self.statistics))
             moving = any("step" in measure.needs for measure in self.measures)
             before = {n: p.detach().clone() for n, p in self.model.named_parameters()} if moving else None
@@ -270,7 +270,7 @@ class Monitor:
             seconds, found, before = self._begun
             gradient = {n: dense(p.grad) for n, p in self.model.named_parameters() if p.grad is not None}
             probe = Probe(self.model, gradient=gradient, before=before)
-            found |= self._take([measure for measure in self.measures if _of_the_step(measure)], probe, None)
+            found |= take([measure for measure in self.measures if _of_the_step(measure)], probe, None, self.skipped)
             values = combine({measure.name: found[measure.name] for measure in self.measures if measure.name in found})
             self._note(note.on_values(values))
             self._keep(Record(self.step, seconds + self._clock() - started, values))
@@ -302,15 +302,6 @@ class Monitor:
     def _note(self, notes: note.Notes) -> None:
         for kind, text in notes.items():
             self.notes.setdefault(kind, f"at step {self.step}, {text}")
-
-    def _take(self, chosen: Sequence[Measure], probe: Probe, other: Probe | None) -> dict[str, Mapping[str, float]]:
-        found: dict[str, Mapping[str, float]] = {}
-        for measure in chosen:
-            try:
-                found[measure.name] = measure.compute(probe, other)
-            except SKIPPED as error:
-                self.skipped[measure.name] = reason(error)
-        return found
 
     def _probe(self, stack: ExitStack, model: nn.Module, chosen: Sequence[Measure]) -> Probe:
         used = any("batch" in measure.needs for measure in chosen)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from itertools import cycle
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,9 @@ from pliant.diagnostics.differentiation import derivatives, learnable
 from pliant.diagnostics.gradients import Spectrum, spectrum
 from pliant.diagnostics.gram import GradientGram, gradient_gram
 from pliant.diagnostics.lanczos import Extremes, sharpness
-from pliant.diagnostics.randomness import undrawn
 from pliant.diagnostics.spectra import singular_values
 from pliant.graph.layers import eval_mode
+from pliant.seeding import undrawn
 
 Statistics = Literal["batch", "running"]
 
@@ -54,12 +54,6 @@ def _unwritten(model: nn.Module) -> Iterator[None]:
                     tensor.copy_(before)
                 if getattr(module, name) is not tensor:
                     setattr(module, name, tensor)
-
-
-def check_statistics(statistics: Any) -> None:
-    """Raise a ValueError if this is none of what `statistics` may be."""
-    if statistics not in get_args(Statistics):
-        raise ValueError(f"statistics must be 'batch' or 'running', got {statistics!r}")
 
 
 def batch_norms(model: nn.Module, statistics: Statistics) -> list[_BatchNorm]:

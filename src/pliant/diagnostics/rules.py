@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pliant.diagnostics.factors import Convolution, Dense, Lookup, Outer, Use, Window
+from pliant.precision import widen
 
 # From the gradient at a call's output to the contribution to a weight's gradients.
 Contribution = Callable[[Tensor], Use]
@@ -44,7 +45,7 @@ class Call:
 
     def samples_first(self, tensor: Tensor) -> Tensor:
         """Return [samples, positions merged with them, …] of a tensor with the output's leading dimensions."""
-        moved = wide(tensor.detach()).movedim(self.axis, 0)
+        moved = widen(tensor.detach()).movedim(self.axis, 0)
         return moved.reshape(self.samples, -1, *moved.shape[1:])
 
     def positions(self, tensor: Tensor) -> Tensor:
@@ -53,11 +54,6 @@ class Call:
 
 
 Rule = Callable[[Call], Iterator[tuple[Tensor, Contribution]]]
-
-
-def wide(tensor: Tensor) -> Tensor:
-    """Return a tensor in float32 at least; integers stay as they are."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def matrix_shape(weight: Tensor) -> tuple[int, int]:
@@ -103,7 +99,7 @@ def _convolution(call: Call) -> Iterator[tuple[Tensor, Contribution]]:
     window = Window(kernel, each(call.values.get("stride", 1)), around, dilation)
     yield (
         call["weight"],
-        lambda delta: Convolution(wide(x), delta, window, call.values.get("groups", 1), call.samples),
+        lambda delta: Convolution(widen(x), delta, window, call.values.get("groups", 1), call.samples),
     )
     if call["bias"] is not None:
         yield from _channels(call, call["bias"])

@@ -18,6 +18,9 @@ import math
 import torch
 from torch import Tensor
 
+from pliant.checking import check_number
+from pliant.precision import widen
+
 
 def as_matrix(weight: Tensor) -> Tensor:
     """Return a weight as the matrix [out, everything else], in float32 at least.
@@ -31,8 +34,7 @@ def as_matrix(weight: Tensor) -> Tensor:
     """
     if weight.ndim < 2:
         raise ValueError(f"weight must have at least 2 dimensions, got shape {tuple(weight.shape)}")
-    matrix = weight.detach().flatten(1)
-    return matrix.float() if matrix.dtype in (torch.float16, torch.bfloat16) else matrix
+    return widen(weight.detach().flatten(1))
 
 
 def singular_values(matrix: Tensor) -> Tensor:
@@ -85,8 +87,7 @@ def srank(sigma: Tensor, delta: float = 0.01) -> int:
         >>> srank(torch.tensor([98.0, 1.5, 0.5]))
         2
     """
-    if not 0 <= delta < 1:
-        raise ValueError(f"delta must lie in [0, 1), got {delta}")
+    check_number("delta", delta, high=1.0, below=True)
     if not torch.isfinite(sigma).all():
         raise ValueError("sigma must be finite to have a rank, got NaN or inf")
     ordered = sigma.double().sort(descending=True).values

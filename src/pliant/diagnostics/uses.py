@@ -20,7 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from pliant.diagnostics.factors import Dense, Outer, Rows, Use, check_memory
-from pliant.diagnostics.rules import RULES, Call, Contribution, matrix_shape, wide
+from pliant.diagnostics.rules import RULES, Call, Contribution, matrix_shape
+from pliant.precision import widen
 
 # The positional arguments of `multi_head_attention_forward` after query, key and value.
 _ATTENTION = (
@@ -169,7 +170,7 @@ class Uses(Shapes):
         del contribution
 
         def arrived(delta: Tensor) -> None:
-            use = once.pop()(wide(delta.detach()))
+            use = once.pop()(widen(delta.detach()))
             for name in sources:
                 self.pending[name] -= 1
                 self._deliver(name, use if weight is self._parameters[name] else self._through(use, weight, name))

@@ -11,6 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pliant.checking import check_choice
+
 
 def l1_norm(tensors: Iterable[Tensor]) -> float:
     """Return Σ|θ| over all entries of all tensors.
@@ -56,8 +58,7 @@ def isometry_deviation(
         10.0
     """
     sizes = {"smaller": min(shape), "out": shape[0], "in": shape[1]}
-    if side not in sizes:
-        raise ValueError(f"side must be one of {sorted(sizes)}, got {side!r}")
+    check_choice("side", side, tuple(sizes))
     zeros = sizes[side] - len(sigma)
     return float(((sigma.double() ** 2 - 1) ** 2).sum()) + zeros
 

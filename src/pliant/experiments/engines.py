@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from pliant.checking import require_positive
+from pliant.checking import check_number, require_positive
 from pliant.experiments.config import RunConfig
 from pliant.experiments.run import Outcome, execute
 from pliant.importing import naming_extra
@@ -193,8 +193,7 @@ class RayEngine:
 
     def __init__(self, address: str | None = None, threads: int = 1, gpus: float = 0.0) -> None:
         require_positive(threads=threads)
-        if not gpus >= 0:
-            raise ValueError(f"gpus is {gpus}; it must be 0 or more")
+        check_number("gpus", gpus)
         with naming_extra("the Ray engine", "ray"):
             import ray
         self._ray: Any = ray

@@ -11,6 +11,7 @@ from pliant.experiments.config import RunConfig
 from pliant.experiments.recipe import Entry, Recipe
 from pliant.experiments.run import make_methods, make_model, make_stream, take_example
 from pliant.experiments.sources import Sources, find_sources
+from pliant.graph.layers import eval_mode
 from pliant.streams.base import Stream
 
 
@@ -73,9 +74,8 @@ def _rehearse_entry(entry: Entry, config: RunConfig, stream: Stream) -> None:
 
 
 def _check_outputs(config: RunConfig, model: nn.Module, example: Tensor, classes: int) -> None:
-    with torch.no_grad():
-        shape = tuple(model.eval()(example).shape)
-    model.train()
+    with eval_mode(model), torch.no_grad():
+        shape = tuple(model(example).shape)
     if len(shape) != 2 or shape[1] < classes:
         raise ValueError(
             f"model {config.model.name!r} gives outputs of shape {shape}; "

@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Protocol
 
+from pliant.checking import check_number
 from pliant.experiments.config import RunConfig
 from pliant.experiments.engines import Engine, Job, WorkerDiedError
 from pliant.experiments.files import BusyError
@@ -52,8 +53,7 @@ def run_all(
     Returns:
         How each run ended, by its name. Runs that another command on the same folder is doing are waited for.
     """
-    if not checkpoint_seconds >= 0:
-        raise ValueError(f"checkpoint_seconds is {checkpoint_seconds}; it must be 0 or more")
+    check_number("checkpoint_seconds", checkpoint_seconds)
     root = root.resolve()
     statuses = {config.id: RunFolder(root, config).status for config in configs}
     waiting = deque(config for config in configs if statuses[config.id] not in FINAL)

@@ -8,10 +8,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from pliant.checking import check_choice
 from pliant.graph.check import check_system, drift, run_graph
 from pliant.graph.explain import explain
-from pliant.graph.export import Example, ModelGraph, export_graph
+from pliant.graph.export import ModelGraph, export_graph
 from pliant.graph.forms import Form, System
+from pliant.graph.layers import Example
 from pliant.graph.plan import Block, BlockTensors, ScalePlan
 from pliant.graph.projection import project
 from pliant.graph.rules import APPROXIMABLE
@@ -196,16 +198,12 @@ def analyse(
         [[1, 0], [1, 0], [0, 1], [1, 1]]
     """
     if isinstance(approximate, str) or not set(approximate) <= APPROXIMABLE:
-        raise ValueError(f"approximate is {approximate!r}; allowed is a set of {', '.join(sorted(APPROXIMABLE))}")
-    choices = {
-        "on_conflict": (on_conflict, get_args(OnConflict)),
-        "frozen": (frozen, ("keep", "rescale")),
-        "unknown": (unknown, get_args(Policy)),
-        "unreached": (unreached, get_args(Policy)),
-    }
-    for argument, (value, allowed) in choices.items():
-        if value not in allowed:
-            raise ValueError(f"{argument} is {value!r}; allowed are {', '.join(map(repr, allowed))}")
+        allowed = ", ".join(sorted(APPROXIMABLE))
+        raise ValueError(f"approximate: {approximate!r} is not allowed; it must be a set of {allowed}")
+    check_choice("on_conflict", on_conflict, get_args(OnConflict))
+    check_choice("frozen", frozen, ("keep", "rescale"))
+    check_choice("unknown", unknown, get_args(Policy))
+    check_choice("unreached", unreached, get_args(Policy))
     graph = export_graph(model, example)
     system = build_system(graph, approximate=approximate, unknown=unknown, unreached=unreached, frozen=frozen)
     if check:

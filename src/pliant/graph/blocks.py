@@ -14,8 +14,8 @@ from torch import Tensor, fx
 
 from pliant.graph import labels as lb
 from pliant.graph.export import ModelGraph
+from pliant.graph.operators import SPLITS
 from pliant.graph.plan import Block
-from pliant.graph.shapes import SPLITS
 from pliant.graph.walk import Meaning, Walk
 
 Atom = tuple[str, int]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from pliant.graph import labels as lb
+from pliant.graph.operators import CONVOLUTIONS
 from pliant.graph.walk import Value, Walk, rule
 
 Operand = tuple[Tensor, str]
@@ -133,7 +134,7 @@ def _outer(walk: Walk, node: fx.Node) -> Value:
     return contract(walk, node, [(walk.of(node.args[0]), "m"), (walk.of(node.args[1]), "n")], "mn")
 
 
-@rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+@rule(*CONVOLUTIONS)
 def _convolution(walk: Walk, node: fx.Node) -> Value:
     walk.factor(walk.graph.argument(node, "weight"))
     x, w, shape = walk.get(node, "input"), walk.get(node, "weight"), walk.shape(node)

@@ -35,15 +35,14 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
+from pliant.graph.layers import Example, split_example
+
 _TORCH = str(Path(torch.__file__).parent)
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s+(?P<code>.*)')
 
 
 class GraphError(ValueError):
     """A model that cannot be analysed; the message names the call and where it stands."""
-
-
-Example = torch.Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ def export_graph(model: nn.Module, example: Example) -> ModelGraph:
     Raises:
         GraphError: The model cannot be exported.
     """
-    arguments, keywords = _call(example)
+    arguments, keywords = split_example(example)
     shell = _Shell(model)
     fast_path = torch.backends.mha.get_fastpath_enabled()
     # The fused inference kernel of nn.TransformerEncoderLayer is one opaque call; without it its parts show.
@@ -232,20 +231,6 @@ def _tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
     elif is_dataclass(value):
         for field in fields(value):
             yield from _tensors(getattr(value, field.name), f"{prefix}{field.name}")
-
-
-def _call(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Split an example into positional and keyword arguments."""
-    if isinstance(example, torch.Tensor):
-        return (example,), {}
-    if isinstance(example, Mapping):
-        return (), dict(example)
-    if isinstance(example, tuple):
-        return example, {}
-    raise TypeError(
-        f"example is a {type(example).__name__}; allowed are a tensor, a tuple of positional arguments "
-        "and a dict of keyword arguments"
-    )
 
 
 def _lookup(root: nn.Module, target: str | None) -> Any:

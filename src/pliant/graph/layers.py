@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 
 @dataclass(frozen=True)
 class Layer:
-    """A module that holds parameters of its own.
+    """A module that holds parameters of its own, or a norm layer without any.
 
     Attributes:
         name: Its name in the model.
@@ -27,15 +27,31 @@ class Layer:
 NORM_LAYERS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """The layers that undo a scale of their input (batch and instance norm share `_NormBase`)."""
 
+Example = torch.Tensor | tuple[Any, ...] | Mapping[str, Any]
+"""An input of a model: a tensor, a tuple of positional arguments or a dictionary of keyword arguments."""
+
 WEIGHT_LAYERS = (nn.Linear, _ConvNd)
 """The layers whose output is linear in weight and input, plus a bias."""
 
 
-def call_with(model: nn.Module, example: Any) -> Any:
-    """Call the model on an example: a tensor, a tuple of arguments or a dictionary of keyword arguments."""
+def split_example(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Split an example into positional and keyword arguments."""
+    if isinstance(example, torch.Tensor):
+        return (example,), {}
     if isinstance(example, Mapping):
-        return model(**example)
-    return model(*example) if isinstance(example, tuple) else model(example)
+        return (), dict(example)
+    if isinstance(example, tuple):
+        return example, {}
+    raise TypeError(
+        f"example is a {type(example).__name__}; allowed are a tensor, a tuple of positional arguments "
+        "and a dict of keyword arguments"
+    )
+
+
+def call_with(model: nn.Module, example: Example) -> Any:
+    """Call the model on an example."""
+    arguments, keywords = split_example(example)
+    return model(*arguments, **keywords)
 
 
 @contextmanager
@@ -56,10 +72,10 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def called_layers(model: nn.Module, example: Any) -> tuple[Layer, ...]:
-    """Return the modules with parameters of their own in the order in which the model calls them on the example.
+    """Return the layers of a model in the order in which it calls them on the example.
 
-    A module that is called twice appears twice. The model runs once in eval mode without gradients and is left as
-    it was.
+    Those are the modules with parameters of their own, and all norm layers. A module that is called twice appears
+    twice. The model runs once in eval mode without gradients and is left as it was.
     """
     called: list[Layer] = []
     handles = []

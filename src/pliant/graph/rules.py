@@ -12,6 +12,7 @@ from fractions import Fraction
 from torch import Tensor, fx
 
 from pliant.graph import labels as lb
+from pliant.graph.operators import POOLS
 from pliant.graph.walk import Value, Walk, rule
 
 APPROXIMABLE = frozenset({"gelu", "silu", "mish", "elu", "celu", "selu", "softplus", "hardswish"})
@@ -172,16 +173,7 @@ def _along(walk: Walk, node: fx.Node) -> Value:
     return values if many else values[0]
 
 
-_POOLS = (
-    "max_pool1d", "max_pool2d", "max_pool2d_with_indices", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d",
-    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",
-    "adaptive_max_pool2d", "adaptive_max_pool3d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
-    "_upsample_nearest_exact2d", "upsample_linear1d", "upsample_bilinear2d", "_upsample_bilinear2d_aa",
-    "upsample_trilinear3d", "upsample_bicubic2d", "grid_sampler",
-)  # fmt: skip
-
-
-@rule(*_POOLS)
+@rule(*POOLS, "grid_sampler")
 def _pool(walk: Walk, node: fx.Node) -> Value:
     labels = walk.of(node.args[0])
     if "grid" in walk.graph.operator(node):

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, fx
 
-from pliant.graph import contractions, rules  # noqa: F401  (they register the rules)
+from pliant.graph import contractions, rules, shapes  # noqa: F401  (they register the rules)
 from pliant.graph import labels as lb
 from pliant.graph.blocks import Partition, blocks_of, find_partition
 from pliant.graph.export import GraphError, ModelGraph

@@ -7,25 +7,18 @@ import torch
 from torch import Tensor, fx
 
 from pliant.graph import labels as lb
+from pliant.graph.operators import MOVES, RESHAPES, SPLITS
 from pliant.graph.walk import RELABELS, Value, Walk, rule
 
-_RESHAPES = ("view", "_unsafe_view", "squeeze", "unsqueeze", "clone", "alias", "detach")
-_MOVES = (
-    "transpose", "t", "permute", "expand", "flip", "roll", "rot90", "repeat", "tile", "repeat_interleave", "unfold",
-    "diagonal", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
-)  # fmt: skip
-SPLITS = ("select", "slice", "split", "split_with_sizes", "unbind")
-"""Calls that take a tensor apart."""
-
-RELABELS.update(_RESHAPES, _MOVES, SPLITS, {"_to_copy"})
+RELABELS.update(RESHAPES, MOVES, SPLITS, {"_to_copy"})
 
 
-@rule(*_RESHAPES)
+@rule(*RESHAPES)
 def _reshape(walk: Walk, node: fx.Node) -> Value:
     return walk.of(node.args[0]).reshape(walk.shape(node))
 
 
-@rule(*_MOVES)
+@rule(*MOVES)
 def _move(walk: Walk, node: fx.Node) -> Value:
     labels = walk.of(node.args[0])
     if len(node.all_input_nodes) > 1:  # where entries go depends on data

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from pliant.graph import labels as lb
 from pliant.graph.export import ModelGraph
 from pliant.graph.layers import WEIGHT_LAYERS
+from pliant.graph.operators import CONVOLUTIONS, MOVES, POOLS, RESHAPES, SPLITS
 from pliant.graph.unit_parts import Norm, Passage, Reader, Slices, UnitGroup
 
 
@@ -57,25 +58,13 @@ _NONE = 0
 _ELEMENTWISE = frozenset({
     "relu", "leaky_relu", "rrelu", "prelu", "gelu", "silu", "mish", "elu", "celu", "selu", "softplus", "hardswish",
     "hardtanh", "relu6", "hardsigmoid", "log_sigmoid", "tanh", "sigmoid", "abs", "neg", "exp", "sin", "cos", "square",
-    "sqrt", "clamp", "clamp_min", "clamp_max", "threshold", "pow", "nan_to_num", "native_dropout", "clone", "detach",
-    "alias", "_to_copy", "type_as", "add", "sub", "rsub", "mul", "div", "maximum", "minimum",
+    "sqrt", "clamp", "clamp_min", "clamp_max", "threshold", "pow", "nan_to_num", "native_dropout", "_to_copy",
+    "type_as", "add", "sub", "rsub", "mul", "div", "maximum", "minimum",
 })  # fmt: skip
 """Calls that make each entry of the result from one entry of what they read, or of each tensor that they read."""
 
-_RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "squeeze", "unsqueeze"})
-_MOVES = frozenset({
-    "transpose", "t", "permute", "expand", "flip", "roll", "repeat", "repeat_interleave", "select", "slice", "split",
-    "split_with_sizes", "unbind", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
-})  # fmt: skip
-_POOLS = frozenset({
-    "max_pool1d", "max_pool2d", "max_pool2d_with_indices", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d",
-    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
-    "adaptive_max_pool3d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_bilinear2d",
-    "pad", "constant_pad_nd",
-})  # fmt: skip
 _REDUCTIONS = frozenset({"mean", "sum", "amax", "amin"})
-_ATTENTION = frozenset({"scaled_dot_product_attention", "softmax", "_softmax", "matmul", "bmm", "einsum"})
-_CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
+_ATTENTION = frozenset({"scaled_dot_product_attention", "softmax", "matmul", "bmm", "einsum"})
 _NORMS = frozenset({
     "layer_norm", "rms_norm", "group_norm", "instance_norm", "_native_batch_norm_legit",
     "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training",
@@ -126,14 +115,14 @@ class Tracker:
         if name in _ELEMENTWISE and (name == "prelu" or self._are_alike(node)):
             self._note_passage(node)
             return self._first_of(node, self._of(node.all_input_nodes[0]).expand(_first_shape(node)))
-        if name in _RESHAPES:
+        if name in RESHAPES:
             return self._of(first).reshape(self.graph.shape(node))
-        if name in _MOVES:
+        if name in (*MOVES, *SPLITS) and len(node.all_input_nodes) == 1:  # else data says where entries go
             return node.target(self._of(first), *node.args[1:], **node.kwargs)  # type: ignore[operator]
         if name in ("cat", "stack"):
             parts = [self._of(part) for part in self.graph.argument(node, "tensors")]
             return (torch.cat if name == "cat" else torch.stack)(parts, dim=self.graph.argument(node, "dim"))
-        if name in _POOLS:
+        if name in (*POOLS, "pad"):
             return self._follow_pool(node)
         if name in _REDUCTIONS:
             return self._follow_reduction(node)
@@ -166,7 +155,7 @@ class Tracker:
         name, argument = self.graph.operator(node), self.graph.argument
         if name == "linear":
             return argument(node, "input"), argument(node, "weight"), argument(node, "bias"), 0, 1, -1
-        if name in _CONVOLUTIONS:
+        if name in CONVOLUTIONS:
             out_dim, in_dim = (1, 0) if "transpose" in name else (0, 1)
             return (
                 argument(node, "input"),
@@ -192,7 +181,7 @@ class Tracker:
             self.opaque[path] = "its weight or bias is computed, not stored"
             self._flag_inputs(node, f"it is read by {path or 'the model'}, whose weight is computed, not stored")
             return None
-        grouped = self.graph.operator(node) in _CONVOLUTIONS and self.graph.argument(node, "groups") != 1
+        grouped = self.graph.operator(node) in CONVOLUTIONS and self.graph.argument(node, "groups") != 1
         if self._has_units(source):
             if grouped:
                 self._flag(self._of(source), f"it is read by the grouped convolution {path}")

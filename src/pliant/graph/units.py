@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from pliant.graph.export import Example, export_graph
+from pliant.graph.export import export_graph
+from pliant.graph.layers import Example
 from pliant.graph.unit_parts import Norm, Passage, Reader, Slices, UnitGroup
 from pliant.graph.unit_tracker import Tracker
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -53,6 +53,21 @@ def with_closure(args: Any, kwargs: Any, closure: Callable[[], Any]) -> tuple[An
     if len(args) < 2:
         return args, {**kwargs, "closure": closure}
     return (args[0], closure, *args[2:]), kwargs
+
+
+def found_inf_of(optimizer: Optimizer) -> Tensor | None:
+    """Return what tells whether a fused optimizer under a GradScaler skips its step: not zero if so.
+
+    Any other optimizer has none: the scaler does not call its step at all. To read it waits for the device.
+    """
+    found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
+    return found_inf
+
+
+def was_skipped(optimizer: Optimizer) -> bool:
+    """Say whether an optimizer skipped the step that it was called for."""
+    found_inf = found_inf_of(optimizer)
+    return found_inf is not None and bool(found_inf)
 
 
 def ascending_names(optimizer: Optimizer, names: Sequence[str], groups: Sequence[int]) -> Sequence[str]:

@@ -7,18 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pliant.checking import check_number
-from pliant.methods.precision import widen
+from pliant.precision import widen
 
 Averages = dict[str, Any]
 """`counts`, one number a parameter, and for each averaged quantity a dictionary of tensors by parameter."""
-
-
-def check_beta(beta: float) -> float:
-    """Return β if it lies in [0, 1), else raise a ValueError that says so."""
-    if check_number("beta", beta, high=1.0) == 1:
-        raise ValueError(f"beta: {beta!r} is not allowed, such an average never moves; it must be in [0, 1)")
-    return float(beta)
 
 
 def average_weights(counts: Tensor, beta: float) -> Tensor:

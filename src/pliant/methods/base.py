@@ -29,7 +29,15 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pliant.checking import check_choice
-from pliant.methods.attachment import Attachment, ascending_names, closure_of, warn_of_unknown, with_closure
+from pliant.methods.attachment import (
+    Attachment,
+    ascending_names,
+    closure_of,
+    found_inf_of,
+    warn_of_unknown,
+    was_skipped,
+    with_closure,
+)
 from pliant.methods.state import check_same_shapes, check_same_structure, copy_state_
 from pliant.surgery import forget_state_
 
@@ -60,13 +68,8 @@ class Receipt:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the receipt as a flat dictionary, ready for a log."""
-        return {
-            "method": self.method,
-            "action": self.action,
-            "tensors": self.tensors,
-            "entries": self.entries,
-            **self.details,
-        }
+        head = {"method": self.method, "action": self.action, "tensors": self.tensors, "entries": self.entries}
+        return {**head, **self.details}
 
 
 class Method(ABC):
@@ -323,8 +326,8 @@ class Penalty(Method):
         closure = closure_of(args, kwargs)
         if closure is None:
             # Under a GradScaler a fused optimizer gets its gradients still scaled, and says by how much.
-            scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
-            self._add_gradient(names, counter, ascending, scale, found_inf)
+            scale = getattr(optimizer, "grad_scale", None)
+            self._add_gradient(names, counter, ascending, scale, found_inf_of(optimizer))
             return None
         calls = 0
 
@@ -377,7 +380,7 @@ class Rescaler(Method):
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Act after a step; honour `optimizer.found_inf`: a step that was skipped is not followed by an action."""
 
-    def _is_due(self, optimizer: Optimizer, counter: str, every: int) -> bool:
+    def _count_due_step(self, optimizer: Optimizer, counter: str, every: int) -> bool:
         """Count a step, and say whether it is an n-th one; one of n > 1 that was skipped leaves that to the next."""
         if self._count_step(counter) % every:
             return False
@@ -386,10 +389,7 @@ class Rescaler(Method):
             return False
         return True
 
-    def _was_skipped(self, optimizer: Optimizer) -> bool:
-        """Ask a fused optimizer under a GradScaler whether it skipped its step: waits for the device, which knows."""
-        found_inf = getattr(optimizer, "found_inf", None)
-        return found_inf is not None and bool(found_inf)
+    _was_skipped = staticmethod(was_skipped)
 
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
         return [optimizer.register_step_post_hook(self._after_step)]

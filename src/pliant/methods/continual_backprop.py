@@ -24,6 +24,7 @@ from pliant.graph.units import Reader, UnitGroup
 from pliant.methods.base import Filter
 from pliant.methods.recycler import Activity, Recycler, SumByUnit, sum_except
 from pliant.methods.redraw import seeded
+from pliant.precision import wide_dtype
 
 
 def mean_inputs(weight: Tensor, reader: Reader, means: Tensor, stride: int = 1) -> Tensor:
@@ -74,9 +75,7 @@ class ContinualBackprop(Recycler):
     ) -> None:
         self.rate = check_number("rate", rate, high=1.0)
         self.maturity = check_positive_int("maturity", maturity)
-        self.decay = check_number("decay", decay, high=1.0)
-        if decay == 1:
-            raise ValueError("decay: 1 is not allowed; the average would never move")
+        self.decay = check_number("decay", decay, high=1.0, below=True)  # with 1 the average would never move
         self.gain = check_number("gain", gain)
         super().__init__(model, example, where=where)
         self._outgoing = {
@@ -85,7 +84,7 @@ class ContinualBackprop(Recycler):
         }
         self.seed = seed
         self.draws = 0
-        dtypes = {name: torch.promote_types(self._weight(g).dtype, torch.float32) for name, g in self.groups.items()}
+        dtypes = {name: wide_dtype(self._weight(g).dtype) for name, g in self.groups.items()}
         self.utilities = {name: torch.zeros_like(n, dtype=dtypes[name]) for name, n in self.renewals.items()}
         self.means = {name: torch.zeros_like(utility) for name, utility in self.utilities.items()}
         self.ages = {name: torch.zeros_like(n) for name, n in self.renewals.items()}

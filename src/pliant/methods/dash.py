@@ -24,6 +24,8 @@ from pliant.graph.layers import NORM_LAYERS, call_with
 from pliant.graph.matrices import find_matrices
 from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer, learnable_parameters
 from pliant.methods.module_hooks import silent_hooks
+from pliant.precision import wide_dtype, widen
+from pliant.seeding import undrawn
 
 Accumulate = Literal["chunk", "batch"]
 
@@ -91,9 +93,7 @@ class DASH(Reinitializer):
             where=lambda name, p: id(p) not in norm_parameters and (where is None or where(name, p)),
         )
         self.lam = check_number("lam", lam, high=1.0)
-        self.alpha = check_number("alpha", alpha, high=1.0)
-        if alpha == 0:
-            raise ValueError("alpha: 0 is not allowed; the average would stay at zero for ever")
+        self.alpha = check_number("alpha", alpha, high=1.0, above=True)  # with 0 the average stays at zero for ever
         check_choice("accumulate", accumulate, get_args(Accumulate))
         self.accumulate = accumulate
         if chunk_size is not None:
@@ -107,7 +107,7 @@ class DASH(Reinitializer):
         if batches is None or loss_fn is None:
             missing = "batches" if batches is None else "loss_fn"
             raise ValueError(f"{missing}: None, but dash looks at the new data: apply(batches=…, loss_fn=…)")
-        average = {name: torch.zeros_like(p, dtype=_accumulator(p)) for name, p in self.parameters.items()}
+        average = {name: torch.zeros_like(p, dtype=wide_dtype(p.dtype)) for name, p in self.parameters.items()}
         chunks = 0
         with _left_as_it_was(self.model):
             for gradients in self._chunks(batches, loss_fn):
@@ -133,11 +133,12 @@ class DASH(Reinitializer):
         for inputs, targets in batches:
             size = _count_examples(inputs, targets)
             with torch.enable_grad():
-                loss = loss_fn(call_with(self.model, inputs), targets)
+                example = (inputs,) if isinstance(inputs, list) else inputs  # a loader makes lists of what was a pair
+                loss = loss_fn(call_with(self.model, example), targets)
                 gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
-            for (name, parameter), gradient in zip(self.parameters.items(), gradients, strict=True):
+            for name, gradient in zip(self.parameters, gradients, strict=True):
                 if gradient is not None:
-                    scaled = gradient.to(_accumulator(parameter)) * size
+                    scaled = widen(gradient) * size
                     total[name] = total[name] + scaled if name in total else scaled
             examples += size
             if self.accumulate == "batch" or (self.chunk_size is not None and examples >= self.chunk_size):
@@ -157,15 +158,12 @@ def _count_examples(inputs: Any, targets: Any) -> int:
     return len(first)
 
 
-def _accumulator(parameter: Tensor) -> torch.dtype:
-    return torch.promote_types(parameter.dtype, torch.float32)
-
-
 @contextmanager
 def _left_as_it_was(model: nn.Module) -> Iterator[None]:
     """Put buffers (running statistics) and random generators back at the end; other methods see nothing of it."""
     saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with torch.random.fork_rng(), silent_hooks():
+    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
+    with undrawn(devices), silent_hooks():
         try:
             yield
         finally:

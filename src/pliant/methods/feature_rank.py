@@ -33,7 +33,7 @@ from pliant.methods.base import Kind, Method, Receipt
 from pliant.methods.gram import gram
 from pliant.methods.module_hooks import ModuleHook, input_of
 from pliant.methods.naming import check_modules
-from pliant.methods.precision import widen
+from pliant.precision import widen
 
 LossScale = float | Callable[[], float | Tensor]
 

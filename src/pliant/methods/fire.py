@@ -23,6 +23,7 @@ from pliant.checking import check_choice, check_number
 from pliant.graph.matrices import Matrix, Packed, find_matrices
 from pliant.methods.base import Batches, Filter, LossFunction, Reinitializer, learnable_parameters
 from pliant.methods.orthogonal import Iteration, Polynomial, Solver, check_solver, orthogonalise
+from pliant.precision import wide_dtype
 from pliant.surgery import forget_state_, map_moments_, zero_moments_
 
 Layers = Literal["auto", "all", "qk"]
@@ -203,5 +204,5 @@ def _groups_of_equal_shape(views: Mapping[Matrix, Tensor]) -> list[list[Matrix]]
 def _check_finite(views: Mapping[Matrix, Tensor]) -> None:
     for matrix, view in views.items():
         # One pass without a copy; in half precision a norm would overflow before its weight does.
-        if not view.norm(dtype=torch.promote_types(view.dtype, torch.float32)).isfinite():
+        if not view.norm(dtype=wide_dtype(view.dtype)).isfinite():
             raise ValueError(f"model: the weight {str(matrix)!r} holds NaN or infinity, which has no nearest isometry")

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pliant.checking import check_positive_int
+from pliant.checking import check_number, check_positive_int
 from pliant.graph.plan import Block, BlockTensors
-from pliant.methods.averages import check_beta
+from pliant.methods.attachment import found_inf_of
 from pliant.methods.base import Batches, Filter, LossFunction, Receipt, Rescaler
-from pliant.methods.precision import widen
+from pliant.precision import widen
 
 
 def follow_(tortoise: Sequence[Tensor], hare: Sequence[Tensor], weight: float, found_inf: Tensor | None = None) -> None:
@@ -71,7 +71,7 @@ class HareTortoise(Rescaler):
         self, model: nn.Module, *, beta: float = 0.999, every: int | None = 1000, where: Filter | None = None
     ) -> None:
         super().__init__(model, where=where)
-        self.beta = check_beta(beta)
+        self.beta = check_number("beta", beta, high=1.0, below=True)  # with 1 the average would never move
         self.every = None if every is None else check_positive_int("every", every)
         self._companions = _companions(model, self.parameters)
         self._places: dict[tuple[str, ...], tuple[list[str], BlockTensors]] = {}
@@ -122,17 +122,16 @@ class HareTortoise(Rescaler):
         return Receipt(self.name, "average", len(names), sum(tensor.numel() for tensor in hare), details)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        attachment, found_inf = self._attachment(optimizer), getattr(optimizer, "found_inf", None)
+        attachment, found_inf = self._attachment(optimizer), found_inf_of(optimizer)
         self._follow(attachment.names, found_inf)
         if self.every is None:
             self._count_step(attachment.counter)
-        elif self._is_due(optimizer, attachment.counter, self.every):
+        elif self._count_due_step(optimizer, attachment.counter, self.every):
             self._go_back(attachment.names, found_inf)
 
     @torch.no_grad()
     def _follow(self, parameters: tuple[str, ...], found_inf: Tensor | None) -> None:
         names, hare = self._hare(parameters)
-        # A fused optimizer under a GradScaler skipped its step if it met an infinity; only the device knows.
         follow_([self.tortoise[name] for name in names], hare, 1 - self.beta, found_inf)
 
     @torch.no_grad()

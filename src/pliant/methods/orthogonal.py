@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pliant.checking import check_choice, check_positive_int
 from pliant.eigen import eigh
+from pliant.precision import wide_dtype, widen
 
 Polynomial = Literal["cubic", "quintic", "exact"]
 Solver = Literal["auto", "loop", "gram", "eigh", "svd"]
@@ -128,7 +129,7 @@ def orthogonalise(matrices: Tensor, iteration: Iteration, solver: Solver = "auto
         return result._replace(matrices=result.matrices.mT)
     if solver == "auto":
         solver = _choose_solver(matrices, iteration)
-    x = matrices.to(torch.promote_types(matrices.dtype, torch.float32))
+    x = widen(matrices)
     norms = torch.linalg.matrix_norm(x, keepdim=True)
     x = x / norms.where(norms > 0, 1)
     return Orthogonalised(*{"loop": _loop, "gram": _gram, "eigh": _eigh, "svd": _svd}[solver](x, iteration))
@@ -136,7 +137,7 @@ def orthogonalise(matrices: Tensor, iteration: Iteration, solver: Solver = "auto
 
 def _choose_solver(tall: Tensor, iteration: Iteration) -> Solver:
     _, rows, columns = tall.shape
-    precision = torch.finfo(torch.promote_types(tall.dtype, torch.float32)).eps
+    precision = torch.finfo(wide_dtype(tall.dtype)).eps
     # A tall random matrix is well conditioned, a square one is not: there, a large gain makes "eigh" fail its test.
     risky = precision * iteration.gain**2 > 100 * _TOLERANCE
     if tall.device.type == "cpu":

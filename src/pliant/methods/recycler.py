@@ -23,9 +23,10 @@ from torch.utils.hooks import RemovableHandle
 
 from pliant.graph.matrices import is_linear
 from pliant.graph.units import Reader, Slices, UnitGroup, find_units
-from pliant.methods.attachment import Attachment
+from pliant.methods.attachment import Attachment, was_skipped
 from pliant.methods.base import Filter, Kind, Method, Receipt
 from pliant.methods.module_hooks import ModuleHook, input_of
+from pliant.precision import wide_dtype
 from pliant.surgery import slice_mask, write_, zero_moments_
 
 _FEW = 32
@@ -283,12 +284,11 @@ class Recycler(Method):
         return [optimizer.register_step_post_hook(self._after_step)]
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        attachment, found_inf = self._attachment(optimizer), getattr(optimizer, "found_inf", None)
-        # Only a fused optimizer under a GradScaler gets here after a step that it skipped, and only its device knows.
-        if found_inf is None or not bool(found_inf):
-            self._act_on(attachment.names, attachment.counter)
-        else:
+        attachment = self._attachment(optimizer)
+        if was_skipped(optimizer):
             self._forget(attachment.names)
+        else:
+            self._act_on(attachment.names, attachment.counter)
 
     def _forget(self, names: Sequence[str]) -> None:
         for group in self._groups_of(names):
@@ -350,7 +350,7 @@ class Recycler(Method):
 
 def sum_except(values: Tensor, dim: int) -> Tensor:
     """Return Σ over all dimensions but one, in float32 at least."""
-    dtype = torch.promote_types(values.dtype, torch.float32)
+    dtype = wide_dtype(values.dtype)
     if dim == 1 and values.ndim > 2 and values.is_contiguous() and values.shape[2:].numel() < _FEW:
         # The places of a kernel are too few for a fast inner loop, all that comes after the first dimension is not.
         return values.sum(0, dtype=dtype).flatten(1).sum(1)

@@ -45,9 +45,7 @@ class Shrink(Reinitializer):
         where: Filter | None = None,
     ) -> None:
         super().__init__(model, optimizer_state=optimizer_state)
-        self.lam = check_number("lam", lam, high=1.0)
-        if lam == 1:
-            raise ValueError("lam is 1: nothing would be left of the weights; it must be below 1")
+        self.lam = check_number("lam", lam, high=1.0, below=True)  # with 1 nothing would be left of the weights
         if example is None:
             raise ValueError(f"example: None, but {self.name} analyses the model on one; pass an example input")
         scales = analyse(model, example)

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from pliant.checking import check_number
 from pliant.methods.base import Filter, Penalty
-from pliant.methods.precision import widen
 from pliant.methods.roles import ROLES, as_matrix, having_role, role_of
 from pliant.methods.strengths import Strength, resolve_strengths
+from pliant.precision import widen
 from pliant.seeding import generator
 
 _TINY = 1e-18

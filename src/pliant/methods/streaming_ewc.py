@@ -16,10 +16,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from pliant.methods.averages import check_beta, start_averages, update_averages_
+from pliant.checking import check_number
+from pliant.methods.averages import start_averages, update_averages_
 from pliant.methods.base import Filter, Penalty
-from pliant.methods.precision import widen
 from pliant.methods.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
+from pliant.precision import widen
 
 
 class StreamingEWC(Penalty):
@@ -51,7 +52,7 @@ class StreamingEWC(Penalty):
     ) -> None:
         super().__init__(model, where=where)
         self.strengths = resolve_strengths(lam, self.parameters)
-        self.beta = check_beta(beta)
+        self.beta = check_number("beta", beta, high=1.0, below=True)  # with 1 the average would never move
         self.averages = start_averages(
             {name: self.parameters[name] for name in self.strengths}, "values", "importances"
         )

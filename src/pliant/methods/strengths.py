@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pliant.checking import check_number
-from pliant.methods.precision import widen
+from pliant.precision import widen
 
 Strength = float | Mapping[str, float]
 

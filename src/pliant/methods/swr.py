@@ -27,7 +27,7 @@ from pliant.graph.check import drift, run_graph
 from pliant.graph.export import GraphError
 from pliant.graph.layers import Layer, called_layers, classifier_names
 from pliant.graph.plan import BlockTensors
-from pliant.methods.attachment import Attachment
+from pliant.methods.attachment import Attachment, found_inf_of
 from pliant.methods.base import Filter, Receipt, Rescaler
 from pliant.methods.naming import check_modules
 from pliant.methods.pull import DevicePull, HostPull
@@ -272,14 +272,15 @@ class SWR(Rescaler):
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         attachment = self._attachment(optimizer)
-        if not self._is_due(optimizer, attachment.counter, self.every):
+        if not self._count_due_step(optimizer, attachment.counter, self.every):
             return
         rates = self._relative_rates(optimizer) if self.coupled else None
-        self._last = self._rescale(attachment.names, rates, getattr(optimizer, "found_inf", None))
+        self._last = self._rescale(attachment.names, rates, found_inf_of(optimizer))
 
-    def _was_skipped(self, optimizer: Optimizer) -> bool:
+    @staticmethod
+    def _was_skipped(optimizer: Optimizer) -> bool:
         # Never wait for a device: there, an n-th step that was skipped goes by without a rescaling.
-        found_inf = getattr(optimizer, "found_inf", None)
+        found_inf = found_inf_of(optimizer)
         return found_inf is not None and found_inf.is_cpu and bool(found_inf)
 
     @torch.set_grad_enabled(False)  # Cheaper than no_grad, where every microsecond counts.

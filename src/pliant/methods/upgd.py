@@ -29,11 +29,11 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pliant.checking import check_number
-from pliant.methods.attachment import ascending_names
-from pliant.methods.averages import check_beta, start_averages, update_averages_
+from pliant.methods.attachment import ascending_names, found_inf_of
+from pliant.methods.averages import start_averages, update_averages_
 from pliant.methods.base import Filter, Receipt, Rescaler
-from pliant.methods.precision import widen
 from pliant.methods.redraw import draw_normal, seeded
+from pliant.precision import widen
 
 
 def plasticity_gates(utilities: Sequence[Tensor]) -> list[Tensor]:
@@ -83,7 +83,7 @@ class UPGD(Rescaler):
     ) -> None:
         super().__init__(model, where=where)
         self.sigma = check_number("sigma", sigma)
-        self.beta = check_beta(beta)
+        self.beta = check_number("beta", beta, high=1.0, below=True)  # with 1 the average would never move
         self.weight_decay = check_number("weight_decay", weight_decay)
         self.seed = seed
         self.averages = start_averages(self.parameters, "utilities")
@@ -126,7 +126,7 @@ class UPGD(Rescaler):
         names = list(gradients)
         if not names:
             return
-        found_inf = getattr(optimizer, "found_inf", None)
+        found_inf = found_inf_of(optimizer)
         utilities = [widen(gradients[name]) * widen(before[name]) for name in names]
         torch._foreach_mul_(utilities, [1.0 if name in ascending else -1.0 for name in names])
         update_averages_(self.averages, self.beta, names, {"utilities": utilities}, found_inf)

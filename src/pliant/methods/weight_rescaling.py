@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pliant.checking import check_positive_int
+from pliant.methods.attachment import found_inf_of
 from pliant.methods.base import Filter, Receipt, Rescaler
-from pliant.methods.precision import widen
 from pliant.methods.roles import having_role
+from pliant.precision import widen
 
 
 def standard_deviation(weight: Tensor) -> Tensor:
@@ -102,15 +103,14 @@ class WeightRescaling(Rescaler):
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         attachment = self._attachment(optimizer)
-        if self._is_due(optimizer, attachment.counter, self.every):
-            self._rescale(attachment.names, getattr(optimizer, "found_inf", None))
+        if self._count_due_step(optimizer, attachment.counter, self.every):
+            self._rescale(attachment.names, found_inf_of(optimizer))
 
     @torch.no_grad()
     def _rescale(self, names: Sequence[str], found_inf: Tensor | None) -> None:
         weights: list[Tensor] = [self.parameters[name] for name in names]
         factors = [rescaling_factor(self.parameters[name], self.initial[name]) for name in names]
         if found_inf is not None:
-            # A fused optimizer under a GradScaler skipped its step if it met an infinity; only the device knows.
             factors = [torch.where(found_inf == 0, factor, 1) for factor in factors]
         torch._foreach_mul_(weights, factors)
         self._last = dict(zip(names, factors, strict=True))

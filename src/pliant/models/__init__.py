@@ -105,25 +105,36 @@ def options(name: str) -> tuple[str, ...]:
     return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
 
 
-def create(name: str, shape: tuple[int, ...], classes: int, *, seed: int = 0, **settings: Any) -> nn.Module:
+def create(
+    name: str,
+    shape: tuple[int, ...] | None = None,
+    classes: int | None = None,
+    *,
+    seed: int = 0,
+    **settings: Any,
+) -> nn.Module:
     """Make a network whose initial weights depend on the seed alone; the global generators stay as they were.
 
     Args:
         name: One of `names()`, or `module:function` or `file.py:function` for a builder of one's own, which takes the
             shape and the number of classes, or neither.
-        shape: Shape of one input.
-        classes: Number of outputs.
+        shape: Shape of one input; only a builder of one's own can do without.
+        classes: Number of outputs; likewise.
         seed: Decides the initial weights.
         settings: The builder's own options.
 
     Returns:
         The network.
     """
-    arguments: tuple[Any, ...] = (shape, check_positive_int("classes", classes))
+    arguments: tuple[Any, ...] = ()
+    if shape is not None and classes is not None:
+        arguments = (shape, check_positive_int("classes", classes))
     if ":" in name:
         build: Builder = import_object(name)
         arguments = _arguments_of(name, build, arguments, settings)
     else:
+        if not arguments:
+            raise ValueError(f"model {name!r} needs the shape of its inputs and the number of classes")
         check_names(f"model {name!r}", settings, options(name))
         build, settings = info(name).build, info(name).preset | settings
     with torch.random.fork_rng():
@@ -141,5 +152,6 @@ def _arguments_of(name: str, build: Builder, arguments: tuple[Any, ...], options
         with contextlib.suppress(TypeError):
             signature.bind(*chosen, **options)
             return chosen
-    given = ", ".join(["shape", "classes", *(f"{key}=…" for key in options)])
-    raise ValueError(f"model {name!r} takes {signature}; it is called with ({given}), or without shape and classes")
+    given = ", ".join([*(("shape", "classes") if arguments else ()), *(f"{key}=…" for key in options)])
+    other = "or without shape and classes" if arguments else "as no data tells the shape and the classes"
+    raise ValueError(f"model {name!r} takes {signature}; it is called with ({given}), {other}")

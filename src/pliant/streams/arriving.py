@@ -53,8 +53,7 @@ class WarmStart(Stream):
 
     def __post_init__(self) -> None:
         require_positive(first_epochs=self.first_epochs, epochs=self.epochs)
-        if not 0 < check_number("fraction", self.fraction) <= 1:
-            raise ValueError(f"fraction is {self.fraction}; it must be above 0 and at most 1")
+        check_number("fraction", self.fraction, high=1.0, above=True)
 
     def __len__(self) -> int:
         return 2

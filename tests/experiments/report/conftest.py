@@ -13,7 +13,7 @@ from selenium.webdriver.chrome.service import Service
 import pliant
 from pliant.experiments.config import Part
 from pliant.experiments.files import write_atomically
-from pliant.experiments.report.report import Report
+from pliant.experiments.report.making import Report
 from tests.experiments.report.stores import config, write_recipe, write_run
 
 

@@ -18,7 +18,7 @@ import pliant
 from pliant.cli import app
 from pliant.experiments.config import Part
 from pliant.experiments.recipe import load_recipe
-from pliant.experiments.report.report import FIGURES, FORMATS, Report
+from pliant.experiments.report.making import FIGURES, FORMATS, Report
 from pliant.experiments.store import load_runs
 from tests.experiments.report.stores import NASTY, config, write_recipe, write_results, write_run
 
@@ -161,7 +161,10 @@ def test_figures_are_drawn_for_print(report: Report, tmp_path: Path, format: str
 
 
 def test_an_unknown_format_is_named(report: Report, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"format is 'docx'; allowed: html, md, csv, tex, png, svg, pdf"):
+    with pytest.raises(
+        ValueError,
+        match="format: 'docx' is not allowed; it must be one of 'html', 'md', 'csv', 'tex', 'png'",
+    ):
         report.save(tmp_path / "report.docx")
 
 
@@ -248,6 +251,12 @@ def test_the_command_answers_an_empty_folder_with_a_line(tmp_path: Path) -> None
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert result.stderr.replace("\n", "").startswith("error: there are no runs in ")
+
+
+def test_the_function_is_no_module_after_it_was_called() -> None:
+    with pytest.raises(ValueError, match="nowhere"):
+        pliant.report("nowhere")
+    assert callable(pliant.experiments.report.report)
 
 
 def test_pliant_needs_torch_alone_until_a_report_is_made() -> None:

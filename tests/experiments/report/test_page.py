@@ -14,7 +14,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
 import pliant
-from pliant.experiments.report.report import Report
+from pliant.experiments.report.making import Report
 from pliant.experiments.report.style import DARK, LIGHT
 from tests.experiments.report.stores import NASTY, config, write_results, write_run
 

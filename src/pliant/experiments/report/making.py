@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pliant.checking import check_choice
 from pliant.experiments.files import write_atomically
 from pliant.experiments.report import text
 from pliant.experiments.report.document import Section
@@ -67,8 +68,7 @@ class Report:
         """
         path = Path(target)
         chosen = format or path.suffix.removeprefix(".")
-        if chosen not in FORMATS:
-            raise ValueError(f"format is {chosen!r}; allowed: {', '.join(FORMATS)}")
+        check_choice("format", chosen, FORMATS)
         if chosen in FIGURES:
             with naming_extra("drawing", "report"):
                 from pliant.experiments.report.drawing import save_figures
