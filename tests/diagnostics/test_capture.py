@@ -60,6 +60,13 @@ def test_activation_of_the_output_is_not_hidden() -> None:
     assert list(capture(model, BATCH).layers) == ["0"]
 
 
+def test_linear_network_with_an_activation_of_its_output_has_the_outputs_of_its_layers() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2), nn.Sigmoid())
+    found = capture(model, BATCH, keep=True)
+    assert list(found.layers) == ["0"]
+    torch.testing.assert_close(found.layers["0"].values, model[0](BATCH.args[0]))
+
+
 def test_units_of_a_convolution_are_channels() -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 2))
     found = capture(model, IMAGES)

@@ -295,6 +295,19 @@ def test_a_model_without_shapes_is_named() -> None:
         diagnose(nn.Linear(12, 8), (x, y), cross_entropy, lazy)
 
 
+def test_a_model_without_values_or_units_is_named() -> None:
+    x, y = zoo.batch("mlp")
+    with pytest.raises(ValueError, match=r"model must hold values, but 0.weight is on the device 'meta'"):
+        diagnose(zoo.build("mlp").to("meta"))
+    with pytest.raises(ValueError, match=r"reference must hold values"):
+        diagnose(zoo.build("mlp"), reference=zoo.build("mlp").to("meta"))
+    empty = zoo.build("mlp")
+    empty[0].weight, empty[0].bias = nn.Parameter(torch.zeros(0, 12)), nn.Parameter(torch.zeros(0))
+    empty[2].weight = nn.Parameter(torch.zeros(8, 0))
+    with pytest.raises(ValueError, match=r"model must have units in every layer, but 0.weight has shape \(0, 12\)"):
+        diagnose(empty, (x, y), cross_entropy)
+
+
 def test_planted_dead_and_dormant_units_are_counted_where_they_are() -> None:
     model = zoo.build("mlp")
     with torch.no_grad():

@@ -1,3 +1,4 @@
+import copy
 import math
 from itertools import permutations
 
@@ -5,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from pliant.diagnostics import weights
+from pliant.diagnostics import diagnose, weights
 from pliant.diagnostics.spectra import singular_values
 
 
@@ -92,6 +94,51 @@ def test_product_bound_holds_for_a_chain() -> None:
     a, b = matrix(5, 1, 3), matrix(5, 1, 4)
     slope = float((network(a) - network(b)).norm() / (a - b).norm())
     assert 0 < slope <= bound <= weights.product_bound(float(w.norm()) for w in layers)
+
+
+CONVOLUTIONS: list[nn.Module] = [
+    nn.Conv1d(2, 3, 5, padding=2),
+    nn.Conv2d(2, 3, 3, padding=1),
+    nn.Conv2d(2, 4, (3, 2), stride=2, padding=1, groups=2),
+    nn.Conv2d(2, 3, 3, padding=2, dilation=2),
+    nn.Conv2d(2, 3, 2, stride=2),
+    nn.Conv3d(1, 2, 2, padding=1),
+    nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1),
+]
+
+
+@pytest.mark.parametrize("places", ["alike", "apart"])
+@pytest.mark.parametrize("layer", CONVOLUTIONS, ids=str)
+def test_bounds_hold_for_the_operator_of_a_convolution(layer: nn.Module, places: str) -> None:
+    size = (2 - isinstance(layer, nn.Conv3d), *(4 if isinstance(layer, nn.Conv3d) else 7,) * (layer.weight.ndim - 2))
+    layer = copy.deepcopy(layer).double()
+    with torch.no_grad():
+        layer.bias.zero_()
+        torch.manual_seed(0)
+        drawn = torch.randn_like(layer.weight)
+        layer.weight.copy_(drawn.mean(tuple(range(2, drawn.ndim)), keepdim=True) if places == "alike" else drawn)
+        units = torch.eye(math.prod(size), dtype=torch.float64).unflatten(1, size)
+        operator = float(torch.linalg.matrix_norm(layer(units).flatten(1), 2))
+    found = diagnose(layer, measures=["spectral_norm", "lipschitz_bound", "frobenius_bound"]).to_dict()
+    assert operator <= found["lipschitz_bound"] * (1 + 1e-9)
+    assert found["lipschitz_bound"] <= found["frobenius_bound"] * (1 + 1e-9)
+    assert found["lipschitz_bound"] == pytest.approx(found["spectral_norm"] * layer.weight[0, 0].numel() ** 0.5)
+    if places == "alike" and layer.stride[0] == 1:
+        assert operator > found["spectral_norm"], "σ₁ of the matrix alone does not bound it"
+
+
+def test_bounds_count_the_calls_of_a_layer() -> None:
+    again, once = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        again.weight.copy_(2 * torch.eye(2))
+        once.weight.copy_(torch.diag(torch.tensor([5.0, 1.0])))
+    model = nn.Sequential(again, nn.ReLU(), again, once, again)
+    bounds = ["lipschitz_bound", "frobenius_bound"]
+    found = diagnose(model, torch.ones(3, 2), measures=bounds).to_dict()
+    x = torch.tensor([[1.0, 0.0]])
+    assert float(model(x).detach().norm()) == pytest.approx(40) == found["lipschitz_bound"]
+    assert found["frobenius_bound"] == pytest.approx(8**1.5 * 26**0.5)
+    assert diagnose(model, measures=bounds).to_dict()["lipschitz_bound"] == pytest.approx(10)
 
 
 def test_mismatches_are_named() -> None:

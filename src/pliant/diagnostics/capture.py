@@ -2,16 +2,17 @@
 
 A torch function mode sees every layer with a weight (linear, convolution) and every activation function that a forward
 pass calls, as a module or as a function. The *hidden features of a layer* are the output of the activation that
-follows it, so after the norm layer and the nonlinearity; in a network without activations, its own output. The
-*representation* is what the last linear layer receives: the last hidden features, which it maps to the outputs. Units
-are channels after a convolution, and entries of the last dimension after a linear layer; where dimensions are permuted
-before the activation, those of the dimension that has as many entries, if there is but one.
+follows it, so after the norm layer and the nonlinearity; in a network without activations between its layers, its own
+output. The *representation* is what the last linear layer receives: the last hidden features, which it maps to the
+outputs. Units are channels after a convolution, and entries of the last dimension after a linear layer; where
+dimensions are permuted before the activation, those of the dimension that has as many entries, if there is but one.
 
 Activations are recognised from a list of functions. A clamp is one if its lower bound is 0, and a maximum of two
 tensors is, where they leave the layer its units: both have other uses.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -76,11 +77,13 @@ class Captured:
         output: The model's output.
         layers: Hidden features by the layer that they follow.
         representation: What the last linear layer received, [samples × positions, units]; `None` if there is none.
+        calls: How often each weight of a linear or convolution layer was used, by its identity.
     """
 
     output: Any
     layers: dict[str, Features]
     representation: Tensor | None
+    calls: Counter[int]
 
 
 class _Layer(NamedTuple):
@@ -125,6 +128,7 @@ class _Watch(TorchFunctionMode):
         self._outputs: dict[str, Features] = {}
         self._after_last: list[str] = []
         self.representation: Tensor | None = None
+        self.calls: Counter[int] = Counter()
 
     @contextmanager
     def named(self) -> Iterator[None]:
@@ -154,6 +158,7 @@ class _Watch(TorchFunctionMode):
         out = func(*args, **kwargs)
         if linear or func in _CONVOLUTIONS:
             weight = args[1] if len(args) > 1 else kwargs["weight"]
+            self.calls[id(weight)] += 1
             self._layer = _Layer(self._name(func, weight), out.shape, -1 if linear else 1)
             self._after_last = []
             self._note(self._outputs, self._layer, out)
@@ -182,9 +187,8 @@ class _Watch(TorchFunctionMode):
 
     def layers(self) -> dict[str, Features]:
         """Return the hidden features: those after the last layer with a weight are outputs, not hidden."""
-        if self._activations:
-            return {name: f for name, f in self._activations.items() if name not in self._after_last}
-        return dict(list(self._outputs.items())[:-1])
+        hidden = {name: f for name, f in self._activations.items() if name not in self._after_last}
+        return hidden or dict(list(self._outputs.items())[:-1])
 
 
 def capture(model: nn.Module, batch: Batch, keep: bool = False) -> Captured:
@@ -198,7 +202,7 @@ def capture(model: nn.Module, batch: Batch, keep: bool = False) -> Captured:
     watch = _Watch(model, batch.size, keep)
     with torch.no_grad(), _uncompiled(), watch.named(), watch:
         output = batch.forward(model)
-    return Captured(output, watch.layers(), watch.representation)
+    return Captured(output, watch.layers(), watch.representation, watch.calls)
 
 
 def _uncompiled() -> AbstractContextManager[None]:

@@ -177,6 +177,19 @@ def isometry(probe: Probe, _: Probe | None) -> Values:
     return _by_layer(by_layer, sum(by_layer.values()))
 
 
+def lipschitz(norm: Callable[[Probe, str], float]) -> Compute:
+    """The product over a chain of what bounds each layer by a norm of its weight, as often as it is called."""
+
+    def bound(probe: Probe) -> float:
+        return weights.product_bound(
+            weights.layer_bound(norm(probe, layer), weight.shape)
+            for layer, weight in probe.matrices.items()
+            for _ in range(probe.calls(layer))
+        )
+
+    return total(bound)
+
+
 def frobenius_error(normalized: bool) -> Compute:
     """The squared distance of weights from the reference's, as it is or relative to the reference's squared norm.
 

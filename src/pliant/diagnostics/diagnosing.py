@@ -55,7 +55,8 @@ def diagnose(
         The values, the verdict, and what was skipped.
 
     Raises:
-        ValueError: If a measure is unknown, a model is not initialised, or an argument makes no sense.
+        ValueError: If a measure is unknown, a model is not initialised or has a layer without units, or an argument
+            makes no sense.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -164,10 +165,15 @@ def initialised(model: nn.Module, argument: str) -> nn.Module:
     """Return a model without its wrappers.
 
     Raises:
-        ValueError: If it has lazy parameters that were never given a shape; names the argument.
+        ValueError: If it has lazy parameters that were never given a shape, tensors without values (on the device
+            "meta"), or a weight without entries; names the argument.
     """
     model = unwrapped(model)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise ValueError(f"{argument} must be initialised, but {name} has no shape yet: call it on a batch first")
+        if tensor.is_meta:
+            raise ValueError(f"{argument} must hold values, but {name} is on the device 'meta', which keeps none")
+        if isinstance(tensor, nn.Parameter) and tensor.ndim > 1 and tensor.numel() == 0:
+            raise ValueError(f"{argument} must have units in every layer, but {name} has shape {tuple(tensor.shape)}")
     return model

@@ -53,7 +53,8 @@ def spectrum(gram: Tensor) -> Spectrum:
 def hessian_rank(found: Spectrum, delta: float = 0.01) -> float:
     """Return srank_δ(GGᵀ) / M: the share of directions of curvature that M samples still have (Curvature §4).
 
-    Measured with the new task's data at its first step. NaN if the gradients are not finite.
+    Measured with the new task's data at its first step. Gradients of d parameters have d directions at most, so that a
+    layer with fewer parameters than there are samples cannot reach 1. NaN if the gradients are not finite.
 
     Args:
         found: The spectrum of GᵀG.

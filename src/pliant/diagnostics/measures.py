@@ -92,7 +92,8 @@ _RECORDS = (
     ),
     _record(
         "isometry_deviation", "weights", "decomposition",
-        "deviation from isometry (DfI), ‖WᵀW − I‖²_F on W's smaller side; total is the sum over layers",
+        "deviation from isometry (DfI), ‖WᵀW − I‖²_F on W's smaller side, W as it is, a convolution's as one matrix; "
+        "total is the sum over layers",
         f"{_FIRE} eq. 2", c.isometry,
     ),
     _record(
@@ -105,13 +106,14 @@ _RECORDS = (
         c.frobenius_error(True),
     ),
     _record(
-        "lipschitz_bound", "weights", "decomposition", "Πσ₁(W) over layers: bounds a chain's Lipschitz constant",
-        f"{_SWR} cor. 2.1",
-        c.total(lambda p: weights.product_bound(float(p.singular_values(m)[0]) for m in p.matrices)),
+        "lipschitz_bound", "weights", "decomposition",
+        "Πσ₁(W), a convolution's times √(k_h·k_w), over the calls of layers on the batch, once each without one: "
+        "bounds a chain's Lipschitz constant",
+        f"{_SWR} cor. 2.1", c.lipschitz(lambda p, layer: float(p.singular_values(layer)[0])),
     ),
     _record(
-        "frobenius_bound", "weights", "reading", "Π‖W‖_F over layers: the looser bound", f"{_SWR} cor. 2.1",
-        c.total(lambda p: weights.product_bound(weights.l2_norm([w]) for w in p.matrices.values())),
+        "frobenius_bound", "weights", "reading", "the same with ‖W‖_F for σ₁(W): the looser bound",
+        f"{_SWR} cor. 2.1", c.lipschitz(lambda p, layer: weights.l2_norm([p.matrices[layer]])),
     ),
     _record(
         "layer_balance", "weights reference", "reading",
@@ -179,12 +181,14 @@ _RECORDS = (
         c.against_features(features.representation_change),
     ),
     _record(
-        "gradient_l1", "batch labels gradients", "backward", "Σ|g| of the mean loss", f"{_CURVATURE} §6.2",
-        c.of_gradient(weights.l1_norm),
+        "gradient_l1", "batch labels gradients", "backward",
+        "Σ|g| of the mean loss; in a Monitor as the step finds it: clipped, and with the penalties attached before",
+        f"{_CURVATURE} §6.2", c.of_gradient(weights.l1_norm),
     ),
     _record(
-        "gradient_l2", "batch labels gradients", "backward", "√Σg² of the mean loss", f"{_CURVATURE} §6.2",
-        c.of_gradient(weights.l2_norm),
+        "gradient_l2", "batch labels gradients", "backward",
+        "√Σg² of the mean loss; in a Monitor as the step finds it: clipped, and with the penalties attached before",
+        f"{_CURVATURE} §6.2", c.of_gradient(weights.l2_norm),
         Sign(
             "lower", "the gradient has become small",
             "falls at the start of tasks where leaky relu loses plasticity while its updates grow: by itself it "
@@ -222,8 +226,9 @@ _RECORDS = (
     ),
     _record(
         "hessian_rank", "batch labels gradients curvature", "curvature",
-        "how many eigenvalues of Σggᵀ over M samples hold 99 % of their sum, divided by M", f"{_CURVATURE} §4",
-        c.of_gram(gradients.hessian_rank),
+        "how many eigenvalues of Σggᵀ over M samples hold 99 % of their sum, divided by M, so that d parameters reach "
+        "d/M at most",
+        f"{_CURVATURE} §4", c.of_gram(gradients.hessian_rank),
         Sign(
             "lower", "directions of curvature are lost",
             "the one sign that Curvature (§6) found wherever plasticity was lost, measured on new data at a task's "
