@@ -58,6 +58,12 @@ def test_every_stream_is_tested_here() -> None:
     assert set(OPTIONS) == set(streams.names())
 
 
+def test_limited_access_is_of_one_paper_alone() -> None:
+    """FIRE keeps all data, and says that it did not evaluate anything else."""
+    assert streams.stream_class("continual_full").paper == "Soft weight rescaling, §4.2; FIRE, §4.1"
+    assert streams.stream_class("continual_limited").paper == "Soft weight rescaling, §4.2"
+
+
 @pytest.fixture(params=sorted(OPTIONS))
 def name(request: pytest.FixtureRequest) -> str:
     return request.param

@@ -78,7 +78,7 @@ class _Chunks(Stream):
 
     chunks: int = 10
     epochs: int = 100
-    paper: ClassVar[str] = "Soft weight rescaling, §4.2; FIRE, §4.1"
+    paper: ClassVar[str] = "Soft weight rescaling, §4.2"
 
     def __post_init__(self) -> None:
         require_positive(chunks=self.chunks, epochs=self.epochs)
@@ -100,6 +100,8 @@ class ContinualFull(_Chunks):
         chunks: How many.
         epochs: How often to go through what is there after each arrival.
     """
+
+    paper: ClassVar[str] = "Soft weight rescaling, §4.2; FIRE, §4.1"
 
     def _task(self, index: int) -> Task:
         train = self.dataset.train.select(torch.cat(self._chunks()[: index + 1]))
