@@ -77,6 +77,33 @@ def test_quick_changes_only_what_it_names(tmp_path: Path) -> None:
     assert quick.seeds == (0,)
 
 
+def test_quick_changes_single_methods_by_their_labels(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    text = (
+        'data = "digits"\nmodel = "mlp"\nstream = "single"\n'
+        'methods = ["vanilla", "l2:lam=0.5", { label = "ReDo", name = "redo", tau = 0.1, every = 970 }]\n'
+    )
+    path.write_text(text + "[quick]\nmethods = { ReDo = { every = 9 }, vanilla = { training = { lr = 0.1 } } }\n")
+    paper, quick = load_recipe(path), load_recipe(path, scale="quick")
+    assert [entry.label for entry in quick.methods] == ["vanilla", "l2", "ReDo"]
+    assert quick.methods[0].training == {"lr": 0.1}
+    assert quick.methods[1] == paper.methods[1]
+    assert quick.methods[2].parts[0].settings == {"tau": 0.1, "every": 9}
+    assert paper.methods[2].parts[0].settings == {"tau": 0.1, "every": 970}
+    path.write_text(text + "[quick]\nmethods = { Redo = { every = 9 } }\n")
+    with pytest.raises(RecipeError, match=r"quick.methods: there is no 'Redo'; did you mean 'ReDo'"):
+        load_recipe(path, scale="quick")
+
+
+@pytest.mark.parametrize("path", [path for path in RECIPES if path.stem.startswith("p2_")], ids=lambda path: path.stem)
+def test_redo_acts_at_quick_scale(path: Path) -> None:
+    recipe = load_recipe(path, scale="quick")
+    for entry in recipe.methods:
+        config = recipe.config(entry, (), 0, "result")
+        steps = config.data.options["first"] // config.training.batch_size * config.stream.options["epochs"]
+        assert all(part.settings["every"] <= steps for part in entry.parts if part.name == "redo"), entry.label
+
+
 def test_recipe_without_quick_scale_says_so(tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text('data = "digits"\nmodel = "mlp"\nstream = "single"\nmethods = ["vanilla"]\n')

@@ -403,7 +403,8 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), scale: Scale = "paper
     """Read a recipe.
 
     Args:
-        path: A TOML file, or an experiment's `recipe.json`. Its table `quick` holds what differs at that scale.
+        path: A TOML file, or an experiment's `recipe.json`. Its table `quick` holds what differs at that scale; of
+            single methods by their labels, `methods = { ReDo = { every = 9 } }`.
         overrides: Changes of the form `key=value`, `stream.epochs=5` for a key inside a table.
         scale: "paper": as the source has it. "quick": the same shape, in minutes.
 
@@ -429,14 +430,35 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), scale: Scale = "paper
 
 
 def _merge(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace what changes name; in a table (or where a bare name stands for one), only what they name in it."""
+    """Replace what changes name; in a table (or where a bare name stands for one), only what they name in it.
+
+    A table of methods changes those of its labels.
+    """
     merged = dict(values)
     for key, change in changes.items():
         old = merged.get(key)
         if isinstance(change, Mapping) and isinstance(old, str | dict):
-            change = _merge({"name": old} if isinstance(old, str) else old, change)
+            change = _merge(_as_table(old), change)
+        elif key == "methods" and isinstance(change, Mapping) and isinstance(old, list):
+            change = _merge_methods(old, change)
         merged[key] = change
     return merged
+
+
+def _merge_methods(entries: list[Any], changes: Mapping[str, Any]) -> list[Any]:
+    tables = [_as_table(entry) for entry in entries]
+    labels = [str(table.get("label", table.get("name"))) for table in tables]
+    for label in changes:
+        if label not in labels:
+            raise RecipeError(f"quick.methods: there is no {label!r}; {suggest(label, labels)}")
+    return [
+        _merge(table, changes[label]) if label in changes else entry
+        for entry, table, label in zip(entries, tables, labels, strict=True)
+    ]
+
+
+def _as_table(value: str | dict[str, Any]) -> dict[str, Any]:
+    return {"name": value} if isinstance(value, str) else value
 
 
 def make_recipe(values: Mapping[str, Any]) -> Recipe:
