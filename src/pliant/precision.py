@@ -1,7 +1,17 @@
 """Numbers in which sums and averages are not lost to rounding."""
 
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import ParamSpec, TypeVar
+
 import torch
 from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_DEVICES = ("cpu", "cuda", "xpu", "mps")
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -17,3 +27,28 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 def widen(tensor: Tensor) -> Tensor:
     """Return a tensor in its `wide_dtype`; the tensor itself if it is wide enough."""
     return tensor.to(wide_dtype(tensor.dtype))
+
+
+def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function compute in the precision of its arguments, also where its caller has autocast enabled.
+
+    Optimizers do so as well: what they compute is not on autocast's lists. Products of matrices are.
+
+    Example:
+        >>> @without_autocast
+        ... def product(x):
+        ...     return (x @ x).dtype
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     product(torch.ones(2, 2))
+        torch.float32
+    """
+
+    @functools.wraps(function)
+    def computed(*args: P.args, **kwargs: P.kwargs) -> R:
+        with ExitStack() as stack:
+            for device in _DEVICES:
+                if torch.is_autocast_enabled(device):
+                    stack.enter_context(torch.autocast(device, enabled=False))
+            return function(*args, **kwargs)
+
+    return computed

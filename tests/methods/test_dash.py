@@ -232,6 +232,22 @@ def test_examples_are_counted_in_targets_of_any_form() -> None:
     assert_same(snapshot(run(lambda y: y.tolist(), lambda o, t: cross_entropy(o, torch.tensor(t)))), plain)
 
 
+def test_a_loss_that_reaches_nothing_is_an_error() -> None:
+    model = zoo.build("mlp")
+    before = snapshot(model)
+    free = torch.zeros((), requires_grad=True)
+    with pytest.raises(ValueError, match="loss_fn: its gradient reaches none of the parameters"):
+        DASH(model).apply(batches=data("mlp"), loss_fn=lambda output, _: output.detach().sum() * free)
+    assert_same(snapshot(model), before)
+
+
+def test_one_example_may_have_a_target_without_dimensions() -> None:
+    model = nn.Linear(3, 1)
+    receipt = DASH(model).apply(batches=[(torch.ones(1, 3), torch.tensor(2.0))], loss_fn=lambda o, t: (o - t).sum())
+    assert receipt.details["chunks"] == 1
+    assert receipt.details["unreached"] == []
+
+
 def test_a_batch_without_a_tensor_is_an_error() -> None:
     model = zoo.build("mlp")
     with pytest.raises(ValueError, match="batches: neither inputs nor targets hold a tensor"):

@@ -244,6 +244,41 @@ def test_receipt_states_what_is_left_and_how_far_it_went() -> None:
         assert error == pytest.approx(float((after - before).square().sum()), rel=1e-8)
 
 
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_the_receipt_of_a_part_of_the_way_is_of_that_part(name: str) -> None:
+    model = zoo.build(name)
+    receipt = FIRE(model, lam=0.3, polynomial="exact").apply()
+    for matrix in FIRE(model).matrices:
+        left = slice_deviation(model.get_parameter(matrix.parameter).detach())
+        assert receipt.details["deviation_from_isometry"][str(matrix)] == pytest.approx(left, rel=1e-8)
+
+
+def slice_deviation(weight: Tensor) -> float:
+    """Return Σ‖WᵀW − I‖² over the spatial slices, each without FIRE's scale."""
+    slices = weight.reshape(*weight.shape[:2], -1)
+    out, inputs, places = slices.shape
+    scale = (out / inputs) ** 0.5 / places
+    return sum(deviation(slices[:, :, i] / scale) for i in range(places))
+
+
+def test_weights_that_are_computed_are_named() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
+    model.append(nn.utils.spectral_norm(nn.Linear(2, 2)))
+    with pytest.warns(UserWarning, match=r"fire leaves these layers alone, their weights are computed.*: 1, 3"):
+        fire = FIRE(model)
+    assert fire.skipped == ["1", "3"]
+    assert set(fire.parameters) == {"0.weight", "2.weight"}
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_autocast_around_it_changes_nothing(solver: Any) -> None:
+    plain, cast = zoo.build("mlp").float(), zoo.build("mlp").float()
+    FIRE(plain, solver=solver).apply()
+    with torch.autocast("cpu", torch.bfloat16):
+        FIRE(cast, solver=solver).apply()
+    assert_same(snapshot(cast), snapshot(plain))
+
+
 def test_goes_part_of_the_way() -> None:
     model, whole = zoo.build("mlp"), zoo.build("mlp")
     before = copy.deepcopy(model)

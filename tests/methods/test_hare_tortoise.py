@@ -32,6 +32,24 @@ def test_same_trajectory_as_the_reference(name: str) -> None:
     assert method.receipt.details["returns"] == 2
 
 
+def test_what_no_optimizer_trains_does_not_go_back() -> None:
+    """A target network in the same module follows in its own way."""
+    agent = nn.ModuleDict({"online": zoo.build("mlp"), "target": zoo.build("mlp")})
+    optimizer = SGD(agent["online"].parameters(), lr=0.1)
+    method = HareTortoise(agent, beta=0.5, every=None).attach(optimizer)
+    train(agent["online"], optimizer, "mlp", range(3))
+    with torch.no_grad():
+        for parameter in agent["target"].parameters():
+            parameter.add_(1)
+    before = snapshot(agent["target"])
+    with method.tortoise_weights():
+        assert_same(snapshot(agent["target"]), before)
+    method.apply()
+    assert_same(snapshot(agent["target"]), before)
+    for name, value in snapshot(agent["online"]).items():
+        assert torch.equal(value, method.tortoise[f"online.{name}"])
+
+
 def test_counting_buffers_are_copied_not_averaged() -> None:
     model = zoo.build("cnn_bn")
     optimizer = SGD(model.parameters(), lr=0.1)

@@ -1,5 +1,7 @@
 """Spectral regularization: the power iteration, the closed form, and what happens at zero."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import LBFGS, SGD
 
-from pliant import Spectral, SpectralNorm
+from pliant import Parseval, Spectral, SpectralNorm
 from pliant.methods.spectral import iterate_power_, leading_pair
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
@@ -231,3 +233,39 @@ def test_the_term_is_the_same_of_weights_that_changed_their_sign(k: float) -> No
     with torch.no_grad():
         model.weight.neg_()
     torch.testing.assert_close(penalty.value(), before, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("method", [Spectral, SpectralNorm, Parseval])
+def test_autocast_around_it_changes_nothing(method: Any) -> None:
+    def run(cast: bool) -> dict[str, torch.Tensor]:
+        model = zoo.build("cnn").float()
+        optimizer = SGD(model.parameters(), lr=0.1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+            method(model, lam=0.1).attach(optimizer)
+        for step in range(2):
+            inputs, labels = zoo.batch("cnn", seed=step, dtype=torch.float32)
+            optimizer.zero_grad()
+            cross_entropy(model(inputs), labels).backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+                optimizer.step()
+        return snapshot(model)
+
+    assert_same(run(cast=True), run(cast=False))
+
+
+@pytest.mark.parametrize("method", [Spectral, SpectralNorm])
+def test_it_recovers_from_a_weight_that_was_not_finite(method: Any) -> None:
+    model = zoo.build("mlp")
+    penalty = method(model, lam=0.1)
+    good = snapshot(model)
+    with torch.no_grad():
+        model[2].weight[0, 0] = torch.nan
+    model[2].weight.grad = torch.zeros_like(model[2].weight)
+    penalty.step()
+    model.load_state_dict(good)
+    for _ in range(200):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        penalty.step()
+    largest = float(torch.linalg.matrix_norm(model[2].weight.detach(), 2))
+    assert float(penalty.sigma("2.weight")) == pytest.approx(largest, rel=1e-3)

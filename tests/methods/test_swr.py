@@ -8,7 +8,7 @@ from torch.optim import SGD, Adam
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pliant import SWR
-from pliant.methods.pull import DevicePull
+from pliant.methods.pull import DevicePull, HostPull
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
 from tests.reference import swr as reference
@@ -211,57 +211,6 @@ def test_every_counts_the_steps_of_each_optimizer_apart() -> None:
     torch.testing.assert_close(swr._norms(), initial, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("scheduler_first", [True, False])
-def test_coupled_strength_follows_the_learning_rate(scheduler_first: bool) -> None:
-    model = zoo.build("mlp")
-    optimizer = SGD(model.parameters(), lr=0.4)
-    swr = SWR(model, zoo.batch("mlp")[0], lam=0.2, coupled=True)
-    if not scheduler_first:
-        swr.attach(optimizer)
-    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.25, total_iters=3)
-    if scheduler_first:
-        swr.attach(optimizer)
-    for step in range(5):
-        inputs, labels = zoo.batch("mlp", seed=step)
-        optimizer.zero_grad()
-        cross_entropy(model(inputs), labels).backward()
-        rate = optimizer.param_groups[0]["lr"]
-        expected = []
-        for index in (0, 2, 4):
-            after = model[index].weight.detach() - rate * model[index].weight.grad
-            lam = 0.2 * rate / 0.4
-            expected.append(lam * float(swr.initial_norms[index // 2]) + (1 - lam) * float(after.norm()))
-        optimizer.step()
-        scheduler.step()
-        assert [float(model[i].weight.norm()) for i in (0, 2, 4)] == pytest.approx(expected, rel=1e-12)
-
-
-def test_reinit_on_decay_takes_the_norms_before_the_first_slow_step() -> None:
-    model = zoo.build("mlp")
-    optimizer = SGD(model.parameters(), lr=0.5)
-    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[4], gamma=0.1)
-    swr = SWR(model, zoo.batch("mlp")[0], lam=0.1, on_decay="reinit").attach(optimizer)
-    expected = swr.initial_norms.clone()
-    for step in range(6):
-        if step == 4:
-            expected = swr._norms()
-        train(model, optimizer, "mlp", [step])
-        assert torch.equal(swr.initial_norms, expected)
-        scheduler.step()
-
-
-def test_smooth_schedules_do_not_reset_the_initial_norms() -> None:
-    model = zoo.build("mlp")
-    optimizer = SGD(model.parameters(), lr=0.5)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
-    swr = SWR(model, zoo.batch("mlp")[0], on_decay="reinit").attach(optimizer)
-    first = swr.initial_norms.clone()
-    for step in range(12):
-        train(model, optimizer, "mlp", [step])
-        scheduler.step()
-    assert torch.equal(swr.initial_norms, first)
-
-
 def test_zero_weights_are_left_alone_and_named() -> None:
     model = zoo.build("mlp")
     with torch.no_grad():
@@ -275,6 +224,56 @@ def test_zero_weights_are_left_alone_and_named() -> None:
     assert (model[2].weight == 2.0).all()
     assert (model[4].weight == 0.0).all()
     assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:swr leaves these weights alone")
+@pytest.mark.parametrize("lam", [0.1, 1.0])
+def test_a_zero_weight_is_left_alone_after_a_resume_too(lam: float) -> None:
+    """Whatever comes first: the weights of the run that is resumed, or the method."""
+
+    def start() -> nn.Module:
+        model = zoo.build("mlp")
+        nn.init.zeros_(model[4].weight)
+        return model
+
+    whole = start()
+    optimizer = SGD(whole.parameters(), lr=0.1)
+    swr = SWR(whole, zoo.batch("mlp")[0], lam=lam).attach(optimizer)
+    train(whole, optimizer, "mlp", range(3))
+    weights, state = snapshot(whole), copy.deepcopy(swr.state_dict())
+    train(whole, optimizer, "mlp", range(3, 6))
+    resumed = start()
+    resumed.load_state_dict(weights)
+    optimizer = SGD(resumed.parameters(), lr=0.1)
+    SWR(resumed, zoo.batch("mlp")[0], lam=lam).attach(optimizer).load_state_dict(state)
+    train(resumed, optimizer, "mlp", range(3, 6))
+    assert_same(snapshot(resumed), snapshot(whole))
+
+
+@pytest.mark.parametrize("kind", [HostPull, DevicePull])
+def test_what_no_optimizer_moved_is_not_written(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph of a second loss is still needed when the first optimizer has made its step."""
+    monkeypatch.setattr("pliant.methods.swr.HostPull", kind)
+    actor, critic = zoo.build("mlp"), zoo.build("mlp")
+    both = nn.ModuleList([actor, critic])
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = both
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return tuple(part(x) for part in self.parts)
+
+    x, y = zoo.batch("mlp")
+    model = Both()
+    first, second = SGD(actor.parameters(), lr=0.1), SGD(critic.parameters(), lr=0.1)
+    SWR(model, x, lam=0.1).attach(first, second)
+    policy, value = model(x)
+    cross_entropy(policy, y).backward()
+    first.step()
+    cross_entropy(value, y).backward()
+    second.step()
 
 
 def test_half_precision_norms_are_accumulated_in_float32() -> None:
@@ -398,38 +397,6 @@ def test_weight_used_by_two_layers_counts_at_each_use() -> None:
     swr.step()
     ratio = model(example) / before
     torch.testing.assert_close(ratio, ratio.flatten()[:1].expand_as(ratio).contiguous(), rtol=1e-11, atol=0)
-
-
-def test_loading_restores_norms_taken_at_a_decay() -> None:
-    model = zoo.build("mlp")
-    swr = SWR(model, zoo.batch("mlp")[0])
-    train(model, SGD(model.parameters(), lr=0.5), "mlp", range(3))
-    swr.reset_initial_norms()
-    other = SWR(zoo.build("mlp"), zoo.batch("mlp")[0])
-    other.load_state_dict(swr.state_dict())
-    assert torch.equal(other.initial_norms, swr.initial_norms)
-    assert_same({"norms": other.initial_norms}, {"norms": swr._norms()})
-
-
-@pytest.mark.parametrize("start", [0.0, 0.01])
-def test_a_coupled_strength_survives_a_rate_that_rises(start: float) -> None:
-    """A cyclic schedule has its base at the small end, a warm-up by hand begins at zero."""
-    model = zoo.build("mlp")
-    optimizer = SGD(model.parameters(), lr=start)
-    swr = SWR(model, zoo.batch("mlp")[0], lam=0.5, coupled=True).attach(optimizer)
-    train(model, optimizer, "mlp", [0])
-    for group in optimizer.param_groups:
-        group["lr"] = 0.1
-    with torch.no_grad():
-        model[0].weight.mul_(4)
-    train(model, optimizer, "mlp", [1])
-    norms, growth = swr.initial_norms, swr.receipt.details["norm_growth"]["0.weight"]
-    assert norms.isfinite().all()
-    if start == 0:
-        assert swr.base_lr.tolist() == [0.1] * 3
-        assert growth == pytest.approx(2.5, rel=0.1)
-    else:
-        assert growth == pytest.approx(1.0, rel=1e-6)
 
 
 def test_a_strength_that_is_assigned_counts() -> None:

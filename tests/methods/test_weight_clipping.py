@@ -45,6 +45,14 @@ def test_attention_is_bounded_and_embeddings_are_not() -> None:
     assert bounds["attention.out_proj.weight"] == bounds["attention.out_proj.bias"] == 0.5
 
 
+@pytest.mark.parametrize("order", [("embed", "head"), ("head", "embed")])
+def test_an_output_layer_that_is_tied_to_an_embedding_is_bounded(order: tuple[str, str]) -> None:
+    parts = {"embed": nn.Embedding(10, 4), "head": nn.Linear(4, 10)}
+    parts["head"].weight = parts["embed"].weight
+    model = nn.ModuleDict({name: parts[name] for name in order})
+    assert {initial_bound(model, name) for name, _ in model.named_parameters()} == {0.5}
+
+
 @pytest.mark.parametrize(
     "layer", [nn.Linear(50, 20), nn.Conv2d(3, 8, 5), nn.ConvTranspose2d(3, 8, 5), nn.Conv1d(16, 16, 3, groups=2)]
 )

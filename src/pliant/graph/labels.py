@@ -61,13 +61,13 @@ def reduce(labels: Tensor, dims: Sequence[int], rule: Callable[[list[int]], int]
     """Reduce dimensions to size one; the rule is called once a combination of two or more labels."""
     dims = sorted({dim % labels.ndim for dim in dims}) if labels.ndim else []
     shape = [1 if dim in dims else size for dim, size in enumerate(labels.shape)]
+    if not labels.numel():
+        return uniform(ANY, shape)
     small = compact(labels)
     kept = [dim for dim in range(labels.ndim) if dim not in dims]
     rows = small.permute([*kept, *dims]).reshape([small.shape[dim] for dim in kept] + [-1])
     kept_sizes = rows.shape[:-1]
     rows = rows.reshape(-1, rows.shape[-1])
-    if rows.shape[-1] == 0:
-        return uniform(ANY, shape)
     if bool((rows == rows[:, :1]).all()):
         reduced = rows[:, 0]
     else:

@@ -94,11 +94,35 @@ def find_matrices(model: nn.Module, packed: Packed = ()) -> list[Matrix]:
     return list(found.values())
 
 
+def find_computed(model: nn.Module) -> list[str]:
+    """Return the linear, convolution and attention layers whose weight is computed from others, by name.
+
+    Nothing can be written to such a weight: a parametrization's, or that of a hook.
+
+    Example:
+        >>> find_computed(nn.Sequential(nn.Linear(2, 2), nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))))
+        ['1']
+    """
+    own = {id(parameter) for parameter in model.parameters()}
+    computed = []
+    for path, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention | _ConvNd) or is_linear(module):
+            # Looked at by its flag: to read a weight that a spectral norm computes is a step of its training.
+            leaves = [] if _is_parametrized(module) else [leaf for leaf, _ in _roles(module, path, None, None)]
+            if _is_parametrized(module) or any(id(getattr(module, leaf)) not in own for leaf in leaves):
+                computed.append(path)
+    return computed
+
+
+def _is_parametrized(module: nn.Module) -> bool:
+    return is_parametrized(module, "weight") or is_parametrized(module, "in_proj_weight")
+
+
 def _roles(
     module: nn.Module, path: str, sizes: Sequence[int] | None, separate: Role | None
 ) -> Iterator[tuple[str, list[tuple[Role | None, int]]]]:
     """Yield the weights of a module, each with its maps in order: what they are for, and how many outputs they have."""
-    if is_parametrized(module, "weight") or is_parametrized(module, "in_proj_weight"):
+    if _is_parametrized(module):
         # It is computed whenever it is read, and a spectral norm takes that for a step of training.
         return
     if isinstance(module, nn.MultiheadAttention):

@@ -176,7 +176,8 @@ def build_system(
         if frozen == "keep" and not parameters[block.name].requires_grad:
             scales.demand(form, "frozen", None, "requires_grad is False")
         elif number not in read:
-            lost.append(str(block))
+            if parameters[block.name].numel():
+                lost.append(str(block))
             scales.demand(form, "unreached", None, "the example does not reach it")
     if lost and unreached == "error":
         raise GraphError(

@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 from pliant.graph.layers import call_with, eval_mode
 from pliant.graph.units import Passage, UnitGroup, find_units
 from pliant.methods.attachment import Attachment
-from pliant.methods.base import Filter, Kind, Method, Receipt, learnable_parameters
+from pliant.methods.base import Filter, Kind, Method, Receipt
+from pliant.methods.parameters import learnable_parameters
 
 
 class Architecture(Method):

@@ -1,7 +1,6 @@
 """What a method knows of an optimizer that it serves, and of a step of it."""
 
-import warnings
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -17,29 +16,31 @@ class Attachment:
     Attributes:
         names: The method's parameters that this optimizer holds, in the model's order.
         groups: For each of them, the index of its parameter group.
-        size: How many parameters the optimizer had when this was noted.
+        held: The lists of parameters that the optimizer's groups had when this was noted, each with its length.
+        frozen: Parameters that the optimizer holds and the method does not know, since they were frozen.
         handles: The hooks, to be removed on detaching.
         counter: The name under which its steps are counted.
     """
 
     names: tuple[str, ...]
     groups: tuple[int, ...]
-    size: int
+    held: tuple[tuple[list[Tensor], int], ...]
+    frozen: list[nn.Parameter] = field(default_factory=list)
     handles: list[RemovableHandle] = field(default_factory=list)
     counter: str = ""
 
     @classmethod
     def of(cls, optimizer: Optimizer, names: tuple[str, ...] = (), groups: tuple[int, ...] = ()) -> Self:
         """Note what an optimizer holds now."""
-        return cls(names, groups, _count_parameters(optimizer))
+        return cls(names, groups, tuple((group["params"], len(group["params"])) for group in optimizer.param_groups))
 
     def is_current(self, optimizer: Optimizer) -> bool:
-        """Say whether the optimizer holds as many parameters as when this was noted."""
-        return _count_parameters(optimizer) == self.size
-
-
-def _count_parameters(optimizer: Optimizer) -> int:
-    return sum(len(group["params"]) for group in optimizer.param_groups)
+        """Say whether the optimizer holds the lists of parameters that it held, and what it held stays frozen."""
+        groups = optimizer.param_groups
+        if len(groups) != len(self.held) or any(p.requires_grad for p in self.frozen):
+            return False
+        pairs = zip(groups, self.held, strict=True)
+        return all(group["params"] is params and len(params) == size for group, (params, size) in pairs)
 
 
 def closure_of(args: Any, kwargs: Any) -> Callable[[], Any] | None:
@@ -84,21 +85,3 @@ def ascending_names(optimizer: Optimizer, names: Sequence[str], groups: Sequence
     else:
         return ()
     return [name for name, i in zip(names, groups, strict=True) if optimizer.param_groups[i].get("maximize")]
-
-
-def warn_of_unknown(method: str, model: nn.Module, known: Container[str], optimizer: Optimizer) -> None:
-    """Warn of parameters of the model that the optimizer trains, but that the method did not find when it was made.
-
-    Args:
-        method: The method's name.
-        model: The model.
-        known: The names of the parameters that could be learnt when the method was made.
-        optimizer: The optimizer.
-    """
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    parameters = model.named_parameters()
-    unknown = [name for name, p in parameters if p.requires_grad and name not in known and id(p) in held]
-    if unknown:
-        warnings.warn(
-            f"{method} does not act on {', '.join(unknown)}: frozen, or not there, when it was made", stacklevel=4
-        )

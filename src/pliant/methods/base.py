@@ -24,7 +24,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -34,10 +33,10 @@ from pliant.methods.attachment import (
     ascending_names,
     closure_of,
     found_inf_of,
-    warn_of_unknown,
     was_skipped,
     with_closure,
 )
+from pliant.methods.parameters import check_not_replaced, learnable_parameters, warn_of_unknown
 from pliant.methods.state import check_same_shapes, check_same_structure, copy_state_
 from pliant.surgery import forget_state_
 
@@ -102,7 +101,7 @@ class Method(ABC):
                 )
         self.steps: dict[str, int] = {}
         self._kinds = {name: (p.dtype, p.device) for name, p in self.parameters.items()}
-        self._known = {name for name, p in model.named_parameters() if p.requires_grad}
+        self._known = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._attachments: WeakKeyDictionary[Optimizer, Attachment] = WeakKeyDictionary()
 
     def attach(self, *optimizers: Optimizer) -> Self:
@@ -116,21 +115,26 @@ class Method(ABC):
 
         Raises:
             ValueError: If one of them is attached already, holds no parameter of the method, or holds one that was
-                cast or moved since.
+                cast or moved since; or if a parameter was replaced since.
         """
         if not optimizers:
             raise ValueError("optimizers: none given; attach() takes one optimizer or more")
         for optimizer in optimizers:
             if not isinstance(optimizer, Optimizer):
                 raise TypeError(f"optimizers: {optimizer!r} is no torch.optim.Optimizer")
+            if not hasattr(optimizer, "_optimizer_step_post_hooks"):
+                raise TypeError(
+                    f"optimizers: this {type(optimizer).__name__} takes no hooks, it wraps an optimizer; attach to that"
+                )
             if optimizer in self._attachments:
                 raise ValueError(
                     f"{self.name} is attached to this {type(optimizer).__name__} already; detach() it first"
                 )
+        check_not_replaced(self.name, self.model, self.parameters)
         prepared = {optimizer: self._match(optimizer) for optimizer in optimizers}
         for optimizer, attachment in prepared.items():
             self._check_kinds(attachment.names)
-            warn_of_unknown(self.name, self.model, self._known, optimizer)
+            attachment.frozen = warn_of_unknown(self.name, self.model, self._known, optimizer)
         for optimizer, attachment in prepared.items():
             attachment.counter = self._choose_counter(attachment.names)
             attachment.handles = self._register_hooks(optimizer)
@@ -208,17 +212,18 @@ class Method(ABC):
         return []
 
     def _attachment(self, optimizer: Optimizer) -> Attachment:
-        """Return what is known of an optimizer, brought up to date if parameters were added to it."""
+        """Return what is known of an optimizer, brought up to date if its parameters are others, or learnt now."""
         attachment = self._attachments[optimizer]
         if not attachment.is_current(optimizer):
             self._match_again(optimizer, attachment)
         return attachment
 
     def _match_again(self, optimizer: Optimizer, attachment: Attachment) -> None:
+        check_not_replaced(self.name, self.model, self.parameters)
         found = self._match(optimizer)
         self._check_kinds(found.names)
-        warn_of_unknown(self.name, self.model, self._known, optimizer)
-        attachment.names, attachment.groups, attachment.size = found.names, found.groups, found.size
+        attachment.names, attachment.groups, attachment.held = found.names, found.groups, found.held
+        attachment.frozen = warn_of_unknown(self.name, self.model, self._known, optimizer)
 
     def _check_kinds(self, names: Sequence[str]) -> None:
         for name in names if self.fixed else ():
@@ -443,10 +448,14 @@ class Reinitializer(Method):
                 "weights is kept; pass it, or make it anew (optimizer_state='keep' says so)",
                 stacklevel=3,
             )
+        check_not_replaced(self.name, self.model, self.parameters)
         self._check_state(concerned)
         parameters: list[Tensor] = list(self.parameters.values())
         before = torch._foreach_clone(parameters)
         details = dict(self._reinitialise(batches, loss_fn))
+        for old, parameter in zip(before, parameters, strict=True):
+            if not parameter.requires_grad:  # frozen since the method was made
+                parameter.copy_(old)
         changed = [int((old != new).sum()) for old, new in zip(before, parameters, strict=True)]
         if not any(changed):
             warnings.warn(f"{self.name}.apply() changed none of {len(changed)} parameters", stacklevel=3)
@@ -467,33 +476,12 @@ class Reinitializer(Method):
         """Do with the optimizers' memory what `optimizer_state` says; return what is worth noting."""
         if self.optimizer_state != "reset":
             return {}
-        return {"optimizer_tensors_reset": forget_state_(optimizers, self.parameters.values())}
+        return {"optimizer_tensors_reset": forget_state_(optimizers, self._free().values())}
+
+    def _free(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that were not frozen since the method was made."""
+        return {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
 
     def _match(self, optimizer: Optimizer) -> Attachment:
         # An optimizer without any of the parameters is no mistake here: its state is simply not concerned.
         return Attachment.of(optimizer)
-
-
-def learnable_parameters(model: nn.Module, where: Filter | None = None) -> dict[str, nn.Parameter]:
-    """Return the model's parameters that require a gradient and pass the filter, by name, tied ones once.
-
-    Args:
-        model: The model.
-        where: A predicate on name and parameter; all pass if None.
-
-    Raises:
-        ValueError: If a parameter has no values yet, or none is left.
-    """
-    chosen = {}
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, UninitializedParameter):
-            raise ValueError(f"model: parameter {name!r} is not initialised yet; run one batch through the model first")
-        if parameter.is_meta:
-            raise ValueError(f"model: parameter {name!r} is on the meta device; materialise the model first (to_empty)")
-        if parameter.requires_grad and (where is None or where(name, parameter)):
-            chosen[name] = parameter
-    if not chosen:
-        raise ValueError(
-            "model: no parameter that requires a gradient" + (" passes the filter `where`" if where else "")
-        )
-    return chosen

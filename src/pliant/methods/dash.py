@@ -22,8 +22,9 @@ from torch.utils._pytree import tree_leaves
 from pliant.checking import check_choice, check_number, check_positive_int
 from pliant.graph.layers import NORM_LAYERS, call_with
 from pliant.graph.matrices import find_matrices
-from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer, learnable_parameters
+from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
 from pliant.methods.module_hooks import silent_hooks
+from pliant.methods.parameters import learnable_parameters
 from pliant.precision import wide_dtype, widen
 from pliant.seeding import undrawn
 
@@ -107,27 +108,32 @@ class DASH(Reinitializer):
         if batches is None or loss_fn is None:
             missing = "batches" if batches is None else "loss_fn"
             raise ValueError(f"{missing}: None, but dash looks at the new data: apply(batches=…, loss_fn=…)")
-        average = {name: torch.zeros_like(p, dtype=wide_dtype(p.dtype)) for name, p in self.parameters.items()}
-        chunks = 0
+        free = self._free()
+        average = {name: torch.zeros_like(p, dtype=wide_dtype(p.dtype)) for name, p in free.items()}
+        chunks, reached = 0, set[str]()
         with _left_as_it_was(self.model):
             for gradients in self._chunks(batches, loss_fn):
                 chunks += 1
+                reached |= gradients.keys()
                 for name, gradient in gradients.items():
                     average[name].mul_(1 - self.alpha).sub_(gradient, alpha=self.alpha)
         if chunks == 0:
             raise ValueError("batches: empty; dash needs the new data to see where it pushes the weights")
+        if not reached:
+            raise ValueError("loss_fn: its gradient reaches none of the parameters that dash is to shrink by it")
         factors = {}
-        for name, parameter in self.parameters.items():
+        for name, parameter in free.items():
             weight, direction = parameter.detach(), average[name]
             if name in self._transposed:
                 weight, direction = weight.transpose(0, 1), direction.transpose(0, 1)
             factor = shrink_factors(weight.to(direction.dtype), direction, self.lam)
             weight.mul_(factor)
             factors[name] = float(factor.mean())
-        return {"chunks": chunks, "mean_factors": factors}
+        return {"chunks": chunks, "mean_factors": factors, "unreached": [name for name in free if name not in reached]}
 
     def _chunks(self, batches: Batches, loss_fn: LossFunction) -> Iterator[dict[str, Tensor]]:
         """Yield the mean gradient of each chunk."""
+        free = self._free()
         total: dict[str, Tensor] = {}
         examples = 0
         for inputs, targets in batches:
@@ -135,8 +141,8 @@ class DASH(Reinitializer):
             with torch.enable_grad():
                 example = (inputs,) if isinstance(inputs, list) else inputs  # a loader makes lists of what was a pair
                 loss = loss_fn(call_with(self.model, example), targets)
-                gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
-            for name, gradient in zip(self.parameters, gradients, strict=True):
+                gradients = torch.autograd.grad(loss, list(free.values()), allow_unused=True)
+            for name, gradient in zip(free, gradients, strict=True):
                 if gradient is not None:
                     scaled = widen(gradient) * size
                     total[name] = total[name] + scaled if name in total else scaled
@@ -150,7 +156,7 @@ class DASH(Reinitializer):
 
 def _count_examples(inputs: Any, targets: Any) -> int:
     """Return how many examples a batch has: the length of its targets, or of the first tensor if they are none."""
-    if isinstance(targets, Tensor):
+    if isinstance(targets, Tensor) and targets.ndim:
         return len(targets)
     first = next((leaf for leaf in tree_leaves((inputs, targets)) if isinstance(leaf, Tensor) and leaf.ndim), None)
     if first is None:

@@ -11,6 +11,7 @@ of size 512 stay below 0.9): that is the default, as in the paper, and the recei
 cheaper (`pliant.methods.orthogonal`). A weight that is all zero stays zero instead of turning into NaN.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -20,9 +21,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pliant.checking import check_choice, check_number
-from pliant.graph.matrices import Matrix, Packed, find_matrices
-from pliant.methods.base import Batches, Filter, LossFunction, Reinitializer, learnable_parameters
-from pliant.methods.orthogonal import Iteration, Polynomial, Solver, check_solver, orthogonalise
+from pliant.graph.matrices import Matrix, Packed, find_computed, find_matrices
+from pliant.methods.base import Batches, Filter, LossFunction, Reinitializer
+from pliant.methods.orthogonal import Iteration, Polynomial, Solver, check_solver, isometry_deviation, orthogonalise
+from pliant.methods.parameters import learnable_parameters
 from pliant.precision import wide_dtype
 from pliant.surgery import forget_state_, map_moments_, zero_moments_
 
@@ -96,6 +98,12 @@ class FIRE(Reinitializer):
             where=lambda name, p: name in chosen and (where is None or where(name, p)),
         )
         self.matrices = [matrix for matrix in found if matrix.parameter in self.parameters]
+        self.skipped = find_computed(model)
+        if self.skipped:
+            warnings.warn(
+                f"fire leaves these layers alone, their weights are computed from others: {', '.join(self.skipped)}",
+                stacklevel=2,
+            )
         self._maps: dict[Matrix, Tensor] = {}
 
     def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
@@ -109,12 +117,14 @@ class FIRE(Reinitializer):
             result = orthogonalise(old.flatten(end_dim=-3), self.iteration, self.solver)
             scale = isometric_scale(old.shape[1:])
             new = result.matrices.mul_(scale).view_as(old)
+            left = result.deviation
             if self.lam < 1:
                 new = old.to(new.dtype).lerp(new, self.lam)
+                left = isometry_deviation(new.flatten(end_dim=-3) / scale)
             torch._foreach_copy_([views[matrix] for matrix in group], list(new.unbind()))
             if self.optimizer_state == "rotate":
                 self._remember_maps(group, old, result.maps, scale)
-            per_matrix = result.deviation.view(len(group), -1).sum(1).tolist()
+            per_matrix = left.view(len(group), -1).sum(1).tolist()
             squares = (new.sub_(old).flatten(1).norm(dim=1) ** 2).tolist()
             deviation |= zip(map(str, group), per_matrix, strict=True)
             error |= zip(map(str, group), squares, strict=True)

@@ -38,6 +38,8 @@ def follow_(tortoise: Sequence[Tensor], hare: Sequence[Tensor], weight: float, f
         >>> slow
         [tensor([1.2500]), tensor([7])]
     """
+    if not hare:
+        return
     floats = [(slow, widen(fast)) for slow, fast in zip(tortoise, hare, strict=True) if fast.is_floating_point()]
     slow_floats, fast_floats = [slow for slow, _ in floats], [fast for _, fast in floats]
     if found_inf is None:
@@ -91,8 +93,11 @@ class HareTortoise(Rescaler):
     def apply(
         self, *optimizers: Optimizer, batches: Batches | None = None, loss_fn: LossFunction | None = None
     ) -> Receipt:
-        """Let the hare go back to the tortoise now; arguments are not needed, and optimizers keep their state."""
-        self._go_back(tuple(self.parameters), None)
+        """Let the hare go back to the tortoise now; arguments are not needed, and optimizers keep their state.
+
+        What no attached optimizer trains stays as it is, if there is one: the tortoise did not follow it.
+        """
+        self._go_back(self._served(), None)
         receipt = self.receipt
         assert receipt is not None
         return receipt
@@ -100,7 +105,7 @@ class HareTortoise(Rescaler):
     @contextmanager
     def tortoise_weights(self) -> Iterator[None]:
         """Give the model the tortoise's values for a while, to evaluate it; the hare's come back at the end."""
-        names, hare = self._hare(tuple(self.parameters))
+        names, hare = self._hare(self._served())
         with torch.no_grad():
             kept = [tensor.clone() for tensor in hare]
             _copy_all_(hare, [self.tortoise[name] for name in names])
@@ -123,11 +128,21 @@ class HareTortoise(Rescaler):
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         attachment, found_inf = self._attachment(optimizer), found_inf_of(optimizer)
-        self._follow(attachment.names, found_inf)
+        names = self._still_learnt(attachment.names)
+        self._follow(names, found_inf)
         if self.every is None:
             self._count_step(attachment.counter)
         elif self._count_due_step(optimizer, attachment.counter, self.every):
-            self._go_back(attachment.names, found_inf)
+            self._go_back(names, found_inf)
+
+    def _served(self) -> tuple[str, ...]:
+        """Return the parameters that the attached optimizers hold, or all if there is none."""
+        held = {name for attachment in self._attachments.values() for name in attachment.names}
+        return self._still_learnt([name for name in self.parameters if not held or name in held])
+
+    def _still_learnt(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Leave out what was frozen since the method was made."""
+        return tuple(name for name in names if self.parameters[name].requires_grad)
 
     @torch.no_grad()
     def _follow(self, parameters: tuple[str, ...], found_inf: Tensor | None) -> None:

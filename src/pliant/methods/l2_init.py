@@ -1,7 +1,7 @@
 """L2 Init, or regenerative regularization: λ/2 ‖θ − θ₀‖² in the loss (Kumar et al. 2023; SWR paper, appendix D.2).
 
 The name is used for several things elsewhere; here it is squared, with the ½, over all learnable parameters unless
-told otherwise (its authors leave norm layers out: `where=lambda name, p: "norm" not in name`).
+told otherwise (its authors leave norm layers out; `where=lambda name, p: p.ndim > 1` leaves these and biases out).
 """
 
 from collections.abc import Mapping, Sequence

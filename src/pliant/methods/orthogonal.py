@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pliant.checking import check_choice, check_positive_int
 from pliant.eigen import eigh
-from pliant.precision import wide_dtype, widen
+from pliant.precision import wide_dtype, widen, without_autocast
 
 Polynomial = Literal["cubic", "quintic", "exact"]
 Solver = Literal["auto", "loop", "gram", "eigh", "svd"]
@@ -106,6 +106,7 @@ def check_solver(solver: Solver, polynomial: Polynomial) -> None:
         raise ValueError(f"solver: {solver!r} iterates, which never reaches the exact factor; use 'eigh' or 'svd'")
 
 
+@without_autocast
 def orthogonalise(matrices: Tensor, iteration: Iteration, solver: Solver = "auto") -> Orthogonalised:
     """Apply an iteration to W/‖W‖ for each matrix W of a batch.
 
@@ -133,6 +134,19 @@ def orthogonalise(matrices: Tensor, iteration: Iteration, solver: Solver = "auto
     norms = torch.linalg.matrix_norm(x, keepdim=True)
     x = x / norms.where(norms > 0, 1)
     return Orthogonalised(*{"loop": _loop, "gram": _gram, "eigh": _eigh, "svd": _svd}[solver](x, iteration))
+
+
+@without_autocast
+def isometry_deviation(matrices: Tensor) -> Tensor:
+    """Return ‖WᵀW − I‖² of each matrix of a batch, on its smaller side.
+
+    Example:
+        >>> import torch
+        >>> isometry_deviation(torch.tensor([[[2.0, 0.0], [0.0, 1.0]]]))
+        tensor([9.])
+    """
+    tall = matrices if matrices.shape[-2] >= matrices.shape[-1] else matrices.mT
+    return _deviation(tall.mT @ tall)
 
 
 def _choose_solver(tall: Tensor, iteration: Iteration) -> Solver:

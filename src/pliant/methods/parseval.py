@@ -18,8 +18,10 @@ from pliant.methods.base import Filter, Penalty
 from pliant.methods.gram import gram
 from pliant.methods.roles import Role, as_matrix, having_role, role_of
 from pliant.methods.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
+from pliant.precision import without_autocast
 
 
+@without_autocast
 def deviation(weight: Tensor, s: float) -> Tensor:
     """Return WWᵀ − sI, or WᵀW − sI if that is smaller.
 
@@ -39,6 +41,7 @@ def deviation(weight: Tensor, s: float) -> Tensor:
     return result
 
 
+@without_autocast
 def add_parseval_gradient_(gradient: Tensor, weight: Tensor, s: float, factor: float, scale: Tensor | None) -> None:
     """Add factor · scale · 4(WWᵀ − sI)W to a gradient in place.
 

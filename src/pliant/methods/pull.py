@@ -38,7 +38,10 @@ class DevicePull:
     """
 
     def __init__(self, initial_norms: Tensor, lam: Tensor, matrix: Tensor) -> None:
-        self._initial_norms, self._lam, self._matrix = initial_norms, lam, matrix.to(lam)
+        self._initial_norms, self._lam = initial_norms, lam
+        # What stays is not written: a graph that holds it would be spoilt.
+        self._rows = matrix[:, (lam > 0).cpu()].any(1).nonzero().flatten().tolist()
+        self._matrix = matrix[self._rows].to(lam)
 
     def __call__(
         self, norms: Sequence[Tensor], written: Sequence[Tensor], rates: Tensor | None, found_inf: Tensor | None
@@ -55,7 +58,10 @@ class DevicePull:
         log_c = log_factors(torch.stack(list(norms)), self._initial_norms, lam)
         if found_inf is not None:
             log_c = torch.where(found_inf == 0, log_c, 0)
-        torch._foreach_mul_(list(written), torch.mv(self._matrix, log_c).exp_().unbind())
+        if self._rows:
+            # Not `mv`, which autocast would compute in half precision.
+            factors = (self._matrix * log_c).sum(1).exp_()
+            torch._foreach_mul_([written[row] for row in self._rows], factors.unbind())
         return log_c
 
 
@@ -82,5 +88,7 @@ class HostPull:
             # All the way back from far away is −1 to the last digit, of which there is no logarithm.
             log_c.append(math.log1p(change) if change > -1.0 else math.log(initial_norm / norm))
         for tensor, row in zip(written, self._rows, strict=True):
-            tensor.mul_(math.exp(sum([entry * log_c[j] for j, entry in row])))
+            log_factor = sum([entry * log_c[j] for j, entry in row])
+            if log_factor:  # what stays is not written: a graph that holds it would be spoilt
+                tensor.mul_(math.exp(log_factor))
         return log_c

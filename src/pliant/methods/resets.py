@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 from torch import nn
 
 from pliant.graph.layers import called_layers, classifier_names
-from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer, learnable_parameters
+from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
 from pliant.methods.naming import check_modules
+from pliant.methods.parameters import learnable_parameters
 from pliant.methods.redraw import Init, bare_modules, check_redrawable, redraw_, seeded
 
 
@@ -45,7 +46,7 @@ class FullReset(Reinitializer):
 
     def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
         with seeded(self.seed, self.draws):
-            redraw_(self.model, self.parameters, self.init, self._bare)
+            redraw_(self.model, self._free(), self.init, self._bare)
         self.draws += 1
         return {}
 

@@ -57,10 +57,17 @@ class Shrink(Reinitializer):
         owners = [block.name for block in (plan.wishes if proportional else free)]
         chosen = [where is None or where(name, model.get_parameter(name)) for name in owners]
         wish = torch.tensor([math.log1p(-lam) if one else 0.0 for one in chosen], dtype=torch.float64)
+        self._proportional = proportional
         self._log_factors = plan.matrix @ wish if proportional else wish
         self._written = BlockTensors(model, plan.targets if proportional else free)
 
     def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
+        for name, parameter in self.parameters.items():
+            if self._proportional and not parameter.requires_grad:
+                raise ValueError(
+                    f"model: parameter {name!r} was frozen since shrink was made, but must follow the others; make "
+                    "shrink anew"
+                )
         for tensor, factor in zip(self._written.get(), self._log_factors.exp().tolist(), strict=True):
             tensor.mul_(factor)
         return {}

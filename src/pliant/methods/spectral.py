@@ -26,7 +26,7 @@ from pliant.checking import check_number
 from pliant.methods.base import Filter, Penalty
 from pliant.methods.roles import ROLES, as_matrix, having_role, role_of
 from pliant.methods.strengths import Strength, resolve_strengths
-from pliant.precision import widen
+from pliant.precision import widen, without_autocast
 from pliant.seeding import generator
 
 _TINY = 1e-18
@@ -36,6 +36,7 @@ _SMALL = 1e-12
 """The size of entries below which the squares of a matrix would underflow, or above whose inverse overflow."""
 
 
+@without_autocast
 def leading_pair(weight: Tensor, size: int = 30) -> tuple[Tensor, Tensor]:
     """Return the leading singular vectors (u, v) of a matrix, to within a fraction of a percent of σ₁.
 
@@ -75,10 +76,12 @@ def leading_pair(weight: Tensor, size: int = 30) -> tuple[Tensor, Tensor]:
     return u[:, 0].contiguous(), v[0] @ basis
 
 
+@without_autocast
 def iterate_power_(weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """Do one power iteration in place: v ← Wᵀu/‖Wᵀu‖, u ← Wv/‖Wv‖; return σ = uᵀWv = ‖Wv‖.
 
     While the weight is all zero, u is zero and v stays as it is, so that the pair is there when the weight grows again.
+    A pair that a weight of NaN or infinity has spoilt starts anew.
 
     Args:
         weight: W.
@@ -90,6 +93,8 @@ def iterate_power_(weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
         >>> iterate_power_(torch.diag(torch.tensor([3.0, 0.0])), u, v)
         tensor(3.)
     """
+    for vector in (left, right):
+        vector.nan_to_num_(nan=1.0, posinf=1.0, neginf=1.0)
     if weight.dtype == left.dtype:
         right.addmv_(weight.mT, left, beta=_TINY)
         right.div_(torch.linalg.vector_norm(right))
@@ -118,6 +123,7 @@ class _LargestSingularValue(Penalty):
         self.right = {name: v for name, (_, v) in pairs.items()}
         self._fresh: dict[str, Tensor] = {}
 
+    @without_autocast
     def sigma(self, name: str) -> Tensor:
         """Return uᵀWv, the estimate of a weight's largest singular value."""
         weight, u, v = as_matrix(self.parameters[name]), self.left[name], self.right[name]

@@ -13,6 +13,7 @@ through a decay; `on_decay="reinit"` is the paper's own answer (appendix E). λ 
 
 import warnings
 from collections.abc import Collection, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
@@ -34,6 +35,9 @@ from pliant.methods.pull import DevicePull, HostPull
 from pliant.methods.strengths import Strength, resolve_strengths
 
 OnDecay = Literal["keep", "reinit"]
+
+
+_LEARNS = attrgetter("requires_grad")
 
 
 class SWR(Rescaler):
@@ -59,7 +63,8 @@ class SWR(Rescaler):
         coupled: Let λ follow the learning rate: λ·lr/lr₀, but not beyond 1, where lr₀ is the scheduler's base rate, or
             the rate at attachment if there is no scheduler; if that is zero, the first one after it that is not.
         on_decay: "reinit" makes the present norms the initial ones whenever a learning rate falls to half or less
-            from one step to the next.
+            from one step to the next, unless it fell by less before and never rose since: a smooth schedule has no
+            such steps. (A rate that falls to begin a new warm-up counts; `coupled` is for such schedules.)
         every: Act only on every n-th step. (On an accelerator, one that a fused optimizer skipped under a GradScaler
             goes by: to know of it would be to wait.)
         where: Which weights to pull; all if None. Biases, and weights that must follow, are written all the same.
@@ -69,7 +74,7 @@ class SWR(Rescaler):
     """
 
     name = "swr"
-    saved: ClassVar[tuple[str, ...]] = ("initial_norms", "base_lr", "last_lr")
+    saved: ClassVar[tuple[str, ...]] = ("initial_norms", "base_lr", "last_lr", "declines")
     fixed: ClassVar[bool] = True
 
     def __init__(
@@ -119,7 +124,10 @@ class SWR(Rescaler):
         self._names = [str(block) for block in self.plan.wishes]
         self._wished = BlockTensors(model, self.plan.wishes)
         self._written = BlockTensors(model, self.plan.targets)
-        self._pulls: dict[tuple[str, ...], DevicePull | HostPull] = {}
+        own = dict(model.named_parameters(remove_duplicate=False))
+        names = [block.name for block in self.plan.targets]
+        self._targets = {row: own[name] for row, name in enumerate(names) if name in own}  # the others are statistics
+        self._pulls: dict[tuple[tuple[str, ...], tuple[bool, ...]], DevicePull | HostPull] = {}
         self._dtype = torch.float32
         for tensor in self._wished.get():
             self._dtype = torch.promote_types(self._dtype, tensor.dtype)
@@ -150,9 +158,10 @@ class SWR(Rescaler):
             if not any(passed):
                 raise ValueError(f"where: it passes none of the weights that can be pulled: {', '.join(self._names)}")
             self.lam = self.lam * self.lam.new_tensor(passed)
-        self._leave_zero_weights_alone()
+        self._warn_of_zero_weights()
         self.base_lr = torch.full((len(self._names),), torch.nan, dtype=torch.float64)
         self.last_lr = torch.full((len(self._names),), torch.nan, dtype=torch.float64)
+        self.declines = torch.zeros(len(self._names), dtype=torch.bool)
         self._last: Tensor | Sequence[float] | None = None
 
     def attach(self, *optimizers: Optimizer) -> Self:
@@ -265,9 +274,12 @@ class SWR(Rescaler):
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         rates = self._learning_rates(optimizer)
-        fell = rates <= self.last_lr / 2
+        fell = (rates <= self.last_lr / 2) & ~self.declines
         if fell.any():
             self._reset_initial_norms(fell)
+        # A smooth decline falls to half from one step to the next too, when it comes close to zero.
+        self.declines |= (rates < self.last_lr) & ~fell
+        self.declines &= ~(rates > self.last_lr)
         self.last_lr = torch.where(rates.isnan(), self.last_lr, rates)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -287,16 +299,24 @@ class SWR(Rescaler):
     def _rescale(
         self, names: tuple[str, ...], rates: Tensor | None = None, found_inf: Tensor | None = None
     ) -> Tensor | Sequence[float]:
-        pull = self._pulls.get(names) or self._make_pull(names)
+        learns = tuple(map(_LEARNS, self._targets.values()))
+        pull = self._pulls.get((names, learns)) or self._make_pull(names, learns)
         norms = torch._foreach_norm(self._wished.get(), 2, self._dtype)
         return pull(norms, self._written.get(), rates, found_inf)
 
-    def _make_pull(self, names: tuple[str, ...]) -> DevicePull | HostPull:
+    def _make_pull(self, names: tuple[str, ...], learns: tuple[bool, ...]) -> DevicePull | HostPull:
         held = set(names)
-        lam = self.lam * self.lam.new_tensor([owner in held for owner in self._owners])
+        free = [owner in held and self.parameters[owner].requires_grad for owner in self._owners]
+        lam = self.lam * self.lam.new_tensor(free) * (self.initial_norms > 0)
+        follows = self.plan.matrix[:, (lam > 0).cpu()].any(1)
+        for row, parameter in self._targets.items():
+            if follows[row] and not parameter.requires_grad:
+                raise ValueError(
+                    f"model: {str(self.plan.targets[row])!r} was frozen since swr was made, but must follow the "
+                    "weights that are pulled; make swr anew"
+                )
         kind = HostPull if lam.device.type == "cpu" else DevicePull
-        self._pulls[names] = kind(self.initial_norms, lam, self.plan.matrix)
-        return self._pulls[names]
+        return self._pulls.setdefault((names, learns), kind(self.initial_norms, lam, self.plan.matrix))
 
     @torch.no_grad()
     def _norms(self) -> Tensor:
@@ -333,12 +353,11 @@ class SWR(Rescaler):
         # The traced graph belongs to the model that it was traced from.
         return {**super().__getstate__(), "_scales": None}
 
-    def _leave_zero_weights_alone(self) -> None:
-        zero = self.initial_norms == 0
-        if zero.any():
-            names = [name for name, is_zero in zip(self._names, zero.tolist(), strict=True) if is_zero]
+    def _warn_of_zero_weights(self) -> None:
+        zero = (self.initial_norms == 0).tolist()
+        names = [name for name, is_zero in zip(self._names, zero, strict=True) if is_zero]
+        if names:
             warnings.warn(f"swr leaves these weights alone, they start as all zero: {', '.join(names)}", stacklevel=3)
-            self.lam[zero] = 0.0
 
 
 def _chain(model: nn.Module, example: Any, order: str | Sequence[str]) -> tuple[Layer, ...]:

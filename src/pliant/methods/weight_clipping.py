@@ -25,6 +25,8 @@ from pliant.methods.roles import role_of
 def initial_bound(model: nn.Module, name: str) -> float | None:
     """Return b = 1/√fan_in of a weight, or of the weight that a bias belongs to; None for a parameter without one.
 
+    One that is tied has the bound of the first of its modules that gives it one: an output layer's, not an embedding's.
+
     Args:
         model: The model that holds the parameter.
         name: Its name in the model.
@@ -34,12 +36,20 @@ def initial_bound(model: nn.Module, name: str) -> float | None:
         >>> [initial_bound(model, name) for name, _ in model.named_parameters()]
         [0.5, 0.5, None, None]
     """
-    path, _, leaf = name.rpartition(".")
+    parameter = model.get_parameter(name)
+    names = [other for other, p in model.named_parameters(remove_duplicate=False) if p is parameter]
+    bounds = (_bound(model, *other.rpartition(".")[::2]) for other in names)
+    return next((bound for bound in bounds if bound is not None), None)
+
+
+def _bound(model: nn.Module, path: str, leaf: str) -> float | None:
     module = model.get_submodule(path)
     leaf = leaf.replace("bias", "weight")
     with eval_mode(module):  # to read a weight that a spectral norm computes is a step of its training otherwise
         weight = getattr(module, leaf, None)
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) or not isinstance(weight, Tensor):
+        return None
+    if not weight.numel():
         return None
     if role_of(model, f"{path}.{leaf}".lstrip("."), weight) != "matrix":
         return None
@@ -101,6 +111,9 @@ class WeightClipping(Rescaler):
     @torch.no_grad()
     def _clamp(self, names: Sequence[str], counter: str) -> None:
         self._count_step(counter)
+        names = [name for name in names if self.parameters[name].requires_grad]  # the others were frozen since
+        if not names:
+            return
         parameters: list[Tensor] = [self.parameters[name] for name in names]
         torch._foreach_clamp_max_(parameters, [self.bounds[name] for name in names])
         torch._foreach_clamp_min_(parameters, [-self.bounds[name] for name in names])

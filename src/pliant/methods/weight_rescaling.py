@@ -108,6 +108,9 @@ class WeightRescaling(Rescaler):
 
     @torch.no_grad()
     def _rescale(self, names: Sequence[str], found_inf: Tensor | None) -> None:
+        names = [name for name in names if self.parameters[name].requires_grad]  # the others were frozen since
+        if not names:
+            return
         weights: list[Tensor] = [self.parameters[name] for name in names]
         factors = [rescaling_factor(self.parameters[name], self.initial[name]) for name in names]
         if found_inf is not None:

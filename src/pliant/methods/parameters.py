@@ -1,0 +1,75 @@
+"""The parameters of a model that a method acts on, and whether they are still the model's."""
+
+import warnings
+from collections.abc import Callable, Mapping
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+from torch.optim import Optimizer
+
+
+def learnable_parameters(
+    model: nn.Module, where: Callable[[str, nn.Parameter], bool] | None = None
+) -> dict[str, nn.Parameter]:
+    """Return the parameters that require a gradient, have entries and pass the filter, by name, tied ones once.
+
+    Args:
+        model: The model.
+        where: A predicate on name and parameter; all pass if None.
+
+    Raises:
+        ValueError: If a parameter has no values yet, or none is left.
+    """
+    chosen = {}
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise ValueError(f"model: parameter {name!r} is not initialised yet; run one batch through the model first")
+        if parameter.is_meta:
+            raise ValueError(f"model: parameter {name!r} is on the meta device; materialise the model first (to_empty)")
+        if parameter.requires_grad and parameter.numel() and (where is None or where(name, parameter)):
+            chosen[name] = parameter
+    if not chosen:
+        raise ValueError(
+            "model: no parameter that requires a gradient" + (" passes the filter `where`" if where else "")
+        )
+    return chosen
+
+
+def check_not_replaced(method: str, model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise a ValueError that names the first of a method's parameters that the model holds no longer.
+
+    What is done to it would be done in vain, and in silence.
+    """
+    held = {id(parameter) for parameter in model.parameters()}
+    for name, parameter in parameters.items():
+        if id(parameter) not in held:
+            raise ValueError(
+                f"model: parameter {name!r} was replaced since {method} was made (by a new module, or "
+                f"load_state_dict(assign=True)); make {method} anew"
+            )
+
+
+def warn_of_unknown(
+    method: str, model: nn.Module, known: Mapping[str, nn.Parameter], optimizer: Optimizer
+) -> list[nn.Parameter]:
+    """Warn of parameters of the model that the optimizer trains, but that the method did not find when it was made.
+
+    Args:
+        method: The method's name.
+        model: The model.
+        known: The parameters that could be learnt when the method was made.
+        optimizer: The optimizer.
+
+    Returns:
+        Those that the optimizer holds and the method does not know, but that are frozen: to be warned of when they are
+        no longer.
+    """
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    ours = {id(p) for p in known.values()}
+    unknown = [(name, p) for name, p in model.named_parameters() if id(p) in held and id(p) not in ours]
+    learnt = [name for name, p in unknown if p.requires_grad]
+    if learnt:
+        warnings.warn(
+            f"{method} does not act on {', '.join(learnt)}: frozen, or not there, when it was made", stacklevel=4
+        )
+    return [p for _, p in unknown if not p.requires_grad]

@@ -1,0 +1,187 @@
+"""Models that change after a method was made: replaced, frozen and unfrozen parameters, other lists of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Adam, Optimizer
+
+from pliant import (
+    DASH,
+    FIRE,
+    SWR,
+    FullReset,
+    HareTortoise,
+    L2Init,
+    Layerwise,
+    Method,
+    Shrink,
+    ShrinkPerturb,
+    WeightClipping,
+    WeightRescaling,
+)
+from pliant.methods import create
+from tests import zoo
+from tests.loops import assert_same, snapshot, train
+
+X, Y = zoo.batch("mlp")
+
+METHODS: dict[str, Callable[[nn.Module], Method]] = {
+    "swr": lambda m: SWR(m, X, lam=0.1),
+    "l2_init": lambda m: L2Init(m, lam=0.1),
+    "weight_rescaling": lambda m: WeightRescaling(m, every=1),
+    "weight_clipping": lambda m: WeightClipping(m, kappa=0.5),
+    "hare_tortoise": lambda m: HareTortoise(m, beta=0.9, every=2),
+    "full_reset": lambda m: FullReset(m, seed=0),
+    "shrink_perturb": lambda m: ShrinkPerturb(m, lam=0.5),
+    "fire": FIRE,
+    "dash": DASH,
+    "layerwise": lambda m: Layerwise(m, X, seed=0),
+    "shrink": lambda m: Shrink(m, X, proportional=False),
+}
+
+
+def act(method: Method, model: nn.Module, optimizer: Optimizer) -> None:
+    """Let a method act in its own way."""
+    if method.kind == "reinitializer":
+        method.apply(optimizer, batches=[(X, Y)], loss_fn=cross_entropy)
+    else:
+        method.attach(optimizer)
+        train(model, optimizer, "mlp", range(4))
+
+
+@pytest.mark.parametrize("how", ["a new head", "assigned"])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_replaced_parameter_is_an_error(name: str, how: str) -> None:
+    model = zoo.build("mlp")
+    method = METHODS[name](model)
+    if how == "assigned":
+        model.load_state_dict(zoo.build("mlp").state_dict(), assign=True)
+    else:
+        model[4] = nn.Linear(16, 5, dtype=torch.float64)
+    before = snapshot(model)
+    with pytest.raises(ValueError, match=rf"model: parameter '\d\.weight' was replaced since {name} was made"):
+        act(method, model, SGD(model.parameters(), lr=0.0))
+    assert_same(snapshot(model), before)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_frozen_later_is_left_alone(name: str) -> None:
+    model = zoo.build("mlp")
+    method = METHODS[name](model)
+    train(model, SGD(model.parameters(), lr=0.1), "mlp", range(2))
+    model[0].requires_grad_(False)
+    before = snapshot(model)
+    act(method, model, Adam(model.parameters(), lr=0.1))
+    after = snapshot(model)
+    assert torch.equal(after["0.weight"], before["0.weight"])
+    assert torch.equal(after["0.bias"], before["0.bias"])
+    assert not torch.equal(after["2.weight"], before["2.weight"])
+
+
+@pytest.mark.parametrize("make", [lambda m: SWR(m, X, lam=0.1), lambda m: Shrink(m, X)])
+def test_what_is_frozen_but_must_follow_is_an_error(make: Callable[[nn.Module], Method]) -> None:
+    model = zoo.build("mlp")
+    method = make(model)
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    model[2].bias.requires_grad_(False)
+    before = snapshot(model)
+    with pytest.raises(ValueError, match=r"'2\.bias' was frozen since (swr|shrink) was made, but must follow"):
+        method.step() if method.kind == "rescaler" else method.apply()
+    assert_same(snapshot(model), before)
+
+
+def test_swr_pulls_again_what_learns_again() -> None:
+    model = zoo.build("mlp")
+    swr = SWR(model, X, lam=1.0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    model[0].requires_grad_(False)
+    swr.step()
+    assert float(model[0].weight.norm()) == pytest.approx(2 * float(swr.initial_norms[0]))
+    assert float(model[2].weight.norm()) == pytest.approx(float(swr.initial_norms[1]))
+    model[0].requires_grad_(True)
+    swr.step()
+    assert float(model[0].weight.norm()) == pytest.approx(float(swr.initial_norms[0]))
+
+
+def test_what_learns_later_and_is_not_known_is_warned_of_once() -> None:
+    model = zoo.build("mlp")
+    model[0].requires_grad_(False)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    WeightClipping(model, kappa=0.1).attach(optimizer)
+    train(model, optimizer, "mlp", [0])
+    model[0].requires_grad_(True)
+    with pytest.warns(
+        UserWarning, match=r"weight_clipping does not act on 0\.weight, 0\.bias: frozen, or not there"
+    ) as told:
+        train(model, optimizer, "mlp", [1, 2])
+    assert len(told) == 1
+
+
+class Heads(nn.Module):
+    """A trunk with two heads, of which one is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(12, 8)
+        self.heads = nn.ModuleList([nn.Linear(8, 5), nn.Linear(8, 5)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum((head(torch.relu(self.trunk(x))) for head in self.heads), start=torch.zeros(()))
+
+
+def test_as_many_other_parameters_in_a_group_are_noticed() -> None:
+    torch.manual_seed(0)
+    model = Heads().double()
+    optimizer = SGD([{"params": model.trunk.parameters()}, {"params": model.heads[0].parameters()}], lr=0.1)
+    clipping = WeightClipping(model, kappa=0.1).attach(optimizer)
+    train(model, optimizer, "mlp", [0])
+    optimizer.param_groups[1]["params"] = list(model.heads[1].parameters())
+    train(model, optimizer, "mlp", [1])
+    assert float(model.heads[1].weight.detach().abs().max()) <= clipping.bounds["heads.1.weight"]
+
+
+def test_a_wrapper_of_an_optimizer_is_named() -> None:
+    class Wrapper(Optimizer):
+        def __init__(self, optimizer: Optimizer) -> None:
+            self.optimizer = optimizer
+            self.param_groups: list[dict[str, Any]] = optimizer.param_groups
+
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    method = L2Init(model, lam=0.1)
+    with pytest.raises(TypeError, match="optimizers: this Wrapper takes no hooks, it wraps an optimizer; attach to"):
+        method.attach(optimizer, Wrapper(optimizer))
+    assert not method.optimizers
+
+
+def with_an_empty_layer() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 5), Beside(nn.Linear(0, 5))).double()
+
+
+class Beside(nn.Module):
+    """Adds what a layer makes of no input at all."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layer(x[:, :0])
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("name", [*METHODS, "spectral", "spectral_norm", "upgd", "wasserstein", "parseval"])
+def test_a_parameter_without_entries_is_passed_over(name: str) -> None:
+    model = with_an_empty_layer()
+    method = METHODS[name](model) if name in METHODS else create(name, model)
+    act(method, model, SGD(model.parameters(), lr=0.1))
+    assert "3.layer.weight" not in method.parameters
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
