@@ -16,8 +16,9 @@ from benchmarks.reproduction.kept import KEPT, Estimate, Kept, find_recipe, kept
 from benchmarks.reproduction.numbers import EXACT, more_numbers
 from benchmarks.reproduction.pages import make_page
 from benchmarks.reproduction.statements import SECTIONS, found_block, judge, load_statements
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from pliant import methods
+from pliant import methods, models
 from pliant.experiments.config import Part, RunConfig
 from pliant.experiments.recipe import make_recipe
 from pliant.experiments.store import Run, load_runs
@@ -110,6 +111,14 @@ def test_statement_names_labels_and_numbers_of_its_recipe(statement: dict) -> No
     assert statement.get("number", "mean_drop") in plain | of_measures
     low, high = statement.get("claimed", (0, 1))
     assert low < high
+
+
+@pytest.mark.parametrize("recipe", sorted({s["recipe"] for s in STATEMENTS if s.get("number") == "mean_drop"}))
+def test_drops_are_judged_without_batch_norm(recipe: str) -> None:
+    """Before any step, its running statistics are those of the weights that a method has just changed."""
+    found = find_recipe(recipe).model
+    model = models.create(found.name, (3, 32, 32), 10, seed=0, **found.options)
+    assert not any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 @pytest.mark.parametrize("file", sorted(KEPT.glob("*.gz")), ids=lambda file: file.name)

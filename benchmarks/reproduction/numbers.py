@@ -21,7 +21,8 @@ def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
     - `best_test_accuracy` is that of the last task, and `best_gain` how far it is above the best of the first.
       `late_test_accuracy` is the mean of its last 10 tests, which single epochs move less than the last one.
     - `mean_drop` is the test accuracy that is lost when a task begins, before any step on it; `mean_first_loss` what is
-      lost after the first epoch on it. Both are means over all tasks but the first.
+      lost after the first epoch on it. Both are means over all tasks but the first. With BatchNorm the former says
+      little: its running statistics are still those of the weights as they were before a method changed them.
     - `train_error_growth` is the training error at the ends of the last fifth of the tasks minus that of the first
       fifth; `late_train_error` and `early_train_error` are the two.
     - `MEASURE_change` is the same of a measure, divided by its value in the first fifth; there is none if that is
