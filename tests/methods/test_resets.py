@@ -1,6 +1,7 @@
 """Shrink & perturb, head reset and full reset."""
 
 import copy
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from pliant import FullReset, HeadReset, Layerwise, ShrinkPerturb
+from pliant import FullReset, HeadReset, Layerwise, ReDo, ShrinkPerturb
 from pliant.methods.base import Reinitializer
 from pliant.methods.redraw import seeded
 from tests import zoo
@@ -168,6 +169,26 @@ def test_a_model_that_cannot_be_copied_is_named() -> None:
         FullReset(model)
     with pytest.raises(ValueError, match="model: Sequential cannot be copied, to be re-drawn aside"):
         HeadReset(model, head=["2"]).apply()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        FullReset,
+        lambda model: FullReset(model, init=lambda _: None),
+        lambda model: HeadReset(model, head=["2"]),
+        lambda model: Layerwise(model, blocks=[["0"], ["2"]]),
+        lambda model: ShrinkPerturb(model, toward="fresh"),
+    ],
+)
+def test_that_a_model_cannot_be_copied_is_said_before_it_is_trained(make: Callable[[nn.Module], Reinitializer]) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    model.lock = threading.Lock()
+    message = "model: Sequential cannot be copied, to be re-drawn aside: TypeError: cannot pickle '_thread.lock' object"
+    with pytest.raises(ValueError, match=message):
+        make(model)
+    ReDo(model, torch.zeros(1, 4))  # it draws layer by layer
+    ShrinkPerturb(model)  # it draws nothing
 
 
 def test_only_what_is_drawn_must_be_drawable() -> None:

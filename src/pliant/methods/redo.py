@@ -3,7 +3,7 @@
 A unit's score is its mean absolute activation over the average of its layer, mean|h_i| / (mean_j mean|h_j| + 1e-9).
 Units with a score of τ or less are renewed: the weights that make them are drawn anew, their bias and the weights that
 read them become zero, so that the function stays nearly the same, their norm layer becomes the identity, and the
-moments of all these entries are cleared.
+moments of all these entries are cleared. A weight between two renewed units is both drawn and read: it becomes zero.
 
 Where we deviate. Scores are taken on the batch (or the accumulated batches) of the step after which units are renewed;
 the authors draw another batch from the replay buffer. New weights come from the layer's own initial distribution,
@@ -26,6 +26,7 @@ from pliant.methods.redraw import Init, check_redrawable, draw_fresh, seeded
 def dormancy_scores(mean_size: Tensor) -> Tensor:
     """Return mean|h_i| / (mean_j mean|h_j| + 1e-9), given mean|h_i| of the units of a layer.
 
+    As its authors have it. The diagnostic of dormant units divides by the layer's mean alone.
     Beside a unit that overflowed none can be told dormant: the scores are NaN.
 
     Example:
@@ -66,7 +67,7 @@ class ReDo(Recycler):
         self.tau = check_number("tau", tau)
         self.every = check_positive_int("every", every)
         super().__init__(model, example, where=where)
-        check_redrawable(model, init, [group.weight.tensor for group in self.groups.values()])
+        check_redrawable(model, init, [group.weight.tensor for group in self.groups.values()], whole=False)
         self.init = init
         self.seed = seed
         self.draws = 0
@@ -75,14 +76,21 @@ class ReDo(Recycler):
         return step % self.every == 0
 
     def _act(self, groups: Sequence[UnitGroup], seen: dict[str, Activity], step: int) -> None:
+        if not groups:
+            return
         self._moments_cleared = 0
         self._chosen = {}
         with seeded(self.seed, self.draws):
             for group in groups:
-                chosen = dormancy_scores(seen[group.name].mean_size) <= self.tau
+                activity = seen[group.name]
+                mean_size = self._sums[group.name].mean(activity.total_size, activity.entries)
+                chosen = dormancy_scores(mean_size) <= self.tau
                 fresh = draw_fresh(self._layer(group), self.init)
-                self._renew(group.name, chosen, fresh[group.weight.tensor.rpartition(".")[2]])
+                self._make_anew(group.name, chosen, fresh[group.weight.tensor.rpartition(".")[2]])
                 self._chosen[group.name] = chosen
+        # After all draws, or those of the next layer would be read by its renewed units.
+        for name, chosen in self._chosen.items():
+            self._zero_outgoing(name, chosen)
         self.draws += 1
 
     def _layer(self, group: UnitGroup) -> nn.Module:

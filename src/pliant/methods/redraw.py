@@ -18,12 +18,17 @@ def reset_function(module: nn.Module) -> Callable[[], object] | None:
     return function if callable(function) else None
 
 
-def check_redrawable(model: nn.Module, init: Init | None, parameters: Iterable[str]) -> None:
-    """Raise a ValueError naming the first of these parameters that its module cannot re-draw."""
-    if init is not None:
-        return
+def check_redrawable(model: nn.Module, init: Init | None, parameters: Iterable[str], *, whole: bool = True) -> None:
+    """Raise a ValueError naming the first of these parameters that its module cannot re-draw, or what cannot be copied.
+
+    Args:
+        model: The model.
+        init: A function that initialises a model in place; each module's own `reset_parameters` if None.
+        parameters: The parameters to re-draw, by their names in the model.
+        whole: Whether the model is re-drawn, and so copied, as a whole, not only modules of it.
+    """
     written: dict[str, set[str]] = {}
-    for name in parameters:
+    for name in parameters if init is None else ():
         path, _, leaf = name.rpartition(".")
         module, shown = model.get_submodule(path), repr(path or type(model).__name__)
         if reset_function(module) is None:
@@ -38,11 +43,15 @@ def check_redrawable(model: nn.Module, init: Init | None, parameters: Iterable[s
                 f"model: reset_parameters() of module {shown} leaves its parameter {leaf!r} as it is (that of a hook "
                 "such as spectral_norm?); pass init=, a function that initialises a model in place"
             )
+    if whole:
+        _copy(model, type(model).__name__)
 
 
 @contextmanager
 def seeded(seed: int | None, draw: int) -> Iterator[None]:
     """Draw from torch's global generators, or, given a seed, from a stream of our own that leaves them as they are.
+
+    They are the same for all threads: what another one draws meanwhile comes from our stream too.
 
     Args:
         seed: The stream; None for the global generators.
@@ -154,8 +163,10 @@ def _parameters_written(module: nn.Module, shown: str) -> set[str]:
 def _copy(module: nn.Module, shown: str) -> nn.Module:
     try:
         return copy.deepcopy(module)
-    except RuntimeError as error:
-        raise ValueError(f"model: {shown} cannot be copied, to be re-drawn aside: {error}") from error
+    except Exception as error:  # whatever the parts of a model say: a lock, a tensor with a graph, sharded parameters
+        raise ValueError(
+            f"model: {shown} cannot be copied, to be re-drawn aside: {type(error).__name__}: {error}"
+        ) from error
 
 
 def draw_normal(tensors: Iterable[Tensor]) -> list[Tensor]:
