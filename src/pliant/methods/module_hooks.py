@@ -1,5 +1,6 @@
 """Hooks on modules that stay with the module they were made for."""
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,24 +9,31 @@ from typing import Any
 import torch
 from torch import nn
 
-_silent = False
+
+class _Thread(threading.local):
+    """What is set for one thread alone; a context variable would cut the graph of a compiled model in two."""
+
+    silent = False
+
+
+_thread = _Thread()
 
 
 @contextmanager
 def silent_hooks() -> Iterator[None]:
-    """Keep all of these hooks from seeing passes that are no training: a method's own look at the data."""
-    global _silent
-    before, _silent = _silent, True
+    """Keep all of these hooks from seeing passes of this thread that are no training: a method's look at the data."""
+    before, _thread.silent = _thread.silent, True
     try:
         yield
     finally:
-        _silent = before
+        _thread.silent = before
 
 
 class ModuleHook:
     """A hook for one module, to be registered on it, that calls a method of an object as long as that lives.
 
     It is silent while the model is traced: other methods trace it to find their way, on tensors that hold no numbers.
+    So it is inside a transform of torch.func, whose tensors may not leave it: per-example gradients are no training.
 
     Copying or pickling a model takes its hooks along, and with them whatever they hold: a copy of the object, acting on
     the copied model without anyone having attached it. This hook holds both ends weakly, and a copy of it does nothing.
@@ -41,7 +49,7 @@ class ModuleHook:
 
     def __call__(self, module: nn.Module, *args: Any) -> Any:
         """Pass on what the module says, if it is the one that this hook was made for."""
-        if _silent or torch.compiler.is_exporting():
+        if _thread.silent or torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active():
             return None
         function = self._function()
         return function(module, *args) if module is self._module() and function is not None else None
