@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 from torch.optim import LBFGS, SGD, Adam
 
@@ -105,6 +106,39 @@ def test_off_in_eval_mode_and_after_detaching_and_without_gradients() -> None:
     assert all(map(torch.equal, gradients_of(model, inputs, labels), plain))
     penalty.attach(optimizer)
     assert all(map(torch.equal, gradients_of(model, inputs, labels), with_term))
+
+
+def test_an_actor_that_learns_through_a_frozen_critic_gets_no_term() -> None:
+    """Nor does a gradient at the inputs of a frozen model; a classifier that alone is frozen has features to learn."""
+
+    def actors_gradient(lam: float, frozen: slice) -> Tensor:
+        torch.manual_seed(0)
+        actor = nn.Linear(12, 12).double()
+        critic = zoo.build("mlp")
+        optimizer = SGD(critic.parameters(), lr=0.1)
+        FeatureRank(critic, zoo.batch("mlp")[0], lam=lam).attach(optimizer)
+        critic[frozen].requires_grad_(False)
+        critic(actor(zoo.batch("mlp")[0])).sum().backward()
+        return actor.weight.grad
+
+    whole, classifier = slice(0, 5), slice(4, 5)
+    assert torch.equal(actors_gradient(1.0, whole), actors_gradient(0.0, whole))
+    assert not torch.allclose(actors_gradient(1.0, classifier), actors_gradient(0.0, classifier))
+
+
+def test_gradients_of_single_examples_are_those_of_the_loss() -> None:
+    model = zoo.build("mlp")
+    inputs, labels = zoo.batch("mlp")
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(functional_call(model, parameters, (x[None],)), y[None])
+
+    per_example = vmap(grad(loss), in_dims=(None, 0, 0))
+    plain = per_example(parameters, inputs, labels)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    FeatureRank(model, inputs, lam=1.0).attach(optimizer)
+    assert_same(per_example(parameters, inputs, labels), plain)
 
 
 def test_off_when_its_optimizer_is_gone() -> None:

@@ -7,7 +7,8 @@ u_d, v_d, the gradient at the features is 2(σ₁u₁v₁ᵀ − σ_d u_d v_dᵀ
 
 This penalty depends on data, so its gradient cannot be added before the step: it enters during the user's own
 `backward()`, at the features, and reaches the parameters together with the loss's. A hook on the classifier sees the
-features on their way in, in training mode only.
+features on their way in, in training mode only, and not while all parameters of the model are frozen: then the pass
+trains another one through it (an actor through its critic).
 
 What the loop multiplies its loss by before `backward()` the method cannot see. Say it with `loss_scale`, so that the
 term weighs as it would in the loss: `scaler.get_scale` under a GradScaler, 1/n where n micro-batches are accumulated as
@@ -155,7 +156,7 @@ class FeatureRank(Method):
                 self._warned = True
                 warnings.warn(
                     f"{self.name} saw no features before this step: {self.classifier!r} was not called in training "
-                    "mode on an input that has a gradient, or was compiled before attach()",
+                    "mode on an input that has a gradient, only inside torch.func, or was compiled before attach()",
                     stacklevel=4,
                 )
             return None
@@ -170,6 +171,8 @@ class FeatureRank(Method):
     def _see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         features = input_of(args, kwargs)
         if not self._attachments or not module.training or not torch.is_grad_enabled() or not features.requires_grad:
+            return
+        if not any(parameter.requires_grad for parameter in self.parameters.values()):
             return
         if features.ndim > 3:
             raise ValueError(
