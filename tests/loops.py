@@ -28,9 +28,14 @@ def train(
             for method in methods:
                 if method.kind == "reinitializer":
                     method.apply(optimizer, batches=[(inputs, labels)], loss_fn=cross_entropy)
-        optimizer.zero_grad()
-        cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
+        training_step(model, optimizer, (inputs, labels))
+
+
+def training_step(model: nn.Module, optimizer: Optimizer, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Train on one batch."""
+    optimizer.zero_grad()
+    cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()
 
 
 def snapshot(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -1,6 +1,5 @@
 """ReDo and continual backprop against one-unit-at-a-time references, and what every recycler must keep."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -8,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.optim import SGD, Adam, Optimizer, Rprop
+from torch.optim import SGD, Adam, Optimizer
 
 from pliant import ContinualBackprop, ReDo, Spectral
 from pliant.methods.recycler import SumByUnit, sum_except
 from pliant.methods.redraw import draw_fresh, seeded
 from pliant.models import create
 from tests import zoo
-from tests.loops import snapshot
+from tests.loops import snapshot, training_step
 from tests.reference import recycling as reference
 from tests.reference.recycling import Wire
 
@@ -62,12 +61,6 @@ def build(name: str) -> tuple[nn.Module, list[Wire], Callable[[int], tuple[Tenso
         return inputs, torch.randint(0, 5, (shape[0],), generator=generator)
 
     return model, wires_of(model, paths), batch
-
-
-def training_step(model: nn.Module, optimizer: Optimizer, batch: tuple[Tensor, Tensor]) -> None:
-    optimizer.zero_grad()
-    cross_entropy(model(batch[0]), batch[1]).backward()
-    optimizer.step()
 
 
 def assert_equal_runs(left: nn.Module, right: nn.Module, one: Optimizer, two: Optimizer) -> None:
@@ -169,6 +162,108 @@ def test_the_mean_that_moves_is_the_mean_of_what_the_reader_adds(reader: nn.Modu
     torch.testing.assert_close(model[2].bias.detach(), expected, rtol=1e-12, atol=1e-12)
 
 
+def flattened(rows: Tensor) -> nn.Module:
+    """Two channels that show the image of 2 × 2 pixels as it is, read pixel by pixel by three outputs with `rows`."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)).double()
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+        model[0].bias.zero_()
+        model[3].weight.copy_(rows.flatten().expand(3, 8))
+    return model
+
+
+def test_a_flattened_channel_is_as_useful_as_the_places_where_it_is_read() -> None:
+    """Of the image's one bright pixel, channel 0 tells; channel 1 is read, with larger weights, where all is dark."""
+    model = flattened(torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 2.0]]))
+    x = torch.zeros(8, 1, 2, 2, dtype=torch.float64)
+    x[:, 0, 0, 0] = 1.0
+    optimizer = SGD(model.parameters(), lr=0.0)
+    cbp = ContinualBackprop(model, x, rate=0.5, maturity=1, decay=0.0, seed=0).attach(optimizer)
+    expected = model(x).detach()
+    for step in range(2):
+        model(x).sum().backward()
+        optimizer.step()
+        assert cbp.utilities["0"].tolist() == [0.25, 0.0], step
+    assert cbp.receipt is not None
+    assert cbp.receipt.details["units"] == {"0": [1]}
+    assert torch.equal(model(x), expected)
+
+
+def test_the_mean_of_each_place_moves_into_the_next_bias() -> None:
+    """Where images do not differ, but pixels do, to renew a flattened channel leaves the function as it was."""
+    torch.manual_seed(0)
+    model = flattened(torch.randn(2, 4)).double()
+    x = torch.rand(1, 1, 2, 2, dtype=torch.float64).expand(5, 1, 2, 2)
+    optimizer = SGD(model.parameters(), lr=0.0)
+    cbp = ContinualBackprop(model, x, rate=1.0, maturity=1, seed=0).attach(optimizer)
+    expected = model(x).detach()
+    for _ in range(2):
+        model(x).sum().backward()
+        optimizer.step()
+    assert cbp.receipt is not None
+    assert cbp.receipt.details["units"] == {"0": [0, 1]}
+    assert not model[3].weight.any()
+    torch.testing.assert_close(model(x), expected, rtol=1e-12, atol=1e-12)
+
+
+class TwoHeads(nn.Module):
+    """Channels that are read pixel by pixel, and by another layer in the mean over their pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(1, 3, 2)
+        self.pixels = nn.Linear(12, 4)
+        self.means = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.relu(self.body(x))
+        return self.pixels(h.flatten(1)), self.means(h.mean((2, 3)))
+
+
+def test_all_weights_that_read_a_unit_count_alike() -> None:
+    torch.manual_seed(0)
+    model = TwoHeads().double()
+    with torch.no_grad():
+        model.body.bias.fill_(1.0)  # all awake
+    x = torch.rand(1, 1, 3, 3, dtype=torch.float64).expand(5, 1, 3, 3)
+    optimizer = SGD(model.parameters(), lr=0.0)
+    cbp = ContinualBackprop(model, x, rate=1.0, maturity=2, decay=0.0, seed=0).attach(optimizer)
+    h = torch.relu(model.body(x)).mean(0).flatten(1).detach()
+    expected = []
+    for unit in range(3):
+        by_pixel = [h[unit, i] * w.abs() for i in range(4) for w in model.pixels.weight[:, 4 * unit + i].detach()]
+        in_the_mean = [h[unit].mean() * w.abs() for w in model.means.weight[:, unit].detach()]
+        expected.append(float(sum(by_pixel + in_the_mean)) / (4 * 4 + 2))
+    outputs = [each.detach() for each in model(x)]
+    for _ in range(3):
+        assert cbp.receipt is None
+        sum(each.sum() for each in model(x)).backward()
+        optimizer.step()
+        torch.testing.assert_close(cbp.utilities["body"].tolist(), expected if cbp.receipt is None else [0.0] * 3)
+    assert not model.pixels.weight.any()
+    for left, right in zip(model(x), outputs, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
+
+
+def test_redo_lets_no_renewed_unit_read_another() -> None:
+    """All draws come first, the same ones as layer by layer; then all outgoing weights become zero."""
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.0)
+    redo = ReDo(model, x, tau=0.9, every=1, seed=3).attach(optimizer)
+    training_step(model, optimizer, (x, y))
+    units = redo.receipt.details["units"]
+    others = [u for u in range(16) if u not in units["0"]]
+    assert units["0"]
+    assert units["2"]
+    with seeded(3, 0):
+        drawn = [draw_fresh(model[i])["weight"] for i in (0, 2)]
+    assert torch.equal(model[0].weight[units["0"]], drawn[0][units["0"]])
+    assert torch.equal(model[2].weight[units["2"]][:, others], drawn[1][units["2"]][:, others])
+    assert not model[2].weight[:, units["0"]].any()
+    assert not model[4].weight[:, units["2"]].any()
+
+
 def test_redo_of_dead_units_leaves_the_function_as_it_was() -> None:
     torch.manual_seed(0)
     model = zoo.build("cnn_bn").train()
@@ -216,8 +311,8 @@ def test_a_renewed_unit_is_born_without_a_past_and_alive(make: Any) -> None:
     assert optimizer.state[model[0].weight]["step"] == 4
     assert not torch.isclose(model[0].weight[units], before["0.weight"][units]).any()
     assert not model[0].bias[units].any()
-    # A unit of the next layer that was renewed too has fresh weights, but its own readers are zero.
-    old = [u for u in range(16) if u not in method.receipt.details["units"]["2"]]
+    # With continual backprop, a unit of the next layer that was renewed too has fresh weights; its readers are zero.
+    old = [u for u in range(16) if make is ReDo or u not in method.receipt.details["units"]["2"]]
     assert not model[2].weight[old][:, units].any()
     method.detach()
     training_step(model, optimizer, (x, y))
@@ -254,98 +349,6 @@ def test_score_is_taken_after_norm_and_nonlinearity() -> None:
     assert redo.receipt.details["units"]["0"] == [2]
 
 
-def test_watches_only_passes_that_train() -> None:
-    model = zoo.build("mlp")
-    x, y = zoo.batch("mlp")
-    optimizer = SGD(model.parameters(), lr=0.0)
-    cbp = ContinualBackprop(model, x, decay=0.0).attach(optimizer)
-    training_step(model, optimizer, (x, y))
-    expected = cbp.utilities["0"].clone()
-    model.eval()
-    model(100 * x)
-    model.train()
-    with torch.no_grad():
-        model(100 * x)
-    training_step(model, optimizer, (x, y))
-    assert torch.equal(cbp.utilities["0"], expected)
-
-
-def test_redo_watches_only_the_pass_before_it_acts() -> None:
-    model = zoo.build("mlp")
-    x, y = zoo.batch("mlp")
-    optimizer = SGD(model.parameters(), lr=0.0)
-    redo = ReDo(model, x, every=3).attach(optimizer)
-    for step in range(1, 7):
-        cross_entropy(model(x), y).backward()
-        assert bool(redo._seen) == (step % 3 == 0)
-        optimizer.step()
-        assert not redo._seen
-        assert redo._is_due(step) == (step % 3 == 0)
-
-
-@pytest.mark.parametrize("make", [ReDo, ContinualBackprop])
-def test_says_once_that_it_saw_nothing(make: Any) -> None:
-    model = zoo.build("mlp")
-    x, y = zoo.batch("mlp")
-    optimizer = SGD(model.parameters(), lr=0.1)
-    settings = {"every": 1} if make is ReDo else {}
-    make(model, x, **settings).attach(optimizer)
-    model.eval()
-    with pytest.warns(
-        UserWarning, match="saw nothing of the units of '0' before this step: the module that reads them, '2'"
-    ):
-        training_step(model, optimizer, (x, y))
-    training_step(model, optimizer, (x, y))  # a second warning would be an error
-
-
-@pytest.mark.parametrize("make", [ReDo, ContinualBackprop])
-def test_acts_inside_a_compiled_model(make: Any) -> None:
-    def run(compiled: bool) -> nn.Module:
-        model = zoo.build("mlp")
-        x, y = zoo.batch("mlp")
-        optimizer = Adam(model.parameters(), lr=1e-2)
-        settings = {"tau": 0.6, "every": 2} if make is ReDo else {"rate": 0.2, "maturity": 1}
-        make(model, x, seed=0, **settings).attach(optimizer)
-        callable_ = torch.compile(model, backend="aot_eager") if compiled else model
-        for _ in range(6):
-            training_step(callable_, optimizer, (x, y))
-        return model
-
-    torch._dynamo.reset()
-    compiled, plain = run(True), run(False)
-    assert_close(compiled, plain)
-
-
-def assert_close(left: nn.Module, right: nn.Module) -> None:
-    for (name, a), b in zip(left.named_parameters(), right.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11, msg=name)
-
-
-def test_a_copy_of_a_watched_model_is_not_watched() -> None:
-    model = zoo.build("mlp")
-    x, y = zoo.batch("mlp")
-    optimizer = SGD(model.parameters(), lr=0.1)
-    redo = ReDo(model, x, every=1).attach(optimizer)
-    clone = copy.deepcopy(model)
-    cross_entropy(clone(x), y).backward()
-    assert not redo._seen
-
-
-def test_units_whose_optimizer_left_are_not_watched() -> None:
-    model = zoo.build("mlp")
-    x, y = zoo.batch("mlp")
-    body, rest = SGD(model[0].parameters(), lr=0.1), SGD([*model[2].parameters(), *model[4].parameters()], lr=0.1)
-    redo = ReDo(model, x, every=1).attach(body, rest)
-    cross_entropy(model(x), y).backward()
-    assert set(redo._seen) == {"0", "2"}
-    redo.detach(body)
-    assert set(redo._seen) == {"2"}
-    cross_entropy(model(x), y).backward()
-    assert set(redo._seen) == {"2"}
-    redo.detach()
-    assert not redo._seen
-
-
 def test_where_chooses_layers() -> None:
     model = zoo.build("mlp")
     redo = ReDo(model, zoo.batch("mlp")[0], where=lambda name, _: name.startswith("2."))
@@ -365,12 +368,35 @@ def test_composes_with_a_penalty() -> None:
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
-def test_entries_are_counted_for_each_unit() -> None:
-    values = torch.zeros(5, 4)
-    uneven = SumByUnit(torch.tensor([0, 0, 1, -1]), 2).count_entries(values, 1)
-    assert isinstance(uneven, Tensor)
-    assert uneven.tolist() == [10, 5]
-    assert SumByUnit(torch.tensor([0, 1, 0, 1]), 2).count_entries(values, 1) == 10
+def test_means_are_over_the_entries_of_each_unit() -> None:
+    totals = torch.tensor([10.0, 20.0, 40.0, 80.0])
+    assert SumByUnit(torch.tensor([0, 0, 1, -1]), 2).mean(totals, 5).tolist() == [3.0, 8.0]
+    assert SumByUnit(torch.tensor([0, 1, 0, 1]), 2).mean(totals, 5).tolist() == [5.0, 10.0]
+
+
+def test_a_state_is_aged_by_the_threshold_that_it_is_loaded_into() -> None:
+    def start(maturity: int) -> tuple[nn.Module, SGD, ContinualBackprop]:
+        model = zoo.build("mlp")
+        optimizer = SGD(model.parameters(), lr=0.1)
+        cbp = ContinualBackprop(model, zoo.batch("mlp")[0], rate=0.1, maturity=maturity, seed=0).attach(optimizer)
+        return model, optimizer, cbp
+
+    model, optimizer, cbp = start(2)
+    for step in range(6):
+        training_step(model, optimizer, zoo.batch("mlp", seed=step))
+    state = cbp.state_dict()
+    ages = cbp.ages["0"].clone()
+    assert set(ages.tolist()) >= {0, 6}
+    for maturity, mature in ((1000, 0), (6, 0), (5, int((ages > 5).sum()))):
+        other, optimizer, old = start(maturity)
+        other.load_state_dict(model.state_dict())
+        old.load_state_dict(state)
+        owed = old.owed["0"]
+        training_step(other, optimizer, zoo.batch("mlp", seed=6))
+        # One step later those of age `maturity` are mature too.
+        grown = mature + int((ages == maturity).sum())
+        assert int(old.renewals["0"].sum() - cbp.renewals["0"].sum()) == int(owed + 0.1 * grown)
+        assert old.owed["0"] == pytest.approx((owed + 0.1 * grown) % 1)
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (4, 3, 2), (4, 3, 3, 3), (4, 3, 7, 7), (0, 3, 3, 3)])
@@ -404,98 +430,3 @@ def test_errors() -> None:
         ContinualBackprop(zoo.build("mlp"), x, decay=1)
     with pytest.raises(TypeError, match="redo acts on activations, which it sees once attached"):
         ReDo(zoo.build("mlp"), x).step()
-
-
-def test_an_optimizer_whose_memory_cannot_be_cut_is_an_error() -> None:
-    model = zoo.build("mlp")
-    x, y = zoo.batch("mlp")
-    optimizer = Rprop(model.parameters())
-    ReDo(model, x, tau=1.0, every=1).attach(optimizer)
-    with pytest.raises(ValueError, match="Rprop keeps 'prev', which cannot be rewritten in part"):
-        training_step(model, optimizer, (x, y))
-
-
-def recycled_once() -> tuple[nn.Module, Tensor, SGD, ReDo, ContinualBackprop]:
-    """A network that stands still under both recyclers, after one of ReDo's two steps."""
-    model = zoo.build("mlp")
-    x, y = zoo.batch("mlp")
-    optimizer = SGD(model.parameters(), lr=0.0)
-    redo = ReDo(model, x, tau=0.3, every=2, seed=0).attach(optimizer)
-    cbp = ContinualBackprop(model, x, rate=0.0).attach(optimizer)
-    training_step(model, optimizer, (x, y))
-    return model, x, optimizer, redo, cbp
-
-
-@pytest.mark.parametrize("order", ["bad, good", "good, bad"])
-def test_a_pass_that_overflowed_is_not_counted(order: str) -> None:
-    """A loop that meets an infinity skips the step, and nobody tells the method."""
-
-    def run(*scales: float) -> tuple[Tensor, Tensor, dict[str, list[int]]]:
-        model, x, optimizer, redo, cbp = recycled_once()
-        for scale in scales:
-            model(scale * x)
-        optimizer.step()
-        return cbp.utilities["0"], cbp.means["2"], redo.receipt.details["units"]
-
-    *averages, units = run(*[torch.inf, 1.0] if order == "bad, good" else [1.0, torch.inf])
-    *expected, expected_units = run(1.0)
-    assert all(torch.equal(a, b) for a, b in zip(averages, expected, strict=True))
-    assert units == expected_units
-
-
-def test_a_step_on_nothing_but_overflow_changes_no_average_and_renews_nothing() -> None:
-    model, x, optimizer, redo, cbp = recycled_once()
-    before = cbp.utilities["2"].clone()
-    with torch.no_grad():
-        model[2].bias[3] = torch.inf
-    model(x)
-    model(x)
-    optimizer.step()
-    assert torch.equal(cbp.utilities["2"], before)
-    assert redo.receipt.details["units"].get("2", []) == []
-
-
-def test_a_fused_step_that_was_skipped_leaves_nothing_behind() -> None:
-    model = zoo.build("mlp")
-    x, y = zoo.batch("mlp")
-    optimizer = SGD(model.parameters(), lr=0.0, fused=True)
-    cbp = ContinualBackprop(model, x, rate=0.0, decay=0.0).attach(optimizer)
-    training_step(model, optimizer, (x, y))
-    before = cbp.utilities["0"].clone()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    scaler.scale(model(100 * x).sum() * torch.inf).backward()
-    scaler.step(optimizer)
-    assert not cbp._seen
-    training_step(model, optimizer, (x, y))
-    assert torch.equal(cbp.utilities["0"], before)
-
-
-def test_what_was_seen_while_no_optimizer_lived_is_forgotten() -> None:
-    model = zoo.build("mlp")
-    x, y = zoo.batch("mlp")
-    cbp = ContinualBackprop(model, x, rate=0.0, decay=0.0)
-    for _ in range(2):
-        optimizer = SGD(model.parameters(), lr=0.0)
-        cbp.attach(optimizer)
-        training_step(model, optimizer, (x, y))
-        seen = cbp.utilities["0"].clone()
-        del optimizer
-        model(100 * x)
-    assert torch.equal(cbp.utilities["0"], seen)
-    expected = ContinualBackprop(model, x, rate=0.0, decay=0.0).attach(optimizer := SGD(model.parameters(), lr=0.0))
-    training_step(model, optimizer, (x, y))
-    assert torch.equal(seen, expected.utilities["0"])
-
-
-def test_a_reader_may_be_called_by_keyword() -> None:
-    class ByKeyword(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
-            return self[2](input=torch.relu(self[0](input=x)))
-
-    torch.manual_seed(0)
-    model = ByKeyword(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5)).double()
-    x, y = zoo.batch("mlp")
-    optimizer = SGD(model.parameters(), lr=0.1)
-    redo = ReDo(model, x, tau=0.9, every=1).attach(optimizer)
-    training_step(model, optimizer, (x, y))
-    assert redo.receipt.details["units"]["0"]

@@ -65,10 +65,9 @@ def clear(optimizer: Optimizer, parameter: Tensor, place: tuple) -> None:
 
 
 @torch.no_grad()
-def renew(wire: Wire, unit: int, incoming: Tensor, optimizer: Optimizer) -> None:
+def remake(wire: Wire, unit: int, incoming: Tensor, optimizer: Optimizer) -> None:
     """Make one unit anew, and forget its past."""
-    columns = wire.read_by(unit)
-    producer, norm, reader = wire.producer, wire.norm, wire.reader
+    producer, norm = wire.producer, wire.norm
     producer.weight[unit] = incoming
     clear(optimizer, producer.weight, (unit,))
     if producer.bias is not None:
@@ -80,14 +79,20 @@ def renew(wire: Wire, unit: int, incoming: Tensor, optimizer: Optimizer) -> None
         clear(optimizer, norm.bias, (unit,))
         if getattr(norm, "running_mean", None) is not None:
             norm.running_mean[unit], norm.running_var[unit] = 0.0, 1.0
-    reader.weight[:, columns] = 0.0
-    clear(optimizer, reader.weight, (slice(None), columns))
+
+
+@torch.no_grad()
+def unread(wire: Wire, unit: int, optimizer: Optimizer) -> None:
+    """Let nobody read one unit."""
+    place = (slice(None), wire.read_by(unit))
+    wire.reader.weight[place] = 0.0
+    clear(optimizer, wire.reader.weight, place)
 
 
 def redo(
     wires: list[Wire], seen: list[list[Tensor]], tau: float, fresh: Callable[[nn.Module], Tensor], optimizer: Optimizer
 ) -> list[list[int]]:
-    """Renew the units whose mean |h| is at most τ times the layer's average; return which."""
+    """Renew the units whose mean |h| is at most τ times the layer's average, all draws first; return which."""
     renewed = []
     for wire, values in zip(wires, seen, strict=True):
         sizes = [float(v.abs().mean()) for v in values]
@@ -95,8 +100,11 @@ def redo(
         dormant = [unit for unit, size in enumerate(sizes) if size / (average + 1e-9) <= tau]
         weights = fresh(wire.producer)
         for unit in dormant:
-            renew(wire, unit, weights[unit], optimizer)
+            remake(wire, unit, weights[unit], optimizer)
         renewed.append(dormant)
+    for wire, dormant in zip(wires, renewed, strict=True):
+        for unit in dormant:
+            unread(wire, unit, optimizer)
     return renewed
 
 
@@ -106,7 +114,7 @@ class ContinualBackprop:
     def __init__(self, wires: list[Wire], rate: float, maturity: int, decay: float = 0.99) -> None:
         self.wires, self.rate, self.maturity, self.decay = wires, rate, maturity, decay
         self.utility = [[0.0] * w.count for w in wires]
-        self.mean = [[0.0] * w.count for w in wires]
+        self.mean = [[[0.0] * w.columns for _ in range(w.count)] for w in wires]  # one a column
         self.age = [[0] * w.count for w in wires]
         self.owed = [0.0] * len(wires)
 
@@ -119,10 +127,14 @@ class ContinualBackprop:
             eta = self.decay
             for unit, values in enumerate(seen[i]):
                 self.age[i][unit] += 1
-                outgoing = float(wire.reader.weight[:, wire.read_by(unit)].abs().mean())
-                contribution = float(values.abs().mean()) * outgoing
+                read = wire.reader.weight[:, wire.read_by(unit)]
+                contributions = []
+                for column, value in enumerate(values):
+                    contributions.append(float(value.abs().mean()) * float(read[:, column].abs().mean()))
+                    mean = self.mean[i][unit][column]
+                    self.mean[i][unit][column] = eta * mean + (1 - eta) * float(value.mean())
+                contribution = sum(contributions) / len(contributions)
                 self.utility[i][unit] = eta * self.utility[i][unit] + (1 - eta) * contribution
-                self.mean[i][unit] = eta * self.mean[i][unit] + (1 - eta) * float(values.mean())
             mature = [unit for unit in range(wire.count) if self.age[i][unit] > self.maturity]
             self.owed[i] += self.rate * len(mature)
             due = math.floor(self.owed[i])
@@ -134,11 +146,12 @@ class ContinualBackprop:
                 continue
             weights = fresh(wire.producer)
             for unit in chosen[i]:
-                mean = self.mean[i][unit] / (1 - self.decay ** self.age[i][unit])
-                if wire.reader.bias is not None:
-                    read = wire.reader.weight[:, wire.read_by(unit)]
-                    wire.reader.bias += mean * read.flatten(1).sum(1)
-                renew(wire, unit, weights[unit], optimizer)
-                self.utility[i][unit] = self.mean[i][unit] = 0.0
-                self.age[i][unit] = 0
+                read = wire.reader.weight[:, wire.read_by(unit)]
+                for column, mean in enumerate(self.mean[i][unit] if wire.reader.bias is not None else ()):
+                    corrected = mean / (1 - self.decay ** self.age[i][unit])
+                    wire.reader.bias += corrected * read[:, column].reshape(len(read), -1).sum(1)
+                remake(wire, unit, weights[unit], optimizer)
+                unread(wire, unit, optimizer)
+                self.utility[i][unit], self.age[i][unit] = 0.0, 0
+                self.mean[i][unit] = [0.0] * wire.columns
         return chosen

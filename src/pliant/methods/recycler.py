@@ -1,15 +1,15 @@
 """What recyclers share: they watch the units of a model at work, and renew some of them.
 
 A unit is watched where it is read: at the input of the next layer, after its norm layer, nonlinearity and pooling, in
-training mode, in passes that gradients are taken of. To renew it is to make it anew in all its parts: the weights that
-make it, its bias, its share of norm layers and of their running statistics, the weights that read it, and all that
-optimizers remember of those entries, the step count excepted. Without the latter it is born with the momentum of the
-unit that it replaces.
+training mode, in passes that gradients of the next layer's weight are taken of. To renew it is to make it anew in all
+its parts: the weights that make it, its bias, its share of norm layers and of their running statistics, the weights
+that read it, and all that optimizers remember of those entries, the step count excepted. Without the latter it is born
+with the momentum of the unit that it replaces.
 """
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, ClassVar, Self
@@ -64,20 +64,25 @@ class SumByUnit:
             self._index = self._index.to(values.device)
         return values.new_zeros(self._count + 1).index_add_(0, self._index, values)[: self._count]
 
-    def count_entries(self, tensor: Tensor, dim: int) -> Tensor | int:
-        """Return how many entries of a tensor, sliced along a dimension, belong to each unit."""
-        each = tensor.numel() // tensor.shape[dim]
-        return each * (self.slices if isinstance(self.slices, int) else self.slices.to(tensor.device))
+    def mean(self, totals: Tensor, entries: Tensor | int = 1) -> Tensor:
+        """Return the mean over all entries of each unit's slices.
+
+        Args:
+            totals: The sum over the entries of each slice.
+            entries: How many entries each slice has.
+        """
+        slices = self.slices if isinstance(self.slices, int) else self.slices.to(totals.device)
+        return self(totals) / (entries * slices)
 
 
 @dataclass
 class Activity:
-    """What the units of a layer did since the last step.
+    """What the inputs of a layer that reads units were since the last step.
 
     Attributes:
-        total: Σ h over examples and places, for each unit.
+        total: Σ h over examples and places, for each input: one a unit, or as many as a flattened channel has pixels.
         total_size: Σ |h|.
-        entries: How many entries these sums are over: a number if it is the same for all units.
+        entries: How many entries each of these sums is over.
     """
 
     total: Tensor
@@ -86,12 +91,12 @@ class Activity:
 
     @property
     def mean(self) -> Tensor:
-        """The mean activation of each unit."""
+        """The mean activation at each input."""
         return self.total / self.entries
 
     @property
     def mean_size(self) -> Tensor:
-        """The mean absolute activation of each unit."""
+        """The mean absolute activation at each input."""
         return self.total_size / self.entries
 
 
@@ -167,7 +172,8 @@ class Recycler(Method):
         self._probes: list[RemovableHandle] = []
         self._chosen: dict[str, Tensor] | None = None
         self._moments_cleared = 0
-        self._warned = False
+        self._warned_of_unseen = self._looked_for_unheld = False
+        self._stepped: Collection[str] = ()
         self._checked: WeakSet[Optimizer] = WeakSet()
 
     def attach(self, *optimizers: Optimizer) -> Self:
@@ -197,7 +203,7 @@ class Recycler(Method):
         if not self._probes:
             raise TypeError(f"{self.name} acts on activations, which it sees once attached: call attach()")
         names = tuple(self.parameters)
-        self._act_on(names, names[0])
+        self._act_on(names, names[0], self._owners)
 
     @property
     def receipt(self) -> Receipt | None:
@@ -234,8 +240,8 @@ class Recycler(Method):
         """Say whether this step, counted from 1, is one to act after, so that what precedes it must be watched."""
         return True
 
-    def _renew(self, name: str, chosen: Tensor, incoming: Tensor) -> None:
-        """Make units of a layer anew.
+    def _make_anew(self, name: str, chosen: Tensor, incoming: Tensor) -> None:
+        """Make units of a layer anew, up to the weights that read them.
 
         Args:
             name: The layer.
@@ -247,17 +253,25 @@ class Recycler(Method):
         values = [(group.bias, 0.0)]
         for norm in group.norms:
             values += [(norm.weight, 1.0), (norm.bias, 0.0), (norm.running_mean, 0.0), (norm.running_var, 1.0)]
-        values += [(reader.weight, 0.0) for reader in group.readers]
         for slices, value in values:
             if slices is not None:
                 self._write(slices, chosen, value)
         self.renewals[name] += chosen
+
+    def _zero_outgoing(self, name: str, chosen: Tensor) -> None:
+        """Let nobody read the chosen units of a layer."""
+        for reader in self.groups[name].readers:
+            self._write(reader.weight, chosen, 0.0)
 
     def _write(self, slices: Slices, chosen: Tensor, value: Tensor | float) -> None:
         tensor = self._tensor(slices.tensor)
         mask = slice_mask(chosen, slices.units.to(chosen.device), slices.dim, tensor.ndim)
         write_(tensor.detach(), mask, value)
         self._moments_cleared += zero_moments_(self.optimizers, tensor, mask)
+        if tensor.grad is not None and slices.tensor not in self._stepped:
+            # Another optimizer has yet to step with this gradient, which is that of the unit that is gone. One that was
+            # used is left alone: whoever logs it after the step finds what the step was made with.
+            write_(tensor.grad, mask, 0.0)
 
     def _tensor(self, name: str) -> Tensor:
         tensor: Tensor = self.parameters[name] if name in self.parameters else attrgetter(name)(self.model)
@@ -284,65 +298,99 @@ class Recycler(Method):
         return [optimizer.register_step_post_hook(self._after_step)]
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # Units of parameters that have joined the optimizer since are found now, and watched from now on.
+        watched = self._owners
         attachment = self._attachment(optimizer)
         if was_skipped(optimizer):
             self._forget(attachment.names)
-        else:
-            self._act_on(attachment.names, attachment.counter)
+            return
+        self._check_moments([optimizer])
+        self._act_on(attachment.names, attachment.counter, watched)
 
     def _forget(self, names: Sequence[str]) -> None:
         for group in self._groups_of(names):
             self._seen.pop(group.name, None)
 
     @torch.no_grad()
-    def _act_on(self, names: Sequence[str], counter: str) -> None:
+    def _act_on(self, names: Sequence[str], counter: str, watched: Container[str]) -> None:
+        """Count a step of the optimizer that holds these parameters, and act on their units if it is time.
+
+        Args:
+            names: The parameters.
+            counter: The name under which the steps are counted.
+            watched: The layers whose units were watched before the step.
+        """
         step = self._count_step(counter)
         if not self._is_due(step):
             return
         groups = self._groups_of(names)
         seen = {group.name: self._seen.pop(group.name) for group in groups if group.name in self._seen}
         groups = [group for group in groups if self._is_free(group)]
-        self._check_moments(groups)
-        unseen = [group.name for group in groups if group.name not in seen]
-        if unseen and not self._warned:
-            self._warned = True
+        self._check_moments(self.optimizers)
+        unseen = [group.name for group in groups if group.name in watched and group.name not in seen]
+        if unseen and not self._warned_of_unseen:
+            self._warned_of_unseen = True
             reader = self._watched_at[unseen[0]].module
             warnings.warn(
                 f"{self.name} saw nothing of the units of {unseen[0]!r} before this step: the module that reads them, "
-                f"{reader!r}, was not called in training mode with gradients, or was compiled before attach()",
+                f"{reader!r}, was not called in training mode with gradients of its weight, only inside torch.func, or "
+                "was compiled before attach()",
                 stacklevel=4,
             )
+        self._stepped = frozenset(names)
         self._act([group for group in groups if group.name in seen], seen, step)
+        if self._chosen is not None and not self._looked_for_unheld:
+            # Not before the first renewal, since optimizers may be attached one by one.
+            self._looked_for_unheld = True
+            unheld = self._unheld()
+            if unheld:
+                warnings.warn(
+                    f"{self.name} is attached to no optimizer that holds {', '.join(unheld)}, parts of units that it "
+                    "renews: what another optimizer remembers of the old units stays; attach that one too",
+                    stacklevel=4,
+                )
+
+    def _unheld(self) -> list[str]:
+        """Return the learnable parts of units that are renewed, but held by no optimizer that the method serves."""
+        held = {name for attachment in self._attachments.values() for name in attachment.names}
+        parts = [slices.tensor for name in self._owners for slices in _parts(self.groups[name])]
+        learnable = [name for name in parts if name in self.parameters and self.parameters[name].requires_grad]
+        return [name for name in dict.fromkeys(learnable) if name not in held]
 
     def _is_free(self, group: UnitGroup) -> bool:
         """Say whether all that makes or reads the units is learnable still, and was not frozen in the meantime."""
         tensors = [slices.tensor for slices in _parts(group)]
         return all(self.parameters[name].requires_grad for name in tensors if name in self.parameters)
 
-    def _check_moments(self, groups: Sequence[UnitGroup]) -> None:
-        """Raise a ValueError if an optimizer keeps what cannot be cleared in part, before anything is written."""
-        new = [optimizer for optimizer in self.optimizers if optimizer not in self._checked]
-        for group in groups if new else ():
-            for slices in _parts(group):
-                tensor = self._tensor(slices.tensor)
-                zero_moments_(new, tensor, torch.zeros((), dtype=torch.bool, device=tensor.device))
-        self._checked.update(new)
+    def _check_moments(self, optimizers: Iterable[Optimizer]) -> None:
+        """Raise a ValueError if an optimizer keeps what cannot be cleared in part, as soon as it keeps anything."""
+        for optimizer in optimizers:
+            if optimizer in self._checked or not optimizer.state:
+                continue
+            for group in self.groups.values():
+                for slices in _parts(group):
+                    tensor = self._tensor(slices.tensor)
+                    zero_moments_([optimizer], tensor, torch.zeros((), dtype=torch.bool, device=tensor.device))
+            self._checked.add(optimizer)
 
     def _see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not (module.training and torch.is_grad_enabled()):
             return
         for name in self._watched_by[module]:
             owner = self._owners.get(name)
-            if owner is not None and self._is_due(self.steps.get(owner, 0) + 1):
-                self._add_activity(name, input_of(args, kwargs).detach())
+            if owner is None or not self._is_due(self.steps.get(owner, 0) + 1):
+                continue
+            reader = self._watched_at[name]
+            # A pass through a frozen critic trains the actor, and is none of those that the critic learns from.
+            if self._tensor(reader.weight.tensor).requires_grad:
+                self._add_activity(name, input_of(args, kwargs).detach(), reader.input_dim)
 
-    def _add_activity(self, name: str, values: Tensor) -> None:
-        dim = self._watched_at[name].input_dim % values.ndim
-        by_unit = self._sums[name]
+    def _add_activity(self, name: str, values: Tensor, dim: int) -> None:
+        dim %= values.ndim
         activity = Activity(
-            total=by_unit(sum_except(values, dim)),
-            total_size=by_unit(sum_except(values.abs(), dim)),
-            entries=by_unit.count_entries(values, dim),
+            total=sum_except(values, dim),
+            total_size=sum_except(values.abs(), dim),
+            entries=values.numel() // values.shape[dim],
         )
         before = self._seen.get(name)
         self._seen[name] = activity if before is None else add_finite(before, activity)

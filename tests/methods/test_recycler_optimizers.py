@@ -1,0 +1,131 @@
+"""Recyclers beside the optimizers that hold the parts of their units: one, several, and ones that cannot be served."""
+
+import itertools
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim import ASGD, Adafactor, Adam, AdamW, Muon, Optimizer, Rprop
+
+from pliant import ContinualBackprop, ReDo
+from tests import zoo
+from tests.loops import training_step
+
+MAKERS = {
+    "redo": (ReDo, {"tau": 0.6, "every": 1}),
+    "continual_backprop": (ContinualBackprop, {"rate": 0.5, "maturity": 1}),
+}
+
+
+def make(name: str, model: nn.Module) -> Any:
+    maker, settings = MAKERS[name]
+    return maker(model, zoo.batch("mlp")[0], seed=0, **settings)
+
+
+@pytest.mark.parametrize("kind", [Adafactor, ASGD, Rprop])
+def test_an_optimizer_whose_memory_cannot_be_cut_is_refused_after_its_first_step(kind: type[Optimizer]) -> None:
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    optimizer = kind(model.parameters(), lr=1e-3)
+    ReDo(model, x, every=1000).attach(optimizer)
+    with pytest.raises(ValueError, match=rf"{kind.__name__} keeps '\w+', which cannot be rewritten in part"):
+        training_step(model, optimizer, (x, y))
+
+
+def test_each_optimizer_is_looked_at_when_it_remembers_something() -> None:
+    """The second one has no memory yet when the first steps, and units are renewed."""
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    body, head = Adam(model[:4].parameters(), lr=1e-3), Rprop(model[4].parameters())
+    redo = ReDo(model, x, tau=0.6, every=1).attach(body, head)
+    cross_entropy(model(x), y).backward()
+    body.step()
+    assert redo.receipt is not None
+    with pytest.raises(ValueError, match="Rprop keeps 'prev', which cannot be rewritten in part"):
+        head.step()
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+@pytest.mark.parametrize("name", MAKERS)
+def test_no_optimizer_steps_with_the_gradient_of_a_unit_that_is_gone(name: str, order: tuple[int, ...]) -> None:
+    """Whoever steps first, the weights that read a new unit are zero after all have stepped, and so is its bias."""
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    optimizers = [Adam(model[i].parameters(), lr=1e-2) for i in (0, 2, 4)]
+    method = make(name, model).attach(*optimizers)
+    for _ in range(3):
+        model.zero_grad()
+        cross_entropy(model(x), y).backward()
+        renewed = {key: counts.clone() for key, counts in method.renewals.items()}
+        for i in order:
+            optimizers[i].step()
+    units = {key: (counts > renewed[key]).nonzero().flatten() for key, counts in method.renewals.items()}
+    assert all(map(len, units.values()))
+    assert not model[4].weight[:, units["2"]].any()
+    kept = [u for u in range(16) if u not in units["2"]]  # between two renewed units each layer has its own draws
+    assert not model[2].weight[kept][:, units["0"]].any()
+    assert not model[0].bias[units["0"]].any()
+
+
+def test_only_gradients_that_are_still_to_be_used_are_cleared() -> None:
+    """Those that were used are left to whoever logs them after the step."""
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    body, head = Adam(model[:4].parameters(), lr=1e-2), Adam(model[4].parameters(), lr=1e-2)
+    redo = make("redo", model).attach(body, head)
+    cross_entropy(model(x), y).backward()
+    before = {name: p.grad.clone() for name, p in model.named_parameters()}
+    body.step()
+    units = redo.receipt.details["units"]["2"]
+    others = [u for u in range(16) if u not in units]
+    assert not model[4].weight.grad[:, units].any()
+    assert torch.equal(model[4].weight.grad[:, others], before.pop("4.weight")[:, others])
+    assert all(torch.equal(model.get_parameter(name).grad, gradient) for name, gradient in before.items())
+
+
+def test_an_optimizer_without_units_leaves_the_receipt() -> None:
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    body, head = Adam(model[:4].parameters(), lr=1e-2), Adam(model[4].parameters(), lr=1e-2)
+    redo = make("redo", model).attach(body, head)
+    cross_entropy(model(x), y).backward()
+    body.step()
+    receipt = redo.receipt
+    assert receipt.entries > 0
+    head.step()
+    assert redo.receipt.entries == receipt.entries
+    assert redo.receipt.details["units"] == receipt.details["units"]
+    assert redo.draws == 1
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_says_once_that_a_part_is_held_by_another_optimizer(name: str) -> None:
+    model = zoo.build("mlp", dtype=torch.float32)
+    x, y = zoo.batch("mlp", dtype=torch.float32)
+    matrices = Muon([p for p in model.parameters() if p.ndim == 2], lr=1e-2)
+    rest = AdamW([p for p in model.parameters() if p.ndim < 2], lr=1e-2)
+
+    def step() -> None:
+        model.zero_grad()
+        cross_entropy(model(x), y).backward()
+        rest.step()
+        matrices.step()
+
+    method = make(name, model).attach(matrices)
+    if name == "continual_backprop":
+        step()  # nobody is mature yet
+    with pytest.warns(UserWarning, match=r"is attached to no optimizer that holds 0\.bias, 2\.bias, parts of units"):
+        step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step()
+        method.detach()
+        one_by_one = make(name, model)
+        one_by_one.attach(matrices)
+        one_by_one.attach(rest)
+        for _ in range(2):
+            step()
+    assert one_by_one.receipt is not None

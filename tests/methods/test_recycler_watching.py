@@ -1,0 +1,269 @@
+"""Which passes a recycler watches, and which not."""
+
+import copy
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Adam
+
+from pliant import DASH, ContinualBackprop, ReDo
+from tests import zoo
+from tests.loops import assert_same, snapshot, training_step
+from tests.methods.trajectories import assert_close
+
+
+def test_watches_only_passes_that_train() -> None:
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.0)
+    cbp = ContinualBackprop(model, x, decay=0.0).attach(optimizer)
+    training_step(model, optimizer, (x, y))
+    expected = cbp.utilities["0"].clone()
+    model.eval()
+    model(100 * x)
+    model.train()
+    with torch.no_grad():
+        model(100 * x)
+    training_step(model, optimizer, (x, y))
+    assert torch.equal(cbp.utilities["0"], expected)
+
+
+def test_redo_watches_only_the_pass_before_it_acts() -> None:
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.0)
+    redo = ReDo(model, x, every=3).attach(optimizer)
+    for step in range(1, 7):
+        cross_entropy(model(x), y).backward()
+        assert bool(redo._seen) == (step % 3 == 0)
+        optimizer.step()
+        assert not redo._seen
+        assert redo._is_due(step) == (step % 3 == 0)
+
+
+@pytest.mark.parametrize("make", [ReDo, ContinualBackprop])
+def test_says_once_that_it_saw_nothing(make: Any) -> None:
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    settings = {"every": 1} if make is ReDo else {}
+    make(model, x, **settings).attach(optimizer)
+    model.eval()
+    with pytest.warns(
+        UserWarning, match="saw nothing of the units of '0' before this step: the module that reads them, '2'"
+    ):
+        training_step(model, optimizer, (x, y))
+    training_step(model, optimizer, (x, y))  # a second warning would be an error
+
+
+@pytest.mark.parametrize("make", [ReDo, ContinualBackprop])
+def test_acts_inside_a_compiled_model(make: Any) -> None:
+    def run(compiled: bool) -> nn.Module:
+        model = zoo.build("mlp")
+        x, y = zoo.batch("mlp")
+        optimizer = Adam(model.parameters(), lr=1e-2)
+        settings = {"tau": 0.6, "every": 2} if make is ReDo else {"rate": 0.2, "maturity": 1}
+        make(model, x, seed=0, **settings).attach(optimizer)
+        callable_ = torch.compile(model, backend="aot_eager") if compiled else model
+        for _ in range(6):
+            training_step(callable_, optimizer, (x, y))
+        return model
+
+    torch._dynamo.reset()
+    compiled, plain = run(True), run(False)
+    assert_close(compiled, plain, rtol=1e-9, atol=1e-11)
+
+
+def test_a_copy_of_a_watched_model_is_not_watched() -> None:
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    redo = ReDo(model, x, every=1).attach(optimizer)
+    clone = copy.deepcopy(model)
+    cross_entropy(clone(x), y).backward()
+    assert not redo._seen
+
+
+def test_units_whose_optimizer_left_are_not_watched() -> None:
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    body, rest = SGD(model[0].parameters(), lr=0.1), SGD([*model[2].parameters(), *model[4].parameters()], lr=0.1)
+    redo = ReDo(model, x, every=1).attach(body, rest)
+    cross_entropy(model(x), y).backward()
+    assert set(redo._seen) == {"0", "2"}
+    redo.detach(body)
+    assert set(redo._seen) == {"2"}
+    cross_entropy(model(x), y).backward()
+    assert set(redo._seen) == {"2"}
+    redo.detach()
+    assert not redo._seen
+
+
+def recycled_once() -> tuple[nn.Module, Tensor, SGD, ReDo, ContinualBackprop]:
+    """A network that stands still under both recyclers, after one of ReDo's two steps."""
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.0)
+    redo = ReDo(model, x, tau=0.3, every=2, seed=0).attach(optimizer)
+    cbp = ContinualBackprop(model, x, rate=0.0).attach(optimizer)
+    training_step(model, optimizer, (x, y))
+    return model, x, optimizer, redo, cbp
+
+
+@pytest.mark.parametrize("order", ["bad, good", "good, bad"])
+def test_a_pass_that_overflowed_is_not_counted(order: str) -> None:
+    """A loop that meets an infinity skips the step, and nobody tells the method."""
+
+    def run(*scales: float) -> tuple[Tensor, Tensor, dict[str, list[int]]]:
+        model, x, optimizer, redo, cbp = recycled_once()
+        for scale in scales:
+            model(scale * x)
+        optimizer.step()
+        return cbp.utilities["0"], cbp.means["2"], redo.receipt.details["units"]
+
+    *averages, units = run(*[torch.inf, 1.0] if order == "bad, good" else [1.0, torch.inf])
+    *expected, expected_units = run(1.0)
+    assert all(torch.equal(a, b) for a, b in zip(averages, expected, strict=True))
+    assert units == expected_units
+
+
+def test_a_step_on_nothing_but_overflow_changes_no_average_and_renews_nothing() -> None:
+    model, x, optimizer, redo, cbp = recycled_once()
+    before = cbp.utilities["2"].clone()
+    with torch.no_grad():
+        model[2].bias[3] = torch.inf
+    model(x)
+    model(x)
+    optimizer.step()
+    assert torch.equal(cbp.utilities["2"], before)
+    assert redo.receipt.details["units"].get("2", []) == []
+
+
+def test_a_fused_step_that_was_skipped_leaves_nothing_behind() -> None:
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.0, fused=True)
+    cbp = ContinualBackprop(model, x, rate=0.0, decay=0.0).attach(optimizer)
+    training_step(model, optimizer, (x, y))
+    before = cbp.utilities["0"].clone()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(model(100 * x).sum() * torch.inf).backward()
+    scaler.step(optimizer)
+    assert not cbp._seen
+    training_step(model, optimizer, (x, y))
+    assert torch.equal(cbp.utilities["0"], before)
+
+
+def test_what_was_seen_while_no_optimizer_lived_is_forgotten() -> None:
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    cbp = ContinualBackprop(model, x, rate=0.0, decay=0.0)
+    for _ in range(2):
+        optimizer = SGD(model.parameters(), lr=0.0)
+        cbp.attach(optimizer)
+        training_step(model, optimizer, (x, y))
+        seen = cbp.utilities["0"].clone()
+        del optimizer
+        model(100 * x)
+    assert torch.equal(cbp.utilities["0"], seen)
+    expected = ContinualBackprop(model, x, rate=0.0, decay=0.0).attach(optimizer := SGD(model.parameters(), lr=0.0))
+    training_step(model, optimizer, (x, y))
+    assert torch.equal(seen, expected.utilities["0"])
+
+
+def test_a_reader_may_be_called_by_keyword() -> None:
+    class ByKeyword(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return self[2](input=torch.relu(self[0](input=x)))
+
+    torch.manual_seed(0)
+    model = ByKeyword(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5)).double()
+    x, y = zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    redo = ReDo(model, x, tau=0.9, every=1).attach(optimizer)
+    training_step(model, optimizer, (x, y))
+    assert redo.receipt.details["units"]["0"]
+
+
+@pytest.mark.parametrize("make", [ReDo, ContinualBackprop])
+def test_passes_through_a_frozen_reader_are_not_watched(make: Any) -> None:
+    """An actor's update goes through the critic, frozen meanwhile: it is none of the critic's passes."""
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    settings = {"every": 1} if make is ReDo else {}
+    method = make(model, x, **settings).attach(optimizer)
+    model.requires_grad_(False)
+    model(100 * x.clone().requires_grad_()).sum().backward()
+    assert not method._seen
+    model.requires_grad_(True)
+    cross_entropy(model(x), y).backward()
+    assert set(method._seen) == {"0", "2"}
+
+
+@pytest.mark.parametrize("make", [ReDo, ContinualBackprop])
+def test_gradients_of_single_examples_are_no_training(make: Any) -> None:
+    def run(looking: bool) -> nn.Module:
+        model = zoo.build("mlp")
+        x, y = zoo.batch("mlp")
+        optimizer = SGD(model.parameters(), lr=0.1)
+        settings = {"every": 1, "tau": 0.6} if make is ReDo else {"rate": 0.2, "maturity": 1}
+        make(model, x, seed=0, **settings).attach(optimizer)
+
+        def loss(parameters: dict[str, Tensor], inputs: Tensor, label: Tensor) -> Tensor:
+            return cross_entropy(functional_call(model, parameters, (inputs[None],)), label[None])
+
+        for _ in range(3):
+            if looking:
+                parameters = {name: p.detach() for name, p in model.named_parameters()}
+                vmap(grad(loss), in_dims=(None, 0, 0))(parameters, 100 * x, y)
+            training_step(model, optimizer, (x, y))
+        return model
+
+    assert_same(snapshot(run(True)), snapshot(run(False)))
+
+
+def test_another_thread_may_look_at_its_data_meanwhile() -> None:
+    """DASH keeps the hooks from seeing its own passes, and those of its own thread alone."""
+    model, other = zoo.build("mlp"), zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    inside, trained = threading.Event(), threading.Event()
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        yield x, y
+        inside.set()
+        assert trained.wait(60)
+
+    dash = DASH(other)
+    thread = threading.Thread(target=lambda: dash.apply(batches=batches(), loss_fn=cross_entropy))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    redo = ReDo(model, x, every=1).attach(optimizer)
+    thread.start()
+    try:
+        assert inside.wait(60)
+        cross_entropy(model(x), y).backward()
+        assert set(redo._seen) == {"0", "2"}
+    finally:
+        trained.set()
+        thread.join()
+
+
+def test_units_that_have_just_joined_were_not_overlooked() -> None:
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    optimizer = SGD(model[2:].parameters(), lr=0.1)
+    redo = ReDo(model, x, tau=0.6, every=2).attach(optimizer)
+    training_step(model, optimizer, (x, y))
+    optimizer.add_param_group({"params": list(model[0].parameters())})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(2, 5):
+            training_step(model, optimizer, (x, y))
+            assert bool(redo.receipt.details["units"].get("0")) == (step == 4)
