@@ -184,7 +184,7 @@ def test_what_cannot_be_converted_says_why() -> None:
         CReLUConversion(shared, x)
     with pytest.raises(ValueError, match="weights: 'old' is not allowed; it must be one of 'keep', 'fresh'"):
         CReLUConversion(zoo.build("mlp"), zoo.batch("mlp")[0], weights="old")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="example: None, but crelu finds the layers by tracing one"):
+    with pytest.raises(ValueError, match="example: None, but crelu finds the units by tracing one"):
         CReLUConversion(zoo.build("mlp"))
 
 

@@ -430,3 +430,26 @@ def test_errors() -> None:
         ContinualBackprop(zoo.build("mlp"), x, decay=1)
     with pytest.raises(TypeError, match="redo acts on activations, which it sees once attached"):
         ReDo(zoo.build("mlp"), x).step()
+
+
+def test_a_layer_without_inputs_makes_no_units() -> None:
+    class Optional(nn.Module):
+        """A network that takes further inputs, of which there are none here."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.more = nn.Linear(12, 8), nn.Linear(0, 8)
+            self.head = nn.Linear(16, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.cat([torch.relu(self.body(x)), torch.relu(self.more(x[:, :0]))], 1))
+
+    with pytest.warns(UserWarning, match="zero-element"):
+        model = Optional().double()
+    x, y = zoo.batch("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    cbp = ContinualBackprop(model, x, rate=0.5, maturity=1).attach(optimizer)
+    assert cbp.skipped["more"] == "the weight that makes it has no entries"
+    for _ in range(2):
+        training_step(model, optimizer, (x, y))
+    assert len(cbp.receipt.details["units"]["body"]) == 4

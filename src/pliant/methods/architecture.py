@@ -7,6 +7,7 @@ a layer's parameters without those that were added to it.
 
 import weakref
 from abc import abstractmethod
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -14,10 +15,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pliant.graph.layers import call_with, eval_mode
-from pliant.graph.units import Passage, UnitGroup, find_units
+from pliant.graph.units import Passage, UnitGroup
 from pliant.methods.attachment import Attachment
 from pliant.methods.base import Filter, Kind, Method, Receipt
 from pliant.methods.parameters import learnable_parameters
+from pliant.methods.unit_choice import choose_units
 
 
 class Architecture(Method):
@@ -37,28 +39,23 @@ class Architecture(Method):
     kind: ClassVar[Kind] = "architecture"
 
     def __init__(self, model: nn.Module, example: Any = None, *, where: Filter | None = None) -> None:
-        parameters = learnable_parameters(model)
-        if example is None:
-            raise ValueError(f"example: None, but {self.name} finds the layers by tracing one; pass an example input")
-        units = find_units(model, example)
-        self.skipped = dict(units.skipped)
+        learnable_parameters(model)  # says what is wrong with them before anything is changed
+        groups, self.skipped = choose_units(
+            self.name,
+            model,
+            example,
+            where,
+            partial(self._reason_against, model),
+            f"{self.name} fits behind none of its layers",
+        )
         self.changed: list[str] = []
         self._replaced: list[weakref.ref[nn.Parameter]] = []
         # Parameters that were added, each with the one of a layer that whoever trains the layer holds.
         self._companions: dict[str, str] = {}
         self._tensors = self._entries = 0
-        for group in units.groups:
-            if where is not None and not where(group.weight.tensor, parameters[group.weight.tensor]):
-                continue
-            reason = self._reason_against(model, group)
-            if reason is not None:
-                self.skipped[group.name] = reason
-                continue
+        for group in groups:
             self._change(model, group)
             self.changed.append(group.name)
-        if not self.changed:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.skipped.items())
-            raise ValueError(f"model: {self.name} fits behind none of its layers ({reasons or '`where` passes none'})")
         _check_runs(model, example, self.name, self.changed)
         super().__init__(model)
 

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from pliant.checking import check_choice
-from pliant.graph.matrices import is_linear
 from pliant.graph.unit_parts import Reader
 from pliant.graph.units import UnitGroup
 from pliant.methods.architecture import Architecture, replace_module, replaceable
 from pliant.methods.base import Filter
 from pliant.methods.redraw import reset_function, seeded
+from pliant.methods.unit_choice import is_linear_or_convolution
 
 Weights = Literal["keep", "fresh"]
 
@@ -118,7 +118,7 @@ class CReLUConversion(Architecture):
             return "a norm layer follows its ReLU"
         for reader in group.readers:
             module = model.get_submodule(reader.module)
-            if not (is_linear(module) or isinstance(module, nn.modules.conv._ConvNd)):
+            if not is_linear_or_convolution(module):
                 return f"it is read by {reader.module}, a {type(module).__name__}, which cannot be widened"
             if widened_places(reader.weight.units, group.count) is None:
                 return f"{reader.module} reads other values beside it"

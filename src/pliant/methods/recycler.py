@@ -17,15 +17,14 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pliant.graph.matrices import is_linear
-from pliant.graph.units import Reader, Slices, UnitGroup, find_units
+from pliant.graph.units import Reader, Slices, UnitGroup
 from pliant.methods.attachment import Attachment, was_skipped
 from pliant.methods.base import Filter, Kind, Method, Receipt
 from pliant.methods.module_hooks import ModuleHook, input_of
+from pliant.methods.unit_choice import choose_units, is_linear_or_convolution
 from pliant.precision import wide_dtype
 from pliant.surgery import slice_mask, write_, zero_moments_
 
@@ -139,30 +138,20 @@ class Recycler(Method):
 
     def __init__(self, model: nn.Module, example: Any, *, where: Filter | None = None) -> None:
         super().__init__(model)
-        if example is None:
-            raise ValueError(f"example: None, but {self.name} finds the units by tracing one; pass an example input")
-        found = find_units(model, example)
-        self.groups: dict[str, UnitGroup] = {}
-        self.skipped = dict(found.skipped)
-        self._watched_at: dict[str, Reader] = {}
-        self._sums: dict[str, SumByUnit] = {}
+        groups, self.skipped = choose_units(
+            self.name,
+            model,
+            example,
+            where,
+            self._reason_against,
+            "it has no units that can be renewed one by one",
+        )
+        self.groups = {group.name: group for group in groups}
+        self._watched_at = {group.name: self._watchable_readers(group)[0] for group in groups}
+        self._sums = {group.name: SumByUnit(self._watched_at[group.name].weight.units, group.count) for group in groups}
         self._watched_by: dict[nn.Module, list[str]] = {}
-        for group in found.groups:
-            if where is not None and not where(group.weight.tensor, self.parameters[group.weight.tensor]):
-                continue
-            reader = next((r for r in group.readers if _reads_its_input(model.get_submodule(r.module))), None)
-            if reader is None:
-                self.skipped[group.name] = "it is read by no linear or convolution layer, where it could be watched"
-                continue
-            self.groups[group.name] = group
-            self._watched_at[group.name] = reader
-            self._sums[group.name] = SumByUnit(reader.weight.units, group.count)
-            self._watched_by.setdefault(model.get_submodule(reader.module), []).append(group.name)
-        if not self.groups:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.skipped.items())
-            raise ValueError(
-                f"model: it has no units that can be renewed one by one ({reasons or '`where` passes none'})"
-            )
+        for name, reader in self._watched_at.items():
+            self._watched_by.setdefault(model.get_submodule(reader.module), []).append(name)
         self.renewals = {
             name: torch.zeros(group.count, dtype=torch.int64, device=self.parameters[group.weight.tensor].device)
             for name, group in self.groups.items()
@@ -231,6 +220,17 @@ class Recycler(Method):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._checked = WeakSet()
+
+    def _watchable_readers(self, group: UnitGroup) -> list[Reader]:
+        return [r for r in group.readers if is_linear_or_convolution(self.model.get_submodule(r.module))]
+
+    def _reason_against(self, group: UnitGroup) -> str | None:
+        """Return why units cannot be renewed, or None if they can."""
+        if group.weight.tensor not in self.parameters:
+            return "the weight that makes it has no entries"
+        if not self._watchable_readers(group):
+            return "it is read by no linear or convolution layer, where it could be watched"
+        return None
 
     @abstractmethod
     def _act(self, groups: Sequence[UnitGroup], seen: dict[str, Activity], step: int) -> None:
@@ -410,7 +410,3 @@ def _parts(group: UnitGroup) -> list[Slices]:
     norms = [slices for norm in group.norms for slices in norm.tensors]
     own = [group.weight] if group.bias is None else [group.weight, group.bias]
     return [*own, *norms, *(reader.weight for reader in group.readers)]
-
-
-def _reads_its_input(module: nn.Module) -> bool:
-    return is_linear(module) or isinstance(module, _ConvNd)
