@@ -324,6 +324,8 @@ class Recycler(Method):
         if not self._is_due(step):
             return
         groups = self._groups_of(names)
+        if not groups:
+            return
         seen = {group.name: self._seen.pop(group.name) for group in groups if group.name in self._seen}
         groups = [group for group in groups if self._is_free(group)]
         self._check_moments(self.optimizers)
@@ -346,7 +348,7 @@ class Recycler(Method):
             if unheld:
                 warnings.warn(
                     f"{self.name} is attached to no optimizer that holds {', '.join(unheld)}, parts of units that it "
-                    "renews: what another optimizer remembers of the old units stays; attach that one too",
+                    "renews: one that does would go on with what it remembers of the old units; attach it too",
                     stacklevel=4,
                 )
 

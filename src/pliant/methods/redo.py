@@ -76,8 +76,6 @@ class ReDo(Recycler):
         return step % self.every == 0
 
     def _act(self, groups: Sequence[UnitGroup], seen: dict[str, Activity], step: int) -> None:
-        if not groups:
-            return
         self._moments_cleared = 0
         self._chosen = {}
         with seeded(self.seed, self.draws):
