@@ -12,7 +12,7 @@ try:
     import typer
     from rich.console import Console
 
-    from pliant.diagnostics.command import diagnose_command
+    from pliant.diagnose_command import diagnose_command
     from pliant.experiments import archive, listings
     from pliant.experiments.display import LiveProgress
     from pliant.experiments.recipe import (

@@ -1,4 +1,4 @@
-"""The only place that writes slices of weights and of optimizer state."""
+"""The only place that writes the entries of some units, in weights and in optimizer state, or forgets such state."""
 
 from collections.abc import Callable, Iterable, Sequence
 

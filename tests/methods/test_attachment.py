@@ -192,13 +192,17 @@ def test_a_cast_after_the_making_is_an_error(make: Any) -> None:
 
 
 def test_a_cast_that_does_no_harm_is_none() -> None:
-    model = zoo.build("mlp", dtype=torch.float32)
-    method = L2Init(model, lam=0.1)
-    model.double()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    method.attach(optimizer)
-    train(model, optimizer, "mlp", [0])
-    assert method.receipt is not None
+    def run(cast_first: bool) -> nn.Module:
+        model = zoo.build("mlp", dtype=torch.float32)
+        if cast_first:
+            model.double()
+        method = L2Init(model, lam=0.1)
+        optimizer = SGD(model.double().parameters(), lr=0.1)
+        method.attach(optimizer)
+        train(model, optimizer, "mlp", range(3))
+        return model
+
+    assert_same(snapshot(run(cast_first=False)), snapshot(run(cast_first=True)))
 
 
 @pytest.mark.parametrize("make", [SWR, lambda model, _: Layerwise(model, X), lambda model, _: WeightRescaling(model)])

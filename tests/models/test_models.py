@@ -9,8 +9,6 @@ from torch import nn
 
 from pliant import models
 
-SHAPES = {"mlp": (1, 28, 28), "mlp_4x256": (1, 28, 28), "mlp_4x256_ln": (1, 28, 28), "mlp_3x256": (1, 28, 28)}
-
 
 def count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from pliant.data.dataset import Dataset, from_tensors
+from pliant.files import sync, write_atomically
 
 Decoded = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[str, ...]]
 """Training images and labels, test images and labels, class names."""
@@ -94,15 +95,14 @@ def _write(folder: Path, decoded: Decoded) -> None:
     for part, pair in {"train": train, "test": test}.items():
         for kind, tensor in zip("xy", pair, strict=True):
             path = temporary / f"{part}.{kind}"
-            with path.open("wb") as file:
-                tensor.contiguous().numpy().tofile(file)
-                file.flush()
-                os.fsync(file.fileno())
+            tensor.contiguous().numpy().tofile(path)
+            sync(path)
             meta["shapes"][path.name] = list(tensor.shape)
             meta["sha256"][path.name] = digest_file(path)
-    (temporary / "meta.json").write_text(json.dumps(meta))
+    write_atomically(temporary / "meta.json", json.dumps(meta).encode())
     shutil.rmtree(folder, ignore_errors=True)  # What an older crash may have left without a meta.json.
     temporary.rename(folder)
+    sync(folder.parent)
 
 
 def _map(name: str, folder: Path) -> Dataset:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pliant.experiments.config import Part, RunConfig, describe
-from pliant.experiments.files import write_atomically
 from pliant.experiments.recipe import Entry, Recipe
 from pliant.experiments.store import Status, load_run
+from pliant.files import write_atomically
 
 RunAll = Callable[[Sequence[RunConfig]], dict[str, Status]]
 

@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from pliant import data, methods, models, streams
 from pliant.experiments.config import Part, RunConfig
-from pliant.experiments.files import BusyError
 from pliant.experiments.sources import find_sources
 from pliant.experiments.store import FINAL, RunFolder, Status, environment
+from pliant.files import BusyError
 from pliant.graph.layers import called_layers
 from pliant.seeding import derive_seed, seed_everything
 from pliant.streams.base import Stream

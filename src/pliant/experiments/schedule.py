@@ -11,9 +11,9 @@ from typing import Protocol
 from pliant.checking import check_number
 from pliant.experiments.config import RunConfig
 from pliant.experiments.engines import Engine, Job, WorkerDiedError
-from pliant.experiments.files import BusyError
 from pliant.experiments.run import Outcome
 from pliant.experiments.store import FINAL, RunFolder, Status
+from pliant.files import BusyError
 
 _TICK = 0.5
 

@@ -33,7 +33,7 @@ import torch
 
 from pliant._version import __version__
 from pliant.experiments.config import RunConfig
-from pliant.experiments.files import exclusive, sync, write_atomically
+from pliant.files import exclusive, sync, write_atomically
 
 Status = Literal["finished", "diverged", "failed", "unfinished"]
 FINAL: frozenset[Status] = frozenset({"finished", "diverged"})

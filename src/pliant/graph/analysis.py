@@ -137,7 +137,7 @@ class ScaleGraph:
     def _numbers(self, wishes: Collection[str] | None) -> list[int]:
         """Return the unknowns that wishes name."""
         if wishes is None:
-            return [n for n in sorted(self.system.weights) if self._solution.reduce({n: Fraction(1)})]
+            return [n for n in sorted(self.system.weights) if not self.is_fixed(self.blocks[n])]
         names = {name for block in self.blocks for name in (str(block), block.name)}
         for name in wishes:
             if name not in names:

@@ -1,5 +1,6 @@
 """The methods: each keeps a network able to learn in its own way, all behind one contract."""
 
+from pliant.methods.architecture import Architecture
 from pliant.methods.base import Method, Penalty, Receipt, Reinitializer, Rescaler
 from pliant.methods.continual_backprop import ContinualBackprop
 from pliant.methods.crelu import CReLU, CReLUConversion
@@ -32,6 +33,7 @@ __all__ = [
     "L2",
     "SWR",
     "UPGD",
+    "Architecture",
     "CReLU",
     "CReLUConversion",
     "ContinualBackprop",

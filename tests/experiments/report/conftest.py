@@ -12,8 +12,8 @@ from selenium.webdriver.chrome.service import Service
 
 import pliant
 from pliant.experiments.config import Part
-from pliant.experiments.files import write_atomically
 from pliant.experiments.report.making import Report
+from pliant.files import write_atomically
 from tests.experiments.report.stores import config, write_recipe, write_run
 
 

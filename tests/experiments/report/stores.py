@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from pliant.experiments.config import Part, RunConfig
-from pliant.experiments.files import write_atomically
 from pliant.experiments.recipe import make_recipe
 from pliant.experiments.store import RunFolder, Status
+from pliant.files import write_atomically
 from pliant.training import Settings
 
 NASTY = "<script>alert(1)</script> & 100% \\ $x_1$ | `a` [b] {c} #\"'"

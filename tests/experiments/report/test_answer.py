@@ -9,11 +9,11 @@ import pytest
 
 import pliant
 from pliant.experiments.config import Part
-from pliant.experiments.files import write_atomically
 from pliant.experiments.report.analysis import Analysis
 from pliant.experiments.report.answer import Answer, answer
 from pliant.experiments.report.reading import read_folders
 from pliant.experiments.report.table import result_table
+from pliant.files import write_atomically
 from tests.experiments.report.stores import config, write_recipe, write_results, write_run
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pliant.experiments.config import Part
-from pliant.experiments.files import write_atomically
 from pliant.experiments.report.reading import read_folders, read_runs
 from pliant.experiments.store import Status, load_runs
+from pliant.files import write_atomically
 from tests.experiments.report.stores import config, write_recipe, write_results, write_run
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import vl_convert
 
-from pliant.experiments.files import write_atomically
 from pliant.experiments.report.document import Section
 from pliant.experiments.report.style import print_config
+from pliant.files import write_atomically
 
 _PIXELS = 3.0
 """Pixels of a PNG for each of the page's: about 300 a printed inch at the width of a column."""

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pliant.checking import check_choice
-from pliant.experiments.files import write_atomically
 from pliant.experiments.report import text
 from pliant.experiments.report.document import Section
 from pliant.experiments.report.reading import read_folders, read_runs
 from pliant.experiments.store import Run
+from pliant.files import write_atomically
 from pliant.importing import naming_extra
 
 if TYPE_CHECKING:
