@@ -390,7 +390,7 @@ def test_a_strength_that_makes_no_sense_is_an_error(method: str, lam: Any) -> No
 
 @pytest.mark.parametrize("method", NAMES)
 def test_unknown_setting_is_an_error(method: str) -> None:
-    with pytest.raises(ValueError, match=f"{method} has no setting 'lambda_'"):
+    with pytest.raises(ValueError, match=f"method '{method}': there is no 'lambda_'"):
         make(method, zoo.build("mlp"), "mlp", lambda_=1.0)
 
 

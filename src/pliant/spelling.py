@@ -1,7 +1,9 @@
 """The part of an error message that helps: what is allowed, and what was probably meant."""
 
 import difflib
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
 
 
 def check_names(where: str, given: Iterable[str], allowed: Iterable[str]) -> None:
@@ -16,6 +18,17 @@ def check_names(where: str, given: Iterable[str], allowed: Iterable[str]) -> Non
     for name in given:
         if name not in allowed:
             raise ValueError(f"{where}: there is no {name!r}; {suggest(name, allowed)}")
+
+
+def keyword_options(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the keyword-only arguments of a function with their defaults.
+
+    Example:
+        >>> keyword_options(sorted)
+        {'key': None, 'reverse': False}
+    """
+    parameters = inspect.signature(function).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
 
 
 def suggest(word: str, allowed: Iterable[str]) -> str:

@@ -393,7 +393,7 @@ class TestFiles:
         (tmp_path / "file.csv").touch()
         with pytest.raises(ValueError, match=r"is neither a folder nor an \.npz file"):
             data.load(str(tmp_path / "file.csv"))
-        with pytest.raises(ValueError, match="has no option 'sise'; did you mean 'size'"):
+        with pytest.raises(ValueError, match="there is no 'sise'; did you mean 'size'"):
             data.load(str(tmp_path), sise=3)
 
 

@@ -90,7 +90,7 @@ def test_methods_as_tables() -> None:
         ({"training": {"optimizer": "adm"}}, "training.optimizer is 'adm': input should be 'adam', 'adamw' or 'sgd'"),
         ({"training": {"lr": -1}}, "training: lr: -1.0 is not allowed; it must be a number that is finite and > 0"),
         ({"methods": ["swt"]}, "there is no method 'swt'"),
-        ({"methods": ["swr:lamb=1"]}, "swr has no setting 'lamb'; did you mean 'lam'?"),
+        ({"methods": ["swr:lamb=1"]}, "swr: there is no 'lamb'; did you mean 'lam'?"),
         ({"methods": ["swr:lam"]}, "'lam' must be of the form setting=value"),
         ({"methods": ["swr", "swr"]}, "methods: 'swr' stands there 2 times; give each a label"),
         ({"methods": []}, "methods: is empty"),

@@ -1,6 +1,5 @@
 """Data sets by name, from a folder, from a file or from a function."""
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,12 +10,9 @@ from pliant.data.dataset import Dataset, Examples, from_tensors
 from pliant.data.embedded import digits
 from pliant.data.hub import SOURCES, load_from_hub
 from pliant.data.local import load_folder, load_function, load_npz
-from pliant.spelling import suggest
+from pliant.spelling import check_names, keyword_options, suggest
 
-OPTIONS = ("first", "pixels", "project")
-"""What every data set can be asked for; some have options of their own."""
-
-__all__ = ["OPTIONS", "Dataset", "Examples", "from_tensors", "load", "names", "summary"]
+__all__ = ["Dataset", "Examples", "from_tensors", "load", "names", "options", "summary"]
 
 
 def names() -> tuple[str, ...]:
@@ -31,13 +27,23 @@ def summary(name: str) -> str:
     )
 
 
+def options(name: str) -> dict[str, Any] | None:
+    """Return what a data set can be asked for, with the defaults; None for a function, which takes what it takes.
+
+    Raises:
+        ValueError: If there is no such data set.
+    """
+    loader = find_loader(name)
+    return None if ":" in name else keyword_options(load) | keyword_options(loader)
+
+
 def load(
     name: str,
     *,
     first: int | None = None,
     pixels: Literal["standard", "unit"] = "standard",
     project: int | None = None,
-    **options: Any,
+    **settings: Any,
 ) -> Dataset:
     """Load a data set.
 
@@ -46,7 +52,7 @@ def load(
         first: How many training examples to keep; all by default.
         pixels: How images are scaled: "standard" to mean 0 and deviation 1 per channel, "unit" to [0, 1].
         project: To how many features inputs are reduced, by one fixed random projection; not at all by default.
-        options: For a folder `size` and `skip_corrupt`; for a function whatever it takes.
+        settings: For a folder `size` and `skip_corrupt`; for a function whatever it takes.
 
     Returns:
         The data set, its inputs in memory or memory-mapped.
@@ -54,14 +60,11 @@ def load(
     Raises:
         ValueError: If there is no such data set, or something is wrong with it.
     """
-    loader = find_loader(name)
-    allowed = [p.name for p in inspect.signature(loader).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    if ":" not in name:
-        for key in options:
-            if key not in allowed:
-                raise ValueError(f"data {name!r} has no option {key!r}; {suggest(key, [*OPTIONS, *allowed])}")
+    allowed = options(name)
+    if allowed is not None:
+        check_names(f"data {name!r}", settings, allowed)
     check_choice("pixels", pixels, ("standard", "unit"))
-    dataset = loader(**options)
+    dataset = find_loader(name)(**settings)
     if pixels == "unit":
         dataset = dataset.in_unit_range()
     if first is not None:

@@ -1,6 +1,5 @@
 """What there is to choose from, as tables for the terminal."""
 
-import inspect
 import tomllib
 from collections.abc import Callable
 
@@ -46,9 +45,7 @@ def model_listing() -> Table:
     """List the networks."""
     table = Table("name", "what it is", "options (default)", "from")
     for info in map(models.info, models.names()):
-        parameters = inspect.signature(info.build).parameters.values()
-        options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} | info.preset
-        table.add_row(info.name, info.summary, _options(options), info.paper)
+        table.add_row(info.name, info.summary, _options(models.options(info.name)), info.paper)
     table.add_row("FILE.py:FUNCTION", "your own: function(shape, classes) -> torch.nn.Module", "", "")
     return table
 

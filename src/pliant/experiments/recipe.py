@@ -6,7 +6,6 @@ probably meant.
 
 import contextlib
 import functools
-import inspect
 import itertools
 import json
 import re
@@ -97,11 +96,7 @@ class GridPart(_Strict):
 
     @model_validator(mode="after")
     def _check(self) -> "GridPart":
-        info = methods.info(self.name)
-        allowed = [name for name in inspect.signature(info.cls).parameters if name not in ("model", "example")]
-        for key in (*self.settings, *self.grid):
-            if key not in allowed:
-                raise ValueError(f"{self.name} has no setting {key!r}; {suggest(key, allowed)}")
+        check_names(self.name, (*self.settings, *self.grid), methods.options(self.name))
         for key, values in self.grid.items():
             if not values:
                 raise ValueError(f"grid of {self.name}.{key} is empty; it must hold at least one value")
@@ -330,11 +325,9 @@ def _data_hints() -> dict[str, Any]:
 
 
 def _check_data(part: Part) -> None:
-    loader = data.find_loader(part.name)
-    if ":" not in part.name:
-        parameters = inspect.signature(loader).parameters.values()
-        names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-        check_names("data", part.options, [*data.OPTIONS, *names])
+    allowed = data.options(part.name)
+    if allowed is not None:
+        check_names("data", part.options, allowed)
 
 
 def _check_stream(part: Part) -> None:

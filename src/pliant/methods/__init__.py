@@ -15,7 +15,7 @@ from pliant.methods.layerwise import Layerwise
 from pliant.methods.parseval import Parseval
 from pliant.methods.recycler import Recycler
 from pliant.methods.redo import ReDo
-from pliant.methods.registry import MethodInfo, Tunable, create, info, names
+from pliant.methods.registry import MethodInfo, Tunable, create, info, names, options
 from pliant.methods.resets import FullReset, HeadReset
 from pliant.methods.shrink import Shrink
 from pliant.methods.shrink_perturb import ShrinkPerturb
@@ -65,4 +65,5 @@ __all__ = [
     "create",
     "info",
     "names",
+    "options",
 ]

@@ -29,7 +29,7 @@ from pliant.methods.upgd import UPGD
 from pliant.methods.wasserstein import Wasserstein
 from pliant.methods.weight_clipping import WeightClipping
 from pliant.methods.weight_rescaling import WeightRescaling
-from pliant.spelling import suggest
+from pliant.spelling import check_names, keyword_options, suggest
 
 
 @dataclass(frozen=True)
@@ -298,6 +298,11 @@ def info(name: str) -> MethodInfo:
     return _BY_NAME[name]
 
 
+def options(name: str) -> dict[str, Any]:
+    """Return a method's own settings with their defaults."""
+    return keyword_options(info(name).cls)
+
+
 def create(name: str, model: nn.Module, **settings: Any) -> Method:
     """Make a method by name.
 
@@ -318,10 +323,8 @@ def create(name: str, model: nn.Module, **settings: Any) -> Method:
         >>> create("l2", torch.nn.Linear(2, 2), lam=0.1, seed=0).name
         'l2'
     """
-    record = info(name)
-    accepted = list(inspect.signature(record.cls).parameters)[1:]
+    cls = info(name).cls
+    accepted = list(inspect.signature(cls).parameters)[1:]
     wanted = {key: value for key, value in settings.items() if key in accepted or key not in CONTEXT}
-    for key in wanted:
-        if key not in accepted:
-            raise ValueError(f"settings: {name} has no setting {key!r}; {suggest(key, accepted)}")
-    return record.cls(model, **wanted)
+    check_names(f"method {name!r}", wanted, accepted)
+    return cls(model, **wanted)

@@ -17,7 +17,7 @@ from pliant.models.resnet import resnet18
 from pliant.models.vgg import vgg16
 from pliant.models.vit import vit_tiny
 from pliant.seeding import derive_seed
-from pliant.spelling import check_names, suggest
+from pliant.spelling import check_names, keyword_options, suggest
 
 __all__ = [
     "Builder",
@@ -99,10 +99,9 @@ def info(name: str) -> ModelInfo:
     return _MODELS[name]
 
 
-def options(name: str) -> tuple[str, ...]:
-    """Names of a network's own options."""
-    parameters = inspect.signature(info(name).build).parameters.values()
-    return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
+def options(name: str) -> dict[str, Any]:
+    """Return a network's own options with their defaults."""
+    return keyword_options(info(name).build) | info(name).preset
 
 
 def create(
