@@ -14,9 +14,9 @@ It is written as an optimizer; here it is laid around one. The optimizer's own m
 Around plain SGD that is UPGD as its experiments ran it. Around Adam it is the form of the authors' adaptive UPGD, the
 gate on Adam's move: gating the gradient instead would be all but undone by Adam, which divides by the gradient's size.
 (The code for reinforcement learning, and the one in the authors' README, double the step, which undoes the halving of
-a gate of ½, and decay weights by 1e-3; here the learning rate is the optimizer's, and w is 0 unless given.) The optimizer's own weight decay
-and momentum are part of Δ, so they are gated; `weight_decay` here is not. A rescaler on the same optimizer (SWR)
-belongs after UPGD, or its rescaling would be gated too.
+a gate of ½, and decay weights by 1e-3; here the learning rate is the optimizer's, and w is 0 unless given.) The
+optimizer's own weight decay and momentum are part of Δ, so they are gated; `weight_decay` here is not. A rescaler on
+the same optimizer (SWR) belongs after UPGD, or its rescaling would be gated too.
 
 Where no weight has a positive utility, the printed ratio would turn its sign; then all weights with a negative
 utility take the whole step.
