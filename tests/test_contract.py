@@ -477,25 +477,3 @@ def test_a_new_optimizer_for_each_task(method: str) -> None:
     made.attach(optimizer)
     train(single, optimizer, "mlp", range(6))
     assert_same(snapshot(model), snapshot(single))
-
-
-def test_records_describe_their_classes() -> None:
-    import inspect
-
-    for name in NAMES:
-        record = methods.info(name)
-        assert record.name == record.cls.name == name
-        assert record.summary
-        assert record.paper
-        parameters = inspect.signature(record.cls).parameters
-        for tunable in record.tunables:
-            assert parameters[tunable.name].default == tunable.default, (name, tunable.name)
-            high = float("inf") if tunable.high is None else tunable.high
-            if tunable.high is not None:
-                make(name, zoo.build("mlp"), "mlp", **{tunable.name: tunable.high})
-            assert all(tunable.low <= value <= high for value in tunable.sweep), (name, tunable.name)
-
-
-def test_unknown_method_names_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"no method 'swt'; did you mean 'swr'\? Allowed: swr, l2"):
-        methods.create("swt", zoo.build("mlp"))

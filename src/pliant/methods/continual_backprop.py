@@ -28,7 +28,7 @@ from pliant.graph.units import Reader, UnitGroup
 from pliant.methods.base import Filter
 from pliant.methods.recycler import Activity, Recycler, SumByUnit, sum_except
 from pliant.methods.redraw import seeded
-from pliant.precision import wide_dtype
+from pliant.precision import wide_dtype, without_autocast
 from pliant.surgery import slice_mask
 
 
@@ -49,6 +49,7 @@ class Outgoing:
     watched: bool
 
 
+@without_autocast
 def mean_outputs(weight: Tensor, dim: int, means: Tensor, stride: int = 1) -> Tensor:
     """Return what a weight makes of the means of its inputs: w·E[h] for each of its outputs.
 

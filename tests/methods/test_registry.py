@@ -1,0 +1,26 @@
+"""Methods by name: the records that the command line, the tests and the documentation go by."""
+
+import pytest
+
+from pliant import methods
+from tests import zoo
+
+
+def test_records_describe_their_classes() -> None:
+    for name in methods.names():
+        record = methods.info(name)
+        assert record.name == record.cls.name == name
+        assert record.summary
+        assert record.paper
+        settings = methods.options(name)
+        for tunable in record.tunables:
+            assert settings[tunable.name] == tunable.default, (name, tunable.name)
+            high = float("inf") if tunable.high is None else tunable.high
+            if tunable.high is not None:
+                methods.create(name, zoo.build("mlp"), example=zoo.batch("mlp")[0], **{tunable.name: tunable.high})
+            assert all(tunable.low <= value <= high for value in tunable.sweep), (name, tunable.name)
+
+
+def test_unknown_method_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"no method 'swt'; did you mean 'swr'\? Allowed: swr, l2"):
+        methods.create("swt", zoo.build("mlp"))
