@@ -461,6 +461,22 @@ def test_two_optimizers_share_a_method(method: str) -> None:
     assert not torch.equal(before["4.weight"], model.get_parameter("4.weight"))
 
 
+OF_ONE_MODEL = [n for n in NAMES if methods.info(n).kind != "architecture"]
+TOGETHER = [(OF_ONE_MODEL[i], OF_ONE_MODEL[(i + 5 * j) % len(OF_ONE_MODEL)]) for i in range(22) for j in (1, 2)]
+
+
+@pytest.mark.parametrize(("first", "second"), TOGETHER)
+def test_two_methods_act_on_one_model(first: str, second: str) -> None:
+    model = zoo.build("cnn_bn")
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    both = [make(name, model, "cnn_bn").attach(optimizer) for name in (first, second)]
+    train(model, optimizer, "cnn_bn", range(6), methods=both, new_data_at=3)
+    for method in both:
+        assert method.receipt is not None
+        assert method.receipt.entries > 0
+    assert all(torch.isfinite(value).all() for value in snapshot(model).values())
+
+
 @pytest.mark.parametrize("method", AT_EACH_STEP)
 def test_a_new_optimizer_for_each_task(method: str) -> None:
     """State lives in the method: attaching to a second optimizer goes on where the first one stopped."""

@@ -119,3 +119,25 @@ def test_a_coupled_strength_survives_a_rate_that_rises(start: float) -> None:
         assert growth == pytest.approx(2.5, rel=0.1)
     else:
         assert growth == pytest.approx(1.0, rel=1e-6)
+
+
+def norm_at_rest(lam: float, coupled: bool, rates: list[float]) -> float:
+    """Return where a weight comes to rest that a constant gradient pushes outwards, at the last of some rates."""
+    model = torch.nn.Linear(4, 1, bias=False).double()
+    torch.nn.init.constant_(model.weight, 0.5)
+    optimizer = SGD(model.parameters(), lr=rates[0])
+    SWR(model, torch.ones(1, 4).double(), lam=lam, coupled=coupled).attach(optimizer)
+    for rate in rates:
+        optimizer.param_groups[0]["lr"] = rate
+        for _ in range(1500):
+            model.weight.grad = -torch.ones_like(model.weight)
+            optimizer.step()
+    return float(model.weight.detach().norm())
+
+
+def test_a_strength_that_follows_the_rate_keeps_the_equilibrium() -> None:
+    """α‖∇L‖ ≈ λ(‖w‖ − ‖w₀‖), appendix E, up to a factor 1 − λ: the same after a decay with λ·lr/lr₀, not with λ."""
+    initial, push = 1.0, 2.0
+    assert norm_at_rest(0.1, False, [0.1]) == pytest.approx(initial + 0.9 * push, rel=1e-6)
+    assert norm_at_rest(0.1, True, [0.1, 0.01]) == pytest.approx(initial + 0.99 * push, rel=1e-6)
+    assert norm_at_rest(0.1, False, [0.1, 0.01]) == pytest.approx(initial + 0.9 * push / 10, rel=1e-6)
