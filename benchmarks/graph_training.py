@@ -28,7 +28,8 @@ from benchmarks.__main__ import Tee
 from pliant import SWR
 from pliant.data import Examples, load
 from pliant.graph import ScaleGraph, analyse
-from pliant.graph.layers import NORM_LAYERS, WEIGHT_LAYERS, called_layers
+from pliant.graph.chain import CHAIN_LAYERS
+from pliant.graph.layers import called_layers
 from pliant.graph.plan import BlockTensors
 from pliant.models import create
 from pliant.seeding import permutation
@@ -36,7 +37,6 @@ from pliant.seeding import permutation
 LAM = 1e-2
 STEPS = 750
 BATCH = 64
-SCALED = (*WEIGHT_LAYERS, *NORM_LAYERS)
 
 
 def batches(examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
@@ -125,7 +125,7 @@ def compare_drift(what: str, build: Callable[[], nn.Module], trained: nn.Module,
     print("‖f' − kf‖/‖kf‖ with the best k, and the predictions that changed, of 256 in eval mode\n")
     print(f"{'rescalings':>10} {'scale graph':>24} {'layer by layer':>24}")
     models = {}
-    layers = [layer.name for layer in called_layers(trained, x[:4]) if isinstance(layer.module, SCALED)]
+    layers = [layer.name for layer in called_layers(trained, x[:4]) if isinstance(layer.module, CHAIN_LAYERS)]
     for order in ("graph", layers):
         model = build()
         swr = SWR(model, x[:4], lam=LAM, order=order)

@@ -37,10 +37,12 @@ class Attachment:
     def is_current(self, optimizer: Optimizer) -> bool:
         """Say whether the optimizer holds the lists of parameters that it held, and what it held stays frozen."""
         groups = optimizer.param_groups
-        if len(groups) != len(self.held) or any(p.requires_grad for p in self.frozen):
+        if len(groups) != len(self.held):
             return False
-        pairs = zip(groups, self.held, strict=True)
-        return all(group["params"] is params and len(params) == size for group, (params, size) in pairs)
+        for group, (params, size) in zip(groups, self.held, strict=True):  # a plain loop, since every step asks
+            if group["params"] is not params or len(params) != size:
+                return False
+        return not (self.frozen and any(p.requires_grad for p in self.frozen))
 
 
 def closure_of(args: Any, kwargs: Any) -> Callable[[], Any] | None:

@@ -28,6 +28,23 @@ def log_factors(norms: Tensor, initial_norms: Tensor, lam: Tensor) -> Tensor:
     return torch.lerp(norms, initial_norms, lam).div_(norms).log_().nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
+def written_rows(matrix: Tensor, lam: Tensor) -> tuple[list[int], Tensor]:
+    """Return which rows of a plan follow a weight that is pulled, and these rows.
+
+    What stays is not even multiplied by one: a graph that holds it would be spoilt.
+
+    Args:
+        matrix: From log c of the weights to the log-factors of all that could be written.
+        lam: λ of each weight.
+
+    Example:
+        >>> written_rows(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), torch.tensor([0.0, 0.1]))[0]
+        [1, 2]
+    """
+    places = matrix[:, (lam > 0).cpu()].any(1).nonzero().flatten().tolist()
+    return places, matrix[places]
+
+
 class DevicePull:
     """Rescales where the weights are, and never waits for the device.
 
@@ -39,9 +56,8 @@ class DevicePull:
 
     def __init__(self, initial_norms: Tensor, lam: Tensor, matrix: Tensor) -> None:
         self._initial_norms, self._lam = initial_norms, lam
-        # What stays is not written: a graph that holds it would be spoilt.
-        self._rows = matrix[:, (lam > 0).cpu()].any(1).nonzero().flatten().tolist()
-        self._matrix = matrix[self._rows].to(lam)
+        self._places, rows = written_rows(matrix, lam)
+        self._matrix = rows.to(lam)
 
     def __call__(
         self, norms: Sequence[Tensor], written: Sequence[Tensor], rates: Tensor | None, found_inf: Tensor | None
@@ -58,10 +74,10 @@ class DevicePull:
         log_c = log_factors(torch.stack(list(norms)), self._initial_norms, lam)
         if found_inf is not None:
             log_c = torch.where(found_inf == 0, log_c, 0)
-        if self._rows:
+        if self._places:
             # Not `mv`, which autocast would compute in half precision.
             factors = (self._matrix * log_c).sum(1).exp_()
-            torch._foreach_mul_([written[row] for row in self._rows], factors.unbind())
+            torch._foreach_mul_([written[place] for place in self._places], factors.unbind())
         return log_c
 
 
@@ -70,7 +86,8 @@ class HostPull:
 
     def __init__(self, initial_norms: Tensor, lam: Tensor, matrix: Tensor) -> None:
         self._weights = list(zip(initial_norms.tolist(), lam.tolist(), strict=True))
-        self._rows = [[(j, entry) for j, entry in enumerate(row) if entry] for row in matrix.tolist()]
+        self._places, self._matrix = written_rows(matrix, lam)
+        self._rows = [[(j, entry) for j, entry in enumerate(row) if entry] for row in self._matrix.tolist()]
 
     def __call__(
         self, norms: Sequence[Tensor], written: Sequence[Tensor], rates: Tensor | None, found_inf: Tensor | None
@@ -87,8 +104,7 @@ class HostPull:
             change = lam * (initial_norm / norm - 1) if 0.0 < norm < math.inf else 0.0
             # All the way back from far away is −1 to the last digit, of which there is no logarithm.
             log_c.append(math.log1p(change) if change > -1.0 else math.log(initial_norm / norm))
-        for tensor, row in zip(written, self._rows, strict=True):
-            log_factor = sum([entry * log_c[j] for j, entry in row])
-            if log_factor:  # what stays is not written: a graph that holds it would be spoilt
-                tensor.mul_(math.exp(log_factor))
+        if self._rows:
+            factors = [math.exp(sum([entry * log_c[j] for j, entry in row])) for row in self._rows]
+            torch._foreach_mul_([written[place] for place in self._places], factors)
         return log_c

@@ -13,7 +13,6 @@ through a decay; `on_decay="reinit"` is the paper's own answer (appendix E). λ 
 
 import warnings
 from collections.abc import Collection, Sequence
-from operator import attrgetter
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
@@ -31,13 +30,10 @@ from pliant.graph.plan import BlockTensors
 from pliant.methods.attachment import Attachment, found_inf_of
 from pliant.methods.base import Filter, Receipt, Rescaler
 from pliant.methods.naming import check_modules
-from pliant.methods.pull import DevicePull, HostPull
+from pliant.methods.pull import DevicePull, HostPull, written_rows
 from pliant.methods.strengths import Strength, resolve_strengths
 
 OnDecay = Literal["keep", "reinit"]
-
-
-_LEARNS = attrgetter("requires_grad")
 
 
 class SWR(Rescaler):
@@ -126,8 +122,8 @@ class SWR(Rescaler):
         self._written = BlockTensors(model, self.plan.targets)
         own = dict(model.named_parameters(remove_duplicate=False))
         names = [block.name for block in self.plan.targets]
-        self._targets = {row: own[name] for row, name in enumerate(names) if name in own}  # the others are statistics
-        self._pulls: dict[tuple[tuple[str, ...], tuple[bool, ...]], DevicePull | HostPull] = {}
+        self._targets = [(row, own[name]) for row, name in enumerate(names) if name in own]  # the others are statistics
+        self._pulls: dict[tuple[tuple[str, ...], tuple[int, ...]], DevicePull | HostPull] = {}
         self._dtype = torch.float32
         for tensor in self._wished.get():
             self._dtype = torch.promote_types(self._dtype, tensor.dtype)
@@ -299,24 +295,22 @@ class SWR(Rescaler):
     def _rescale(
         self, names: tuple[str, ...], rates: Tensor | None = None, found_inf: Tensor | None = None
     ) -> Tensor | Sequence[float]:
-        learns = tuple(map(_LEARNS, self._targets.values()))
-        pull = self._pulls.get((names, learns)) or self._make_pull(names, learns)
+        frozen = tuple([row for row, parameter in self._targets if not parameter.requires_grad])
+        pull = self._pulls.get((names, frozen)) or self._make_pull(names, frozen)
         norms = torch._foreach_norm(self._wished.get(), 2, self._dtype)
         return pull(norms, self._written.get(), rates, found_inf)
 
-    def _make_pull(self, names: tuple[str, ...], learns: tuple[bool, ...]) -> DevicePull | HostPull:
+    def _make_pull(self, names: tuple[str, ...], frozen: tuple[int, ...]) -> DevicePull | HostPull:
         held = set(names)
         free = [owner in held and self.parameters[owner].requires_grad for owner in self._owners]
         lam = self.lam * self.lam.new_tensor(free) * (self.initial_norms > 0)
-        follows = self.plan.matrix[:, (lam > 0).cpu()].any(1)
-        for row, parameter in self._targets.items():
-            if follows[row] and not parameter.requires_grad:
-                raise ValueError(
-                    f"model: {str(self.plan.targets[row])!r} was frozen since swr was made, but must follow the "
-                    "weights that are pulled; make swr anew"
-                )
+        for row in set(frozen).intersection(written_rows(self.plan.matrix, lam)[0]):
+            raise ValueError(
+                f"model: {str(self.plan.targets[row])!r} was frozen since swr was made, but must follow the weights "
+                "that are pulled; make swr anew"
+            )
         kind = HostPull if lam.device.type == "cpu" else DevicePull
-        return self._pulls.setdefault((names, learns), kind(self.initial_norms, lam, self.plan.matrix))
+        return self._pulls.setdefault((names, frozen), kind(self.initial_norms, lam, self.plan.matrix))
 
     @torch.no_grad()
     def _norms(self) -> Tensor:
