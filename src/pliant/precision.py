@@ -45,10 +45,11 @@ def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def computed(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not any(map(torch.is_autocast_enabled, _DEVICES)):
+            return function(*args, **kwargs)
         with ExitStack() as stack:
-            for device in _DEVICES:
-                if torch.is_autocast_enabled(device):
-                    stack.enter_context(torch.autocast(device, enabled=False))
+            for device in filter(torch.is_autocast_enabled, _DEVICES):
+                stack.enter_context(torch.autocast(device, enabled=False))
             return function(*args, **kwargs)
 
     return computed

@@ -15,6 +15,7 @@ the singular pair itself, so that the first steps already see σ₁.
 `SpectralNorm` is the older baseline, λ/2 Σσ₁(W)² over the matrices alone (Yoshida & Miyato 2017).
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -93,8 +94,6 @@ def iterate_power_(weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
         >>> iterate_power_(torch.diag(torch.tensor([3.0, 0.0])), u, v)
         tensor(3.)
     """
-    for vector in (left, right):
-        vector.nan_to_num_(nan=1.0, posinf=1.0, neginf=1.0)
     if weight.dtype == left.dtype:
         right.addmv_(weight.mT, left, beta=_TINY)
         right.div_(torch.linalg.vector_norm(right))
@@ -105,6 +104,9 @@ def iterate_power_(weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
         left.copy_(weight @ right.to(weight.dtype))
     sigma: Tensor = torch.linalg.vector_norm(left)
     left.div_(sigma.clamp_min(_TINY))
+    if not (sigma.is_cpu and math.isfinite(sigma.item())):  # elsewhere, to ask would be to wait
+        for vector in (left, right):
+            vector.nan_to_num_(nan=1.0, posinf=1.0, neginf=1.0)
     return sigma
 
 
