@@ -1,5 +1,6 @@
 """The recipes: every one is valid at both scales, and runs to the end."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -90,12 +91,44 @@ def test_quick_changes_single_methods_by_their_labels(tmp_path: Path) -> None:
     assert quick.methods[1] == paper.methods[1]
     assert quick.methods[2].parts[0].settings == {"tau": 0.1, "every": 9}
     assert paper.methods[2].parts[0].settings == {"tau": 0.1, "every": 970}
-    path.write_text(text + "[quick]\nmethods = { Redo = { every = 9 } }\n")
-    with pytest.raises(RecipeError, match=r"quick.methods: there is no 'Redo'; did you mean 'ReDo'"):
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            "{ Redo = { every = 9 } }",
+            "quick.methods: there is no 'Redo'; did you mean 'ReDo'? Allowed: vanilla, l2,",
+        ),
+        ("{ ReDo = 9 }", "quick.methods.ReDo is 9; it must be a table of what changes"),
+        ("{ l2 = { lam = 1.0 } }", "quick.methods.l2: 'l2:lam=0.5' must be written as a table too, to change it"),
+        ("{ swept = { lam = 0.1 } }", "l2_init.lam has both a value, 0.1, and a grid; drop one"),
+    ],
+)
+def test_wrong_changes_of_methods_are_named(tmp_path: Path, changes: str, message: str) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        'data = "digits"\nmodel = "mlp"\nstream = "single"\n'
+        'methods = ["vanilla", "l2:lam=0.5", { label = "ReDo", name = "redo" },'
+        ' { label = "swept", name = "l2_init", grid = "sweep" }]\n'
+        f"[quick]\nmethods = {changes}\n"
+    )
+    with pytest.raises(RecipeError, match=re.escape(message)):
         load_recipe(path, scale="quick")
 
 
-@pytest.mark.parametrize("path", [path for path in RECIPES if path.stem.startswith("p2_")], ids=lambda path: path.stem)
+def test_quick_may_shorten_a_sweep(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        'data = "digits"\nmodel = "mlp"\nstream = "single"\nmethods = [{ label = "L2", name = "l2", grid = "sweep" }]\n'
+        "[quick]\nmethods = { L2 = { grid = { lam = [0.1] } } }\n"
+    )
+    assert load_recipe(path, scale="quick").methods[0].parts[0].grid == {"lam": [0.1]}
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in RECIPES if p.stem.startswith("p2_") and '"redo"' in p.read_text()], ids=lambda path: path.stem
+)
 def test_redo_acts_at_quick_scale(path: Path) -> None:
     recipe = load_recipe(path, scale="quick")
     for entry in recipe.methods:

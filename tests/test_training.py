@@ -418,7 +418,7 @@ def test_measures_of_a_resumed_run_are_the_same(dataset: Dataset, reference: Ref
         ({"batch_size": 0}, "batch_size: 0 is not allowed; it must be an integer ≥ 1"),
         ({"weight_decay": -1}, "weight_decay: -1 is not allowed; it must be a number that is finite and ≥ 0"),
         ({"warmup": 1.0}, r"warmup: 1\.0 is not allowed; it must be a number that is in \[0, 1\)"),
-        ({"clip": 0.0}, r"clip: 0\.0 is not allowed; it must be a number that is finite and > 0"),
+        ({"clip": 0.0}, r"clip: 0\.0 is not allowed; it must be a number that is finite and > 0, or None"),
         ({"lr": math.nan}, "lr: nan is not allowed"),
         ({"lr": True}, "lr: True is not allowed"),
         ({"evaluate_every": 1.5}, r"evaluate_every: 1\.5 is not allowed; it must be an integer ≥ 1"),

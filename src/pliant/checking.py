@@ -13,6 +13,7 @@ def check_number(
     high: float = math.inf,
     above: bool = False,
     below: bool = False,
+    otherwise: str = "",
 ) -> float:
     """Return the number if it is finite and in [low, high], else raise a ValueError that says so.
 
@@ -23,6 +24,7 @@ def check_number(
         high: The most that is allowed.
         above: Whether `low` itself is not allowed.
         below: Whether `high` itself is not allowed.
+        otherwise: What may be given in the place of a number, for the message alone.
 
     Example:
         >>> check_number("beta", 1, high=1.0, below=True)
@@ -36,7 +38,7 @@ def check_number(
         allowed = f"in {'(' if above else '['}{low:g}, {high:g}{')' if below else ']'}"
     else:
         allowed = f"finite and {'>' if above else '≥'} {low:g}"
-    raise ValueError(f"{argument}: {value!r} is not allowed; it must be a number that is {allowed}")
+    raise ValueError(f"{argument}: {value!r} is not allowed; it must be a number that is {allowed}{otherwise}")
 
 
 def check_choice(argument: str, value: object, allowed: Sequence[object]) -> None:

@@ -87,11 +87,12 @@ def _check_file(option: str, path: Path) -> None:
 
 def _build(name: str, dataset: Dataset | None, seed: int, options: dict[str, Any]) -> nn.Module:
     try:
-        if dataset is not None:
-            return models.create(name, dataset.shape, len(dataset.classes), seed=seed, **options)
-        if ":" not in name:
+        if ":" in name:
+            known = () if dataset is None else (dataset.shape, len(dataset.classes))
+            return models.create_own(name, known, options, seed)
+        if dataset is None:
             raise ValueError(f"model {name!r} needs --data, which tells the shape of its inputs and its classes")
-        return models.create(name, seed=seed, **options)
+        return models.create(name, dataset.shape, len(dataset.classes), seed=seed, **options)
     except (ValueError, ImportError):
         raise
     except Exception as error:  # what somebody's own function raises may be anything

@@ -81,7 +81,7 @@ class Settings:
             check_positive_int("decay_epochs", epoch)
         check_number("decay_factor", self.decay_factor, above=True)
         if self.clip is not None:
-            check_number("clip", self.clip, above=True)
+            check_number("clip", self.clip, above=True, otherwise=", or None")
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum is {self.momentum}; it is for sgd, and the optimizer is {self.optimizer}")
 

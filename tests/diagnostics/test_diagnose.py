@@ -304,7 +304,9 @@ def test_a_model_without_values_or_units_is_named() -> None:
     empty = zoo.build("mlp")
     empty[0].weight, empty[0].bias = nn.Parameter(torch.zeros(0, 12)), nn.Parameter(torch.zeros(0))
     empty[2].weight = nn.Parameter(torch.zeros(8, 0))
-    with pytest.raises(ValueError, match=r"model must have units in every layer, but 0.weight has shape \(0, 12\)"):
+    with pytest.raises(
+        ValueError, match=r"model must have units in every layer, but the weight of '0' has shape \(0, 12\)"
+    ):
         diagnose(empty, (x, y), cross_entropy)
 
 

@@ -375,7 +375,7 @@ def test_what_is_missing_is_named() -> None:
         Monitor(model, optimizer, every=2.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="statistics: 'runing' is not allowed; it must be one of 'batch', 'running'"):
         Monitor(model, optimizer, statistics="runing")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="budget: 0 is not allowed; it must be a number that is finite and > 0"):
+    with pytest.raises(ValueError, match=r"budget: 0 is not allowed; it must be a number .* > 0, or None"):
         Monitor(model, optimizer, budget=0)
     assert not optimizer._optimizer_step_pre_hooks, "nothing is attached by a monitor that could not be made"
 

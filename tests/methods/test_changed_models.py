@@ -1,5 +1,6 @@
 """Models that change after a method was made: replaced, frozen and unfrozen parameters, other lists of them."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +81,92 @@ def test_what_is_frozen_later_is_left_alone(name: str) -> None:
     assert torch.equal(after["0.weight"], before["0.weight"])
     assert torch.equal(after["0.bias"], before["0.bias"])
     assert not torch.equal(after["2.weight"], before["2.weight"])
+
+
+@pytest.mark.parametrize("state", ["reset", "rotate"])
+def test_what_an_optimizer_remembers_of_a_frozen_weight_stays(state: str) -> None:
+    model = zoo.build("mlp")
+    optimizer = Adam(model.parameters(), lr=0.1)
+    fire = FIRE(model, optimizer_state=state)
+    train(model, optimizer, "mlp", range(3))
+    model[0].requires_grad_(False)
+    before = optimizer.state[model[0].weight]["exp_avg"].clone()
+    receipt = fire.apply(optimizer)
+    assert torch.equal(optimizer.state[model[0].weight]["exp_avg"], before)
+    assert list(receipt.details["deviation_from_isometry"]) == ["2.weight", "4.weight"]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda m: FullReset(m, seed=0), lambda m: Layerwise(m, zoo.batch("cnn_bn")[0], seed=0)]
+)
+def test_statistics_of_a_norm_layer_that_was_frozen_stay(make: Callable[[nn.Module], Method]) -> None:
+    model = zoo.build("cnn_bn")
+    method = make(model)
+    train(model, SGD(model.parameters(), lr=0.1), "cnn_bn", range(3))
+    model[5].requires_grad_(False)
+    before = snapshot(model)
+    method.apply()
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        assert torch.equal(model.state_dict()[f"5.{name}"], before[f"5.{name}"]), name
+
+
+def test_a_tortoise_follows_what_is_frozen_and_the_hare_stays() -> None:
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    method = HareTortoise(model, beta=0.5, every=None).attach(optimizer)
+    train(model, optimizer, "mlp", range(3))
+    model[0].requires_grad_(False)
+    frozen = model[0].weight.detach().clone()
+    with method.tortoise_weights():
+        assert torch.equal(model[0].weight, method.tortoise["0.weight"]), "to look at, all of the tortoise"
+    train(model, optimizer, "mlp", range(3, 63))
+    torch.testing.assert_close(method.tortoise["0.weight"], frozen, rtol=1e-12, atol=1e-12)
+    assert torch.equal(model[0].weight, frozen)
+
+
+def test_steps_by_hand_leave_alone_what_was_frozen() -> None:
+    model = zoo.build("mlp")
+    methods = [HareTortoise(model, beta=0.9, every=1), WeightRescaling(model), WeightClipping(model, kappa=0.5)]
+    train(model, SGD(model.parameters(), lr=0.5), "mlp", range(3))
+    model[0].requires_grad_(False)
+    before = snapshot(model)
+    for method in methods:
+        method.step()
+    assert torch.equal(model[0].weight, before["0.weight"])
+    assert not torch.equal(model[2].weight, before["2.weight"])
+
+
+def test_a_target_network_may_be_replaced() -> None:
+    """No optimizer trains it, so that nothing is done to it at all."""
+    agent = nn.ModuleDict({"online": zoo.build("mlp"), "target": zoo.build("mlp")})
+    method = L2Init(agent, lam=0.1).attach(SGD(agent["online"].parameters(), lr=0.1))
+    agent["target"] = copy.deepcopy(agent["online"])
+    method.detach()
+    method.attach(SGD(agent["online"].parameters(), lr=0.1))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_head_that_is_left_out_may_be_new_at_every_task() -> None:
+    model = zoo.build("mlp")
+    method = L2Init(model, lam=0.1, where=lambda name, _: not name.startswith("4."))
+    for task in range(2):
+        model[4] = nn.Linear(16, 5, dtype=torch.float64)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        method.attach(optimizer)
+        train(model, optimizer, "mlp", [task])
+        method.detach()
+
+
+def test_shrink_leaves_out_what_was_frozen_at_the_beginning() -> None:
+    model = zoo.build("mlp")
+    shrink = Shrink(model, X, lam=0.5)
+    model[0].requires_grad_(False)
+    before = snapshot(model)
+    with torch.no_grad():
+        outputs = model(X)
+        shrink.apply()
+        torch.testing.assert_close(model(X), outputs / 4, rtol=1e-12, atol=1e-12)
+    assert torch.equal(model[0].weight, before["0.weight"])
 
 
 @pytest.mark.parametrize("make", [lambda m: SWR(m, X, lam=0.1), lambda m: Shrink(m, X)])

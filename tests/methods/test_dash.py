@@ -232,13 +232,24 @@ def test_examples_are_counted_in_targets_of_any_form() -> None:
     assert_same(snapshot(run(lambda y: y.tolist(), lambda o, t: cross_entropy(o, torch.tensor(t)))), plain)
 
 
-def test_a_loss_that_reaches_nothing_is_an_error() -> None:
+FREE = torch.zeros((), requires_grad=True)
+
+
+@pytest.mark.parametrize("loss_fn", [lambda o, _: o.detach().sum() * FREE, lambda o, _: o.detach().sum()])
+def test_a_loss_that_reaches_nothing_is_an_error(loss_fn: Any) -> None:
     model = zoo.build("mlp")
     before = snapshot(model)
-    free = torch.zeros((), requires_grad=True)
     with pytest.raises(ValueError, match="loss_fn: its gradient reaches none of the parameters"):
-        DASH(model).apply(batches=data("mlp"), loss_fn=lambda output, _: output.detach().sum() * free)
+        DASH(model).apply(batches=data("mlp"), loss_fn=loss_fn)
     assert_same(snapshot(model), before)
+
+
+def test_a_model_that_was_frozen_since_is_an_error() -> None:
+    model = zoo.build("mlp")
+    dash = DASH(model)
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match="loss_fn: its gradient reaches none of the parameters"):
+        dash.apply(batches=data("mlp"), loss_fn=cross_entropy)
 
 
 def test_one_example_may_have_a_target_without_dimensions() -> None:

@@ -268,6 +268,10 @@ def test_weights_that_are_computed_are_named() -> None:
         fire = FIRE(model)
     assert fire.skipped == ["1", "3"]
     assert set(fire.parameters) == {"0.weight", "2.weight"}
+    with pytest.raises(
+        ValueError, match=r"no linear and no convolution layer .*; the weights of 1 are computed from oth"
+    ):
+        FIRE(nn.Sequential(nn.ReLU(), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))))
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

@@ -410,6 +410,19 @@ def test_sums_over_all_dimensions_but_one(shape: tuple[int, ...], dim: int) -> N
         assert sum_except(layout.half(), dim).dtype == torch.float32
 
 
+def test_one_example_without_its_dimension_is_a_batch_of_one() -> None:
+    def utilities(unsqueezed: bool) -> torch.Tensor:
+        model = zoo.build("mlp")
+        optimizer = SGD(model.parameters(), lr=0.0)
+        cbp = ContinualBackprop(model, zoo.batch("mlp")[0], rate=0.0, decay=0.0).attach(optimizer)
+        x = zoo.batch("mlp")[0][0]
+        model(x[None] if unsqueezed else x).sum().backward()
+        optimizer.step()
+        return cbp.utilities["0"]
+
+    torch.testing.assert_close(utilities(unsqueezed=False), utilities(unsqueezed=True), rtol=1e-12, atol=1e-12)
+
+
 def test_errors() -> None:
     x = zoo.batch("mlp")[0]
     with pytest.raises(ValueError, match="example: None, but redo finds the units by tracing one"):

@@ -75,6 +75,19 @@ def test_smooth_schedules_do_not_reset_the_initial_norms(name: str) -> None:
     assert torch.equal(swr.initial_norms, first)
 
 
+def test_a_rate_that_falls_by_rounding_does_not_decline() -> None:
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    warmup, decay = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4), lr_scheduler.MultiStepLR(optimizer, [4], 0.1)
+    scheduler = lr_scheduler.SequentialLR(optimizer, [warmup, decay], milestones=[5])
+    swr = SWR(model, zoo.batch("mlp")[0], lam=0.1, on_decay="reinit").attach(optimizer)
+    first = swr.initial_norms.clone()
+    for step in range(12):
+        train(model, optimizer, "mlp", [step])
+        scheduler.step()
+    assert not torch.equal(swr.initial_norms, first)
+
+
 def test_two_decays_one_after_the_other_both_count() -> None:
     model = zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.5)

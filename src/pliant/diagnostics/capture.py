@@ -12,7 +12,6 @@ tensors is, where they leave the layer its units: both have other uses.
 """
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -77,13 +76,11 @@ class Captured:
         output: The model's output.
         layers: Hidden features by the layer that they follow.
         representation: What the last linear layer received, [samples × positions, units]; `None` if there is none.
-        calls: How often each weight of a linear or convolution layer was used, by its identity.
     """
 
     output: Any
     layers: dict[str, Features]
     representation: Tensor | None
-    calls: Counter[int]
 
 
 class _Layer(NamedTuple):
@@ -128,7 +125,6 @@ class _Watch(TorchFunctionMode):
         self._outputs: dict[str, Features] = {}
         self._after_last: list[str] = []
         self.representation: Tensor | None = None
-        self.calls: Counter[int] = Counter()
 
     @contextmanager
     def named(self) -> Iterator[None]:
@@ -158,7 +154,6 @@ class _Watch(TorchFunctionMode):
         out = func(*args, **kwargs)
         if linear or func in _CONVOLUTIONS:
             weight = args[1] if len(args) > 1 else kwargs["weight"]
-            self.calls[id(weight)] += 1
             self._layer = _Layer(self._name(func, weight), out.shape, -1 if linear else 1)
             self._after_last = []
             self._note(self._outputs, self._layer, out)
@@ -202,7 +197,7 @@ def capture(model: nn.Module, batch: Batch, keep: bool = False) -> Captured:
     watch = _Watch(model, batch.size, keep)
     with torch.no_grad(), _uncompiled(), watch.named(), watch:
         output = batch.forward(model)
-    return Captured(output, watch.layers(), watch.representation, watch.calls)
+    return Captured(output, watch.layers(), watch.representation)
 
 
 def _uncompiled() -> AbstractContextManager[None]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.modules.conv import _ConvNd
 
 from pliant.diagnostics import curvature, features, spectra, weights
 from pliant.diagnostics.balance import balancedness
@@ -178,13 +179,15 @@ def isometry(probe: Probe, _: Probe | None) -> Values:
 
 
 def lipschitz(norm: Callable[[Probe, str], float]) -> Compute:
-    """The product over a chain of what bounds each layer by a norm of its weight, as often as it is called."""
+    """The product over a chain of what bounds each layer by a norm of its weight."""
 
     def bound(probe: Probe) -> float:
+        convolutions = [m for m in probe.model.modules() if isinstance(m, _ConvNd)]
+        # By what is stored: to read a weight that a spectral norm computes is a step of its training.
+        places = {id(m._parameters.get("weight")): math.prod(m.kernel_size) for m in convolutions}
+        found = probe.matrices.items()
         return weights.product_bound(
-            weights.layer_bound(norm(probe, layer), weight.shape)
-            for layer, weight in probe.matrices.items()
-            for _ in range(probe.calls(layer))
+            weights.layer_bound(norm(probe, layer), places.get(id(weight), 1)) for layer, weight in found
         )
 
     return total(bound)

@@ -15,6 +15,7 @@ from pliant.diagnostics.batches import Batch, LossFn, gather
 from pliant.diagnostics.diagnosis import Diagnosis, combine
 from pliant.diagnostics.probe import Probe, Statistics, batch_norms, batch_statistics, undisturbed
 from pliant.diagnostics.record import Measure
+from pliant.graph.layers import WEIGHT_LAYERS
 
 Found = dict[str, Mapping[str, float]]
 
@@ -174,6 +175,9 @@ def initialised(model: nn.Module, argument: str) -> nn.Module:
             raise ValueError(f"{argument} must be initialised, but {name} has no shape yet: call it on a batch first")
         if tensor.is_meta:
             raise ValueError(f"{argument} must hold values, but {name} is on the device 'meta', which keeps none")
-        if isinstance(tensor, nn.Parameter) and tensor.ndim > 1 and tensor.numel() == 0:
-            raise ValueError(f"{argument} must have units in every layer, but {name} has shape {tuple(tensor.shape)}")
+    for name, module in model.named_modules():
+        weight = module._parameters.get("weight") if isinstance(module, WEIGHT_LAYERS) else None
+        if weight is not None and not weight.numel():
+            shape = tuple(weight.shape)
+            raise ValueError(f"{argument} must have units in every layer, but the weight of {name!r} has shape {shape}")
     return model

@@ -107,8 +107,7 @@ _RECORDS = (
     ),
     _record(
         "lipschitz_bound", "weights", "decomposition",
-        "Πσ₁(W), a convolution's times √(k_h·k_w), over the calls of layers on the batch, once each without one: "
-        "bounds a chain's Lipschitz constant",
+        "Πσ₁(W), a convolution's times √(k_h·k_w): bounds the Lipschitz constant of a chain that calls each layer once",
         f"{_SWR} cor. 2.1", c.lipschitz(lambda p, layer: float(p.singular_values(layer)[0])),
     ),
     _record(
@@ -182,12 +181,12 @@ _RECORDS = (
     ),
     _record(
         "gradient_l1", "batch labels gradients", "backward",
-        "Σ|g| of the mean loss; in a Monitor as the step finds it: clipped, and with the penalties attached before",
+        "Σ|g| of the mean loss; in a Monitor as the step took it: clipped, and with the penalties of attached methods",
         f"{_CURVATURE} §6.2", c.of_gradient(weights.l1_norm),
     ),
     _record(
         "gradient_l2", "batch labels gradients", "backward",
-        "√Σg² of the mean loss; in a Monitor as the step finds it: clipped, and with the penalties attached before",
+        "√Σg² of the mean loss; in a Monitor as the step took it: clipped, and with the penalties of attached methods",
         f"{_CURVATURE} §6.2", c.of_gradient(weights.l2_norm),
         Sign(
             "lower", "the gradient has become small",

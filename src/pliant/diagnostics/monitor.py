@@ -96,7 +96,7 @@ class Monitor:
     ) -> None:
         check_positive_int("every", every)
         if budget is not None:
-            check_number("budget", budget, above=True)
+            check_number("budget", budget, above=True, otherwise=", or None")
         check_choice("statistics", statistics, get_args(Statistics))
         self.model = unwrapped(model)
         self.every = every

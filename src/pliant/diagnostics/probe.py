@@ -189,10 +189,6 @@ class Probe:
         """What the hidden units did on the batch."""
         return capture(self.model, self.batch, self._keep)
 
-    def calls(self, layer: str) -> int:
-        """Return how often the batch calls a layer; once without a batch, or where its weight is used otherwise."""
-        return 1 if self._batch is None else max(1, self.captured.calls[id(self.matrices[layer])])
-
     @cached_property
     def gram(self) -> GradientGram:
         """The inner products of the samples' gradients."""

@@ -122,7 +122,7 @@ def layer_balance(norms: Sequence[float], initial: Sequence[float]) -> list[list
     return [[balance(a, b) if a != b else 0.0 for b in range(len(norms))] for a in range(len(norms))]
 
 
-def layer_bound(norm: float, shape: Sequence[int]) -> float:
+def layer_bound(norm: float, places: int) -> float:
     """Return ‖W‖·√(k_h·k_w), which bounds how much a convolution stretches; of a linear layer ‖W‖ itself.
 
     The matrix [C_out, C_in·k_h·k_w] meets the patches of an input, and each entry of the input is in k_h·k_w of them
@@ -130,20 +130,20 @@ def layer_bound(norm: float, shape: Sequence[int]) -> float:
 
     Args:
         norm: The spectral norm of the weight as that matrix, or its Frobenius norm.
-        shape: The weight's shape, [C_out, C_in, *kernel].
+        places: k_h·k_w of a convolution, 1 of a linear layer.
 
     Example:
-        >>> layer_bound(2.0, (1, 1, 3, 3))
+        >>> layer_bound(2.0, 9)
         6.0
     """
-    return norm * math.sqrt(math.prod(shape[2:]))
+    return norm * math.sqrt(places)
 
 
 def product_bound(norms: Iterable[float]) -> float:
     """Return Π norms: an upper bound of the Lipschitz constant (Soft weight rescaling, cor. 2.1).
 
     Spectral norms give the usual bound, Frobenius norms a looser one. It holds for a chain of 1-Lipschitz layers and
-    those whose bounds these are, each as often as it is called; through residual connections and norm layers it is an
+    those whose bounds these are, each called once; through residual connections and norm layers it is an
     indicator only.
 
     Example:

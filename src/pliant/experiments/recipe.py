@@ -97,6 +97,8 @@ class GridPart(_Strict):
     @model_validator(mode="after")
     def _check(self) -> "GridPart":
         check_names(self.name, (*self.settings, *self.grid), methods.options(self.name))
+        for key in self.settings.keys() & self.grid.keys():
+            raise ValueError(f"{self.name}.{key} has both a value, {self.settings[key]!r}, and a grid; drop one")
         for key, values in self.grid.items():
             if not values:
                 raise ValueError(f"grid of {self.name}.{key} is empty; it must hold at least one value")
@@ -430,8 +432,10 @@ def _merge(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     merged = dict(values)
     for key, change in changes.items():
         old = merged.get(key)
-        if isinstance(change, Mapping) and isinstance(old, str | dict):
-            change = _merge(_as_table(old), change)
+        if isinstance(change, Mapping) and isinstance(old, dict):
+            change = _merge(old, change)
+        elif isinstance(change, Mapping) and isinstance(old, str) and key in ("data", "model", "stream"):
+            change = _merge({"name": old}, change)
         elif key == "methods" and isinstance(change, Mapping) and isinstance(old, list):
             change = _merge_methods(old, change)
         merged[key] = change
@@ -439,19 +443,28 @@ def _merge(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _merge_methods(entries: list[Any], changes: Mapping[str, Any]) -> list[Any]:
-    tables = [_as_table(entry) for entry in entries]
-    labels = [str(table.get("label", table.get("name"))) for table in tables]
-    for label in changes:
+    labels = [_label(entry) for entry in entries]
+    for label, change in changes.items():
         if label not in labels:
-            raise RecipeError(f"quick.methods: there is no {label!r}; {suggest(label, labels)}")
-    return [
-        _merge(table, changes[label]) if label in changes else entry
-        for entry, table, label in zip(entries, tables, labels, strict=True)
-    ]
+            raise RecipeError(f"quick.methods: there is no {label!r}; {suggest(label, filter(None, labels))}")
+        if not isinstance(change, Mapping):
+            raise RecipeError(f"quick.methods.{label} is {change!r}; it must be a table of what changes")
+    merged = []
+    for entry, own in zip(entries, labels, strict=True):
+        if own is None or own not in changes:
+            merged.append(entry)
+        elif isinstance(entry, str) and entry != own:
+            raise RecipeError(f"quick.methods.{own}: {entry!r} must be written as a table too, to change it")
+        else:
+            merged.append(_merge({"name": entry} if isinstance(entry, str) else entry, changes[own]))
+    return merged
 
 
-def _as_table(value: str | dict[str, Any]) -> dict[str, Any]:
-    return {"name": value} if isinstance(value, str) else value
+def _label(entry: Any) -> str | None:
+    """Return what tables call an entry that is not checked yet; None for what is no entry at all."""
+    if isinstance(entry, str):
+        return "+".join(part.partition(":")[0] for part in split_methods(entry))
+    return entry.get("label", entry.get("name")) if isinstance(entry, dict) else None
 
 
 def make_recipe(values: Mapping[str, Any]) -> Recipe:

@@ -1,6 +1,7 @@
 """Get many runs done: which to start, which to try again, what to say meanwhile."""
 
 import contextlib
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -53,7 +54,8 @@ def run_all(
     Returns:
         How each run ended, by its name. Runs that another command on the same folder is doing are waited for.
     """
-    check_number("checkpoint_seconds", checkpoint_seconds)
+    if checkpoint_seconds != math.inf:  # never
+        check_number("checkpoint_seconds", checkpoint_seconds)
     root = root.resolve()
     statuses = {config.id: RunFolder(root, config).status for config in configs}
     waiting = deque(config for config in configs if statuses[config.id] not in FINAL)

@@ -88,6 +88,8 @@ class Method(ABC):
     """The attributes that make up the state: tensors, dictionaries of tensors, plain numbers."""
     fixed: ClassVar[bool] = False
     """Whether the parameters must keep the dtype and device that they had when the method was made."""
+    joint: ClassVar[bool] = False
+    """Whether parameters are acted on together, those that an optimizer does not hold included."""
     takes_complex: ClassVar[bool] = False
     """Whether the method's formula holds for complex parameters too."""
 
@@ -102,6 +104,7 @@ class Method(ABC):
         self.steps: dict[str, int] = {}
         self._kinds = {name: (p.dtype, p.device) for name, p in self.parameters.items()}
         self._known = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._told: set[str] = set()
         self._attachments: WeakKeyDictionary[Optimizer, Attachment] = WeakKeyDictionary()
 
     def attach(self, *optimizers: Optimizer) -> Self:
@@ -130,11 +133,12 @@ class Method(ABC):
                 raise ValueError(
                     f"{self.name} is attached to this {type(optimizer).__name__} already; detach() it first"
                 )
-        check_not_replaced(self.name, self.model, self.parameters)
+        for optimizer in optimizers:
+            self._check_not_replaced(optimizer)
         prepared = {optimizer: self._match(optimizer) for optimizer in optimizers}
         for optimizer, attachment in prepared.items():
             self._check_kinds(attachment.names)
-            attachment.frozen = warn_of_unknown(self.name, self.model, self._known, optimizer)
+            attachment.frozen = warn_of_unknown(self.name, self.model, self._known, optimizer, self._told)
         for optimizer, attachment in prepared.items():
             attachment.counter = self._choose_counter(attachment.names)
             attachment.handles = self._register_hooks(optimizer)
@@ -219,11 +223,14 @@ class Method(ABC):
         return attachment
 
     def _match_again(self, optimizer: Optimizer, attachment: Attachment) -> None:
-        check_not_replaced(self.name, self.model, self.parameters)
+        self._check_not_replaced(optimizer)
         found = self._match(optimizer)
         self._check_kinds(found.names)
         attachment.names, attachment.groups, attachment.held = found.names, found.groups, found.held
-        attachment.frozen = warn_of_unknown(self.name, self.model, self._known, optimizer)
+        attachment.frozen = warn_of_unknown(self.name, self.model, self._known, optimizer, self._told)
+
+    def _check_not_replaced(self, optimizer: Optimizer) -> None:
+        check_not_replaced(self.name, self.model, self.parameters, None if self.joint else optimizer)
 
     def _check_kinds(self, names: Sequence[str]) -> None:
         for name in names if self.fixed else ():

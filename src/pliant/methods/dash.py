@@ -139,10 +139,12 @@ class DASH(Reinitializer):
         for inputs, targets in batches:
             size = _count_examples(inputs, targets)
             with torch.enable_grad():
-                example = (inputs,) if isinstance(inputs, list) else inputs  # a loader makes lists of what was a pair
+                # Anything else is one argument: the list that a loader makes of a pair, a batch of graphs.
+                example = inputs if isinstance(inputs, Tensor | tuple | Mapping) else (inputs,)
                 loss = loss_fn(call_with(self.model, example), targets)
-                gradients = torch.autograd.grad(loss, list(free.values()), allow_unused=True)
-            for name, gradient in zip(free, gradients, strict=True):
+                reached = free.values() if loss.requires_grad else ()
+                gradients = torch.autograd.grad(loss, list(reached), allow_unused=True) if reached else ()
+            for name, gradient in zip(free if gradients else (), gradients, strict=True):
                 if gradient is not None:
                     scaled = widen(gradient) * size
                     total[name] = total[name] + scaled if name in total else scaled

@@ -25,7 +25,7 @@ from pliant.graph.matrices import Matrix, Packed, find_computed, find_matrices
 from pliant.methods.base import Batches, Filter, LossFunction, Reinitializer
 from pliant.methods.orthogonal import Iteration, Polynomial, Solver, check_solver, isometry_deviation, orthogonalise
 from pliant.methods.parameters import learnable_parameters
-from pliant.precision import wide_dtype
+from pliant.precision import wide_dtype, without_autocast
 from pliant.surgery import forget_state_, map_moments_, zero_moments_
 
 Layers = Literal["auto", "all", "qk"]
@@ -90,7 +90,8 @@ class FIRE(Reinitializer):
             )
         self.solver: Solver = "eigh" if optimizer_state == "rotate" and solver == "auto" else solver
         learnable_parameters(model)  # An error that names what a model lacks, before anything looks into it.
-        found = _choose(find_matrices(model, packed), layers)
+        self.skipped = find_computed(model)
+        found = _choose(find_matrices(model, packed), layers, self.skipped)
         chosen = {matrix.parameter for matrix in found}
         super().__init__(
             model,
@@ -98,8 +99,7 @@ class FIRE(Reinitializer):
             where=lambda name, p: name in chosen and (where is None or where(name, p)),
         )
         self.matrices = [matrix for matrix in found if matrix.parameter in self.parameters]
-        self.skipped = find_computed(model)
-        if self.skipped:
+        if self.skipped and where is None:
             warnings.warn(
                 f"fire leaves these layers alone, their weights are computed from others: {', '.join(self.skipped)}",
                 stacklevel=2,
@@ -107,7 +107,9 @@ class FIRE(Reinitializer):
         self._maps: dict[Matrix, Tensor] = {}
 
     def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
-        views = {matrix: matrix.view(self.parameters[matrix.parameter].detach()) for matrix in self.matrices}
+        free = self._free()
+        acted_on = [matrix for matrix in self.matrices if matrix.parameter in free]
+        views = {matrix: matrix.view(free[matrix.parameter].detach()) for matrix in acted_on}
         _check_finite(views)
         deviation: dict[str, float] = {}
         error: dict[str, float] = {}
@@ -139,10 +141,10 @@ class FIRE(Reinitializer):
 
     def _check_state(self, optimizers: Sequence[Optimizer]) -> None:
         if self.optimizer_state == "rotate":
-            for parameter in self.parameters.values():
+            for parameter in self._free().values():
                 map_moments_(optimizers, parameter, lambda moment, power: None)
         elif self.optimizer_state == "reset":
-            for name, parameter in self.parameters.items():
+            for name, parameter in self._free().items():
                 if not self._is_whole(name):
                     zero_moments_(optimizers, parameter, torch.zeros((), dtype=torch.bool, device=parameter.device))
 
@@ -162,7 +164,7 @@ class FIRE(Reinitializer):
             )
             return {"optimizer_tensors_rotated": rotated}
         reset = 0
-        for name, parameter in self.parameters.items():
+        for name, parameter in self._free().items():
             if self._is_whole(name):
                 reset += forget_state_(optimizers, [parameter])
             else:
@@ -182,13 +184,14 @@ class _Rotation:
     matrix: Matrix
     new_from_old: Tensor
 
+    @without_autocast
     def __call__(self, moment: Tensor, power: int) -> None:
         view = self.matrix.view(moment)
         old, factor = view.to(self.new_from_old.dtype), self.new_from_old**power
         view.copy_(factor @ old if view.shape[-2] < view.shape[-1] else old @ factor)
 
 
-def _choose(found: list[Matrix], layers: Layers) -> list[Matrix]:
+def _choose(found: list[Matrix], layers: Layers, computed: Sequence[str]) -> list[Matrix]:
     projections = [matrix for matrix in found if matrix.role in ("q", "k")]
     if layers == "qk" and not projections:
         raise ValueError(
@@ -196,7 +199,8 @@ def _choose(found: list[Matrix], layers: Layers) -> list[Matrix]:
         )
     if layers == "all" or not projections:
         if not found:
-            raise ValueError("model: it has no linear and no convolution layer for fire to act on")
+            why = f"; the weights of {', '.join(computed)} are computed from others" if computed else ""
+            raise ValueError(f"model: it has no linear and no convolution layer for fire to act on{why}")
         return found
     return projections
 

@@ -120,29 +120,24 @@ class HareTortoise(Rescaler):
         """How far hare and tortoise are apart, and how often the hare went back."""
         if not self.steps and not self.returns:
             return None
-        names, hare = self._hare(tuple(self.parameters))
-        gaps = [widen(p.detach()) - self.tortoise[name] for name, p in self.parameters.items()]
+        names, hare = self._hare(self._served())
+        gaps = [widen(self.parameters[name].detach()) - self.tortoise[name] for name in self._served()]
         distance = float(torch.stack([gap.norm().float() for gap in gaps]).norm())
         details = {"distance": distance, "returns": self.returns, "steps": sum(self.steps.values())}
         return Receipt(self.name, "average", len(names), sum(tensor.numel() for tensor in hare), details)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         attachment, found_inf = self._attachment(optimizer), found_inf_of(optimizer)
-        names = self._still_learnt(attachment.names)
-        self._follow(names, found_inf)
+        self._follow(attachment.names, found_inf)
         if self.every is None:
             self._count_step(attachment.counter)
         elif self._count_due_step(optimizer, attachment.counter, self.every):
-            self._go_back(names, found_inf)
+            self._go_back(attachment.names, found_inf)
 
     def _served(self) -> tuple[str, ...]:
         """Return the parameters that the attached optimizers hold, or all if there is none."""
         held = {name for attachment in self._attachments.values() for name in attachment.names}
-        return self._still_learnt([name for name in self.parameters if not held or name in held])
-
-    def _still_learnt(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Leave out what was frozen since the method was made."""
-        return tuple(name for name in names if self.parameters[name].requires_grad)
+        return tuple(name for name in self.parameters if not held or name in held)
 
     @torch.no_grad()
     def _follow(self, parameters: tuple[str, ...], found_inf: Tensor | None) -> None:
@@ -151,7 +146,10 @@ class HareTortoise(Rescaler):
 
     @torch.no_grad()
     def _go_back(self, parameters: tuple[str, ...], found_inf: Tensor | None) -> None:
-        names, hare = self._hare(parameters)
+        # What was frozen since stays as it is.
+        names, hare = self._hare(tuple(name for name in parameters if self.parameters[name].requires_grad))
+        if not names:
+            return
         slow = [self.tortoise[name] for name in names]
         if found_inf is not None:
             slow = [torch.where(found_inf == 0, old, new.to(old)) for old, new in zip(slow, hare, strict=True)]

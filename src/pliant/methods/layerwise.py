@@ -102,7 +102,8 @@ class Layerwise(Reinitializer):
         fresh = [name for block in self._members[kept:] for name in block]
         with seeded(self.seed, draw):
             bare = bare_modules(self.model, [name for block in self.blocks[kept:] for name in block])
-            redraw_(self.model, {name: self.parameters[name] for name in fresh}, self.init, bare)
+            free = self._free()
+            redraw_(self.model, {name: free[name] for name in fresh if name in free}, self.init, bare)
         return {"stage": self.stage, "blocks_kept": kept, "blocks_redrawn": len(self.blocks) - kept}
 
 

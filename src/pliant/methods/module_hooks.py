@@ -11,7 +11,7 @@ from torch import nn
 
 
 class _Thread(threading.local):
-    """What is set for one thread alone; a context variable would cut the graph of a compiled model in two."""
+    """What is set for one thread alone."""
 
     silent = False
 

@@ -35,14 +35,26 @@ def learnable_parameters(
     return chosen
 
 
-def check_not_replaced(method: str, model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+def check_not_replaced(
+    method: str, model: nn.Module, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer | None = None
+) -> None:
     """Raise a ValueError that names the first of a method's parameters that the model holds no longer.
 
     What is done to it would be done in vain, and in silence.
+
+    Args:
+        method: The method's name.
+        model: The model.
+        parameters: The parameters that the method acts on.
+        optimizer: If given, only what it trains matters: the parameter that is gone, or the one in its place.
     """
-    held = {id(parameter) for parameter in model.parameters()}
+    present = dict(model.named_parameters(remove_duplicate=False))
+    held = {id(parameter) for parameter in present.values()}
+    trained = None if optimizer is None else {id(p) for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in parameters.items():
-        if id(parameter) not in held:
+        if id(parameter) in held:
+            continue
+        if trained is None or trained & {id(parameter), id(present.get(name))}:
             raise ValueError(
                 f"model: parameter {name!r} was replaced since {method} was made (by a new module, or "
                 f"load_state_dict(assign=True)); make {method} anew"
@@ -50,7 +62,7 @@ def check_not_replaced(method: str, model: nn.Module, parameters: Mapping[str, n
 
 
 def warn_of_unknown(
-    method: str, model: nn.Module, known: Mapping[str, nn.Parameter], optimizer: Optimizer
+    method: str, model: nn.Module, known: Mapping[str, nn.Parameter], optimizer: Optimizer, told: set[str]
 ) -> list[nn.Parameter]:
     """Warn of parameters of the model that the optimizer trains, but that the method did not find when it was made.
 
@@ -59,6 +71,7 @@ def warn_of_unknown(
         model: The model.
         known: The parameters that could be learnt when the method was made.
         optimizer: The optimizer.
+        told: The names that were warned of already; those that are now join them.
 
     Returns:
         Those that the optimizer holds and the method does not know, but that are frozen: to be warned of when they are
@@ -66,8 +79,11 @@ def warn_of_unknown(
     """
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     ours = {id(p) for p in known.values()}
-    unknown = [(name, p) for name, p in model.named_parameters() if id(p) in held and id(p) not in ours]
+    # One that stands in the place of another that was known has been left out by the method's user, or is an error.
+    others = [(name, p) for name, p in model.named_parameters() if name not in known and id(p) not in ours]
+    unknown = [(name, p) for name, p in others if id(p) in held and name not in told]
     learnt = [name for name, p in unknown if p.requires_grad]
+    told.update(learnt)
     if learnt:
         warnings.warn(
             f"{method} does not act on {', '.join(learnt)}: frozen, or not there, when it was made", stacklevel=4

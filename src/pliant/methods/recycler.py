@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pliant.graph.units import Reader, Slices, UnitGroup
@@ -135,6 +135,7 @@ class Recycler(Method):
     """
 
     kind: ClassVar[Kind] = "recycler"
+    joint: ClassVar[bool] = True
 
     def __init__(self, model: nn.Module, example: Any, *, where: Filter | None = None) -> None:
         super().__init__(model)
@@ -341,7 +342,8 @@ class Recycler(Method):
             )
         self._stepped = frozenset(names)
         self._act([group for group in groups if group.name in seen], seen, step)
-        if self._chosen is not None and not self._looked_for_unheld:
+        renewed = self._chosen is not None and any(chosen.any() for chosen in self._chosen.values())
+        if not self._looked_for_unheld and renewed:
             # Not before the first renewal, since optimizers may be attached one by one.
             self._looked_for_unheld = True
             unheld = self._unheld()
@@ -369,10 +371,11 @@ class Recycler(Method):
         for optimizer in optimizers:
             if optimizer in self._checked or not optimizer.state:
                 continue
-            for group in self.groups.values():
-                for slices in _parts(group):
-                    tensor = self._tensor(slices.tensor)
-                    zero_moments_([optimizer], tensor, torch.zeros((), dtype=torch.bool, device=tensor.device))
+            tensors = [self._tensor(slices.tensor) for group in self.groups.values() for slices in _parts(group)]
+            if isinstance(optimizer, LBFGS):  # it keeps what it knows of all parameters under its first
+                tensors += optimizer.state
+            for tensor in tensors:
+                zero_moments_([optimizer], tensor, torch.zeros((), dtype=torch.bool, device=tensor.device))
             self._checked.add(optimizer)
 
     def _see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -401,6 +404,8 @@ class Recycler(Method):
 def sum_except(values: Tensor, dim: int) -> Tensor:
     """Return Σ over all dimensions but one, in float32 at least."""
     dtype = wide_dtype(values.dtype)
+    if values.ndim == 1:  # one example without a dimension for examples; a sum over no dimension would be over all
+        return values.to(dtype)
     if dim == 1 and values.ndim > 2 and values.is_contiguous() and values.shape[2:].numel() < _FEW:
         # The places of a kernel are too few for a fast inner loop, all that comes after the first dimension is not.
         return values.sum(0, dtype=dtype).flatten(1).sum(1)

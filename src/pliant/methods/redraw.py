@@ -45,6 +45,9 @@ def check_redrawable(model: nn.Module, init: Init | None, parameters: Iterable[s
             )
     if whole:
         _copy(model, type(model).__name__)
+    elif init is not None:
+        for path in dict.fromkeys(name.rpartition(".")[0] for name in parameters):
+            _copy(model.get_submodule(path), repr(path or type(model).__name__))
 
 
 @contextmanager

@@ -56,18 +56,24 @@ class Shrink(Reinitializer):
         free = [block for block in everything if model.get_parameter(block.name).requires_grad]
         owners = [block.name for block in (plan.wishes if proportional else free)]
         chosen = [where is None or where(name, model.get_parameter(name)) for name in owners]
-        wish = torch.tensor([math.log1p(-lam) if one else 0.0 for one in chosen], dtype=torch.float64)
-        self._proportional = proportional
-        self._log_factors = plan.matrix @ wish if proportional else wish
-        self._written = BlockTensors(model, plan.targets if proportional else free)
+        self._wish = torch.tensor([math.log1p(-lam) if one else 0.0 for one in chosen], dtype=torch.float64)
+        self._matrix = plan.matrix if proportional else torch.eye(len(free), dtype=torch.float64)
+        targets = plan.targets if proportional else free
+        self._written = BlockTensors(model, targets)
+        own = dict(model.named_parameters(remove_duplicate=False))
+        self._wished = [own[name] for name in owners]
+        self._targets = {row: block for row, block in enumerate(targets) if block.name in own}  # no statistics
 
     def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
-        for name, parameter in self.parameters.items():
-            if self._proportional and not parameter.requires_grad:
+        # A weight that was frozen since is not shrunk.
+        wish = self._wish * torch.tensor([weight.requires_grad for weight in self._wished])
+        log_factors = self._matrix @ wish
+        for row, block in self._targets.items():
+            if log_factors[row] and not self.model.get_parameter(block.name).requires_grad:
                 raise ValueError(
-                    f"model: parameter {name!r} was frozen since shrink was made, but must follow the others; make "
-                    "shrink anew"
+                    f"model: {str(block)!r} was frozen since shrink was made, but must follow the weights that shrink; "
+                    "make shrink anew"
                 )
-        for tensor, factor in zip(self._written.get(), self._log_factors.exp().tolist(), strict=True):
+        for tensor, factor in zip(self._written.get(), log_factors.exp().tolist(), strict=True):
             tensor.mul_(factor)
         return {}

@@ -72,6 +72,7 @@ class SWR(Rescaler):
     name = "swr"
     saved: ClassVar[tuple[str, ...]] = ("initial_norms", "base_lr", "last_lr", "declines")
     fixed: ClassVar[bool] = True
+    joint: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -214,9 +215,10 @@ class SWR(Rescaler):
             "norm_growth": dict(zip(self._names, growth.tolist(), strict=True)),
             "steps": sum(self.steps.values()),
         }
-        if self.drifts and self._scales is not None:
+        if self.drifts and self._scales is not None and all(p.requires_grad for _, p in self._targets):
             details["drift"] = self.measure_drift()
-        written = self._written.get()
+        places = {place for pull in self._pulls.values() for place in pull.places}
+        written = [tensor for place, tensor in enumerate(self._written.get()) if place in places]
         return Receipt(self.name, "rescale", len(written), sum(t.numel() for t in written), details)
 
     @property
@@ -274,7 +276,7 @@ class SWR(Rescaler):
         if fell.any():
             self._reset_initial_norms(fell)
         # A smooth decline falls to half from one step to the next too, when it comes close to zero.
-        self.declines |= (rates < self.last_lr) & ~fell
+        self.declines |= (rates < self.last_lr * (1 - 1e-6)) & ~fell  # and not by rounding alone
         self.declines &= ~(rates > self.last_lr)
         self.last_lr = torch.where(rates.isnan(), self.last_lr, rates)
 
@@ -307,7 +309,7 @@ class SWR(Rescaler):
         for row in set(frozen).intersection(written_rows(self.plan.matrix, lam)[0]):
             raise ValueError(
                 f"model: {str(self.plan.targets[row])!r} was frozen since swr was made, but must follow the weights "
-                "that are pulled; make swr anew"
+                "that are pulled; unfreeze it, or make swr anew and copy `initial_norms` over"
             )
         kind = HostPull if lam.device.type == "cpu" else DevicePull
         return self._pulls.setdefault((names, frozen), kind(self.initial_norms, lam, self.plan.matrix))

@@ -19,27 +19,29 @@ from pliant.checking import check_number
 from pliant.graph.layers import eval_mode
 from pliant.graph.matrices import is_linear
 from pliant.methods.base import Filter, Receipt, Rescaler
+from pliant.methods.parameters import learnable_parameters
 from pliant.methods.roles import role_of
 
 
-def initial_bound(model: nn.Module, name: str) -> float | None:
-    """Return b = 1/√fan_in of a weight, or of the weight that a bias belongs to; None for a parameter without one.
+def initial_bounds(model: nn.Module) -> dict[str, float]:
+    """Return b = 1/√fan_in of every weight, and of the biases that belong to it, by name.
 
-    One that is tied has the bound of the first of its modules that gives it one: an output layer's, not an embedding's.
+    Norm layers and embeddings have none. A weight that is tied has the bound of the first of its modules that gives it
+    one: an output layer's, not an embedding's.
 
     Args:
-        model: The model that holds the parameter.
-        name: Its name in the model.
+        model: The model.
 
     Example:
-        >>> model = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3))
-        >>> [initial_bound(model, name) for name, _ in model.named_parameters()]
-        [0.5, 0.5, None, None]
+        >>> initial_bounds(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)))
+        {'0.weight': 0.5, '0.bias': 0.5}
     """
-    parameter = model.get_parameter(name)
-    names = [other for other, p in model.named_parameters(remove_duplicate=False) if p is parameter]
-    bounds = (_bound(model, *other.rpartition(".")[::2]) for other in names)
-    return next((bound for bound in bounds if bound is not None), None)
+    found: dict[int, float] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        bound = None if id(parameter) in found else _bound(model, *name.rpartition(".")[::2])
+        if bound is not None:
+            found[id(parameter)] = bound
+    return {name: found[id(parameter)] for name, parameter in model.named_parameters() if id(parameter) in found}
 
 
 def _bound(model: nn.Module, path: str, leaf: str) -> float | None:
@@ -80,13 +82,11 @@ class WeightClipping(Rescaler):
     name = "weight_clipping"
 
     def __init__(self, model: nn.Module, *, kappa: float = 2.0, where: Filter | None = None) -> None:
-        def has_bound(name: str, parameter: nn.Parameter) -> bool:
-            return initial_bound(model, name) is not None and (where is None or where(name, parameter))
-
-        super().__init__(model, where=has_bound)
+        learnable_parameters(model)  # An error that names what a model lacks, before anything looks into it.
+        bounds = initial_bounds(model)
+        super().__init__(model, where=lambda name, p: name in bounds and (where is None or where(name, p)))
         self.kappa = check_number("kappa", kappa)
-        bounds = {name: initial_bound(model, name) for name in self.parameters}
-        self.bounds = {name: self.kappa * bound for name, bound in bounds.items() if bound is not None}
+        self.bounds = {name: self.kappa * bounds[name] for name in self.parameters}
 
     def step(self) -> None:
         """Clamp once, all weights and biases."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,38 +104,45 @@ def options(name: str) -> dict[str, Any]:
     return keyword_options(info(name).build) | info(name).preset
 
 
-def create(
-    name: str,
-    shape: tuple[int, ...] | None = None,
-    classes: int | None = None,
-    *,
-    seed: int = 0,
-    **settings: Any,
-) -> nn.Module:
+def create(name: str, shape: tuple[int, ...], classes: int, *, seed: int = 0, **settings: Any) -> nn.Module:
     """Make a network whose initial weights depend on the seed alone; the global generators stay as they were.
 
     Args:
         name: One of `names()`, or `module:function` or `file.py:function` for a builder of one's own, which takes the
             shape and the number of classes, or neither.
-        shape: Shape of one input; only a builder of one's own can do without.
-        classes: Number of outputs; likewise.
+        shape: Shape of one input.
+        classes: Number of outputs.
         seed: Decides the initial weights.
         settings: The builder's own options.
 
     Returns:
         The network.
     """
-    arguments: tuple[Any, ...] = ()
-    if shape is not None and classes is not None:
-        arguments = (shape, check_positive_int("classes", classes))
+    arguments = (shape, check_positive_int("classes", classes))
     if ":" in name:
-        build: Builder = import_object(name)
-        arguments = _arguments_of(name, build, arguments, settings)
-    else:
-        if not arguments:
-            raise ValueError(f"model {name!r} needs the shape of its inputs and the number of classes")
-        check_names(f"model {name!r}", settings, options(name))
-        build, settings = info(name).build, info(name).preset | settings
+        return create_own(name, arguments, settings, seed)
+    check_names(f"model {name!r}", settings, options(name))
+    return _build(name, info(name).build, arguments, info(name).preset | settings, seed)
+
+
+def create_own(name: str, arguments: tuple[Any, ...], settings: Mapping[str, Any], seed: int = 0) -> nn.Module:
+    """Make a network by a builder of one's own, whatever its arguments are called.
+
+    Args:
+        name: `module:function` or `file.py:function`.
+        arguments: The shape of one input and the number of classes, for a builder that takes them; empty if they are
+            not known.
+        settings: The builder's own options.
+        seed: Decides the initial weights.
+
+    Returns:
+        The network.
+    """
+    build: Builder = import_object(name)
+    return _build(name, build, _arguments_of(name, build, arguments, settings), settings, seed)
+
+
+def _build(name: str, build: Builder, arguments: tuple[Any, ...], settings: Mapping[str, Any], seed: int) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed("model", seed))
         model = build(*arguments, **settings)
@@ -144,7 +151,7 @@ def create(
     return model
 
 
-def _arguments_of(name: str, build: Builder, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+def _arguments_of(name: str, build: Builder, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the arguments that somebody's own builder takes: these, or none."""
     signature = inspect.signature(build)
     for chosen in (arguments, ()):
