@@ -141,8 +141,14 @@ def test_a_target_network_may_be_replaced() -> None:
     agent = nn.ModuleDict({"online": zoo.build("mlp"), "target": zoo.build("mlp")})
     method = L2Init(agent, lam=0.1).attach(SGD(agent["online"].parameters(), lr=0.1))
     agent["target"] = copy.deepcopy(agent["online"])
+    before = snapshot(agent["target"])
     method.detach()
-    method.attach(SGD(agent["online"].parameters(), lr=0.1))
+    optimizer = SGD(agent["online"].parameters(), lr=0.1)
+    method.attach(optimizer)
+    train(agent["online"], optimizer, "mlp", range(2))
+    assert method.receipt is not None
+    assert method.receipt.details["steps"] == 2
+    assert_same(snapshot(agent["target"]), before)
 
 
 @pytest.mark.filterwarnings("error")
@@ -155,6 +161,8 @@ def test_a_head_that_is_left_out_may_be_new_at_every_task() -> None:
         method.attach(optimizer)
         train(model, optimizer, "mlp", [task])
         method.detach()
+    assert method.receipt is not None
+    assert method.receipt.details["steps"] == 2
 
 
 def test_shrink_leaves_out_what_was_frozen_at_the_beginning() -> None:

@@ -70,13 +70,19 @@ def test_no_optimizer_steps_with_the_gradient_of_a_unit_that_is_gone(name: str, 
     assert not model[0].bias[units["0"]].any()
 
 
-def test_only_gradients_that_are_still_to_be_used_are_cleared() -> None:
-    """Those that were used are left to whoever logs them after the step."""
+def with_two_optimizers() -> tuple[nn.Module, Any, Adam, Adam]:
+    """Return a network after a backward pass, ReDo, and the optimizers of its body and its head."""
     model = zoo.build("mlp")
     x, y = zoo.batch("mlp")
     body, head = Adam(model[:4].parameters(), lr=1e-2), Adam(model[4].parameters(), lr=1e-2)
     redo = make("redo", model).attach(body, head)
     cross_entropy(model(x), y).backward()
+    return model, redo, body, head
+
+
+def test_only_gradients_that_are_still_to_be_used_are_cleared() -> None:
+    """Those that were used are left to whoever logs them after the step."""
+    model, redo, body, _ = with_two_optimizers()
     before = {name: p.grad.clone() for name, p in model.named_parameters()}
     body.step()
     units = redo.receipt.details["units"]["2"]
@@ -87,11 +93,7 @@ def test_only_gradients_that_are_still_to_be_used_are_cleared() -> None:
 
 
 def test_an_optimizer_without_units_leaves_the_receipt() -> None:
-    model = zoo.build("mlp")
-    x, y = zoo.batch("mlp")
-    body, head = Adam(model[:4].parameters(), lr=1e-2), Adam(model[4].parameters(), lr=1e-2)
-    redo = make("redo", model).attach(body, head)
-    cross_entropy(model(x), y).backward()
+    _, redo, body, head = with_two_optimizers()
     body.step()
     receipt = redo.receipt
     assert receipt.entries > 0

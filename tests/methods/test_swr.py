@@ -268,12 +268,16 @@ def test_what_no_optimizer_moved_is_not_written(kind: type, monkeypatch: pytest.
     x, y = zoo.batch("mlp")
     model = Both()
     first, second = SGD(actor.parameters(), lr=0.1), SGD(critic.parameters(), lr=0.1)
-    SWR(model, x, lam=0.1).attach(first, second)
+    swr = SWR(model, x, lam=0.1).attach(first, second)
     policy, value = model(x)
     cross_entropy(policy, y).backward()
+    versions = [parameter._version for parameter in critic.parameters()]
     first.step()
+    assert [parameter._version for parameter in critic.parameters()] == versions
     cross_entropy(value, y).backward()
     second.step()
+    assert swr.receipt is not None
+    assert swr.receipt.tensors == 6
 
 
 def test_half_precision_norms_are_accumulated_in_float32() -> None:

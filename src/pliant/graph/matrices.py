@@ -107,8 +107,7 @@ def find_computed(model: nn.Module) -> list[str]:
     computed = []
     for path, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention | _ConvNd) or is_linear(module):
-            # Looked at by its flag: to read a weight that a spectral norm computes is a step of its training.
-            leaves = [] if _is_parametrized(module) else [leaf for leaf, _ in _roles(module, path, None, None)]
+            leaves = (leaf for leaf, _ in _roles(module, path, None, None))
             if _is_parametrized(module) or any(id(getattr(module, leaf)) not in own for leaf in leaves):
                 computed.append(path)
     return computed

@@ -88,6 +88,11 @@ class BlockTensors:
             if block.start is not None:
                 self._slices.append((i, block))
 
+    def parameters(self) -> list[tuple[int, nn.Parameter]]:
+        """Return the parameters among them, or those that hold them, each with its place; the others are buffers."""
+        whole = [holder[leaf] for holder, leaf in self._places]
+        return [(place, tensor) for place, tensor in enumerate(whole) if isinstance(tensor, nn.Parameter)]
+
     def get(self) -> list[Tensor]:
         """Return the tensors, or views of them, as the model holds them now."""
         tensors = [holder[leaf] for holder, leaf in self._places]

@@ -142,9 +142,9 @@ class DASH(Reinitializer):
                 # Anything else is one argument: the list that a loader makes of a pair, a batch of graphs.
                 example = inputs if isinstance(inputs, Tensor | tuple | Mapping) else (inputs,)
                 loss = loss_fn(call_with(self.model, example), targets)
-                reached = free.values() if loss.requires_grad else ()
-                gradients = torch.autograd.grad(loss, list(reached), allow_unused=True) if reached else ()
-            for name, gradient in zip(free if gradients else (), gradients, strict=True):
+                sought = free if loss.requires_grad else {}
+                gradients = torch.autograd.grad(loss, list(sought.values()), allow_unused=True) if sought else ()
+            for name, gradient in zip(sought, gradients, strict=True):
                 if gradient is not None:
                     scaled = widen(gradient) * size
                     total[name] = total[name] + scaled if name in total else scaled

@@ -1,7 +1,7 @@
 """The parameters of a model that a method acts on, and whether they are still the model's."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
@@ -58,6 +58,21 @@ def check_not_replaced(
             raise ValueError(
                 f"model: parameter {name!r} was replaced since {method} was made (by a new module, or "
                 f"load_state_dict(assign=True)); make {method} anew"
+            )
+
+
+def check_not_frozen(method: str, followers: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Raise a ValueError that names the first that was frozen since, of what must follow the weights that are scaled.
+
+    Args:
+        method: The method's name.
+        followers: The parameters, each with the name of the part of it that follows.
+    """
+    for name, parameter in followers:
+        if not parameter.requires_grad:
+            raise ValueError(
+                f"model: {name!r} was frozen since {method} was made, but must follow the weights that are scaled; "
+                f"unfreeze it, or make {method} anew (and copy what it remembers, such as `initial_norms`)"
             )
 
 

@@ -35,7 +35,7 @@ def written_rows(matrix: Tensor, lam: Tensor) -> tuple[list[int], Tensor]:
 
     Args:
         matrix: From log c of the weights to the log-factors of all that could be written.
-        lam: λ of each weight.
+        lam: λ of each weight, or whatever is above zero for those that are pulled.
 
     Example:
         >>> written_rows(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), torch.tensor([0.0, 0.1]))[0]
@@ -56,7 +56,7 @@ class DevicePull:
 
     def __init__(self, initial_norms: Tensor, lam: Tensor, matrix: Tensor) -> None:
         self._initial_norms, self._lam = initial_norms, lam
-        self.places, rows = written_rows(matrix, lam)
+        self._places, rows = written_rows(matrix, lam)
         self._matrix = rows.to(lam)
 
     def __call__(
@@ -74,10 +74,10 @@ class DevicePull:
         log_c = log_factors(torch.stack(list(norms)), self._initial_norms, lam)
         if found_inf is not None:
             log_c = torch.where(found_inf == 0, log_c, 0)
-        if self.places:
+        if self._places:
             # Not `mv`, which autocast would compute in half precision.
             factors = (self._matrix * log_c).sum(1).exp_()
-            torch._foreach_mul_([written[place] for place in self.places], factors.unbind())
+            torch._foreach_mul_([written[place] for place in self._places], factors.unbind())
         return log_c
 
 
@@ -86,7 +86,7 @@ class HostPull:
 
     def __init__(self, initial_norms: Tensor, lam: Tensor, matrix: Tensor) -> None:
         self._weights = list(zip(initial_norms.tolist(), lam.tolist(), strict=True))
-        self.places, rows = written_rows(matrix, lam)
+        self._places, rows = written_rows(matrix, lam)
         self._rows = [[(j, entry) for j, entry in enumerate(row) if entry] for row in rows.tolist()]
 
     def __call__(
@@ -106,5 +106,5 @@ class HostPull:
             log_c.append(math.log1p(change) if change > -1.0 else math.log(initial_norm / norm))
         if self._rows:
             factors = [math.exp(sum([entry * log_c[j] for j, entry in row])) for row in self._rows]
-            torch._foreach_mul_([written[place] for place in self.places], factors)
+            torch._foreach_mul_([written[place] for place in self._places], factors)
         return log_c

@@ -16,6 +16,7 @@ from pliant.checking import check_number
 from pliant.graph.analysis import analyse
 from pliant.graph.plan import BlockTensors
 from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
+from pliant.methods.parameters import check_not_frozen
 
 
 class Shrink(Reinitializer):
@@ -60,20 +61,15 @@ class Shrink(Reinitializer):
         self._matrix = plan.matrix if proportional else torch.eye(len(free), dtype=torch.float64)
         targets = plan.targets if proportional else free
         self._written = BlockTensors(model, targets)
-        own = dict(model.named_parameters(remove_duplicate=False))
-        self._wished = [own[name] for name in owners]
-        self._targets = {row: block for row, block in enumerate(targets) if block.name in own}  # no statistics
+        self._wished = [model.get_parameter(name) for name in owners]
+        self._blocks = targets
 
     def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
         # A weight that was frozen since is not shrunk.
         wish = self._wish * torch.tensor([weight.requires_grad for weight in self._wished])
         log_factors = self._matrix @ wish
-        for row, block in self._targets.items():
-            if log_factors[row] and not self.model.get_parameter(block.name).requires_grad:
-                raise ValueError(
-                    f"model: {str(block)!r} was frozen since shrink was made, but must follow the weights that shrink; "
-                    "make shrink anew"
-                )
+        followers = [(str(self._blocks[row]), p) for row, p in self._written.parameters() if log_factors[row]]
+        check_not_frozen(self.name, followers)
         for tensor, factor in zip(self._written.get(), log_factors.exp().tolist(), strict=True):
             tensor.mul_(factor)
         return {}

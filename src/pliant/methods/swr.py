@@ -30,6 +30,7 @@ from pliant.graph.plan import BlockTensors
 from pliant.methods.attachment import Attachment, found_inf_of
 from pliant.methods.base import Filter, Receipt, Rescaler
 from pliant.methods.naming import check_modules
+from pliant.methods.parameters import check_not_frozen
 from pliant.methods.pull import DevicePull, HostPull, written_rows
 from pliant.methods.strengths import Strength, resolve_strengths
 
@@ -121,9 +122,7 @@ class SWR(Rescaler):
         self._names = [str(block) for block in self.plan.wishes]
         self._wished = BlockTensors(model, self.plan.wishes)
         self._written = BlockTensors(model, self.plan.targets)
-        own = dict(model.named_parameters(remove_duplicate=False))
-        names = [block.name for block in self.plan.targets]
-        self._targets = [(row, own[name]) for row, name in enumerate(names) if name in own]  # the others are statistics
+        self._targets = self._written.parameters()
         self._pulls: dict[tuple[tuple[str, ...], tuple[int, ...]], DevicePull | HostPull] = {}
         self._dtype = torch.float32
         for tensor in self._wished.get():
@@ -217,8 +216,9 @@ class SWR(Rescaler):
         }
         if self.drifts and self._scales is not None and all(p.requires_grad for _, p in self._targets):
             details["drift"] = self.measure_drift()
-        places = {place for pull in self._pulls.values() for place in pull.places}
-        written = [tensor for place, tensor in enumerate(self._written.get()) if place in places]
+        places, _ = written_rows(self.plan.matrix, _as_tensor(self._last).abs())
+        tensors = self._written.get()
+        written = [tensors[place] for place in places]
         return Receipt(self.name, "rescale", len(written), sum(t.numel() for t in written), details)
 
     @property
@@ -306,11 +306,8 @@ class SWR(Rescaler):
         held = set(names)
         free = [owner in held and self.parameters[owner].requires_grad for owner in self._owners]
         lam = self.lam * self.lam.new_tensor(free) * (self.initial_norms > 0)
-        for row in set(frozen).intersection(written_rows(self.plan.matrix, lam)[0]):
-            raise ValueError(
-                f"model: {str(self.plan.targets[row])!r} was frozen since swr was made, but must follow the weights "
-                "that are pulled; unfreeze it, or make swr anew and copy `initial_norms` over"
-            )
+        rows = written_rows(self.plan.matrix, lam)[0]
+        check_not_frozen(self.name, [(str(self.plan.targets[row]), p) for row, p in self._targets if row in rows])
         kind = HostPull if lam.device.type == "cpu" else DevicePull
         return self._pulls.setdefault((names, frozen), kind(self.initial_norms, lam, self.plan.matrix))
 
