@@ -12,6 +12,7 @@ from pliant.experiments.engines import RayEngine
 from pliant.experiments.run import execute
 from pliant.experiments.schedule import run_all
 from pliant.experiments.store import RunFolder, load_runs
+from pliant.files import BusyError, exclusive
 from tests.experiments.helpers import outputs, small
 from tests.experiments.test_schedule import Notebook, write_network
 
@@ -35,29 +36,62 @@ def engine(cluster: Cluster) -> Iterator[RayEngine]:
     engine.close()
 
 
+def write_waiting_network(folder: Path) -> Part:
+    """A network that stops in the middle of its run until there is a file "go", or for two minutes."""
+    (folder / "own.py").write_text(
+        "import os, time\n"
+        "from pathlib import Path\n"
+        "from torch import nn\n"
+        f"FOLDER = Path({str(folder)!r})\n"
+        "class Waiting(nn.Flatten):\n"
+        "    calls = 0\n"
+        "    def forward(self, x):\n"
+        "        self.calls += 1\n"
+        "        if self.calls == 50:\n"
+        "            (FOLDER / f'{os.getpid()}.waits').touch()\n"
+        "            until = time.monotonic() + 120\n"
+        "            while not (FOLDER / 'go').exists() and time.monotonic() < until:\n"
+        "                time.sleep(0.05)\n"
+        "        return super().forward(x)\n"
+        "def build(shape, classes):\n"
+        "    return nn.Sequential(Waiting(), nn.Linear(64, classes))\n"
+    )
+    return Part(f"{folder / 'own.py'}:build")
+
+
+def is_free(root: Path, config: RunConfig) -> bool:
+    """Whether no process holds a run that was begun."""
+    try:
+        with exclusive(root / "runs" / config.id / "lock"):
+            return True
+    except BusyError:
+        return False
+
+
 def test_a_node_that_dies_takes_no_run_with_it(tmp_path: Path, cluster: Cluster, engine: RayEngine) -> None:
     nodes = [cluster.add_node(num_cpus=1, object_store_memory=80_000_000) for _ in range(2)]
     cluster.wait_for_nodes()
     assert engine.capacity() == 4
-    long = {"stream": Part("label_flip", {"tasks": 30, "epochs": 2})}
     failing = small(model=write_network(tmp_path / "bad.py", "raise RuntimeError('on every node')"))
-    configs = [small(seed=seed, **long) for seed in range(3)] + [failing]
+    configs = [small(seed=seed, model=write_waiting_network(tmp_path)) for seed in range(3)] + [failing]
     root = tmp_path / "ray"
 
     class Killer(Notebook):
-        """Kills the first node as soon as two runs have come some way."""
+        """Kills the first node when either node is in the middle of a run; lets the other go on once that one died."""
 
-        killed = False
+        under_way: tuple[RunConfig, ...] = ()
 
         def tick(self, active: Iterable[RunConfig]) -> None:
-            under_way = sum(len(RunFolder(root, config).records()) > 3 for config in active)
-            if not self.killed and under_way == 2:
+            if self.under_way:
+                if any(is_free(root, config) for config in self.under_way):
+                    (tmp_path / "go").touch()
+            elif len(list(tmp_path.glob("*.waits"))) == 2:
+                self.under_way = tuple(config for config in active if RunFolder(root, config).records())
                 cluster.remove_node(nodes[0], allow_graceful=False)
-                self.killed = True
 
     killer = Killer()
     statuses = run_all(configs, root, engine, killer, checkpoint_seconds=0)
-    assert killer.killed
+    assert len(killer.under_way) == 2
     assert [statuses[config.id] for config in configs] == ["finished"] * 3 + ["failed"]
     assert "RuntimeError: on every node" in killer.outcomes[failing.id].error
     starts = sum(event["event"] == "start" for run in load_runs(root) for event in run.events)
