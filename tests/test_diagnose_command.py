@@ -71,6 +71,15 @@ def test_a_checkpoint_gives_a_table_a_verdict_and_a_page(weights: Path, tmp_path
     assert total["value"] > 2 * total["reference"], "the fresh network is the reference"
 
 
+@pytest.mark.parametrize(("flags", "shown"), [((), True), (("--layers",), True), (("--no-layers",), False)])
+def test_layers_are_shown_as_asked_for(weights: Path, tmp_path: Path, flags: tuple[str, ...], shown: bool) -> None:
+    page_file = str(tmp_path / "page.html")
+    result = run(
+        str(weights), "--model", "mlp", "--data", "digits", "--measures", "weight_growth", *flags, "--html", page_file
+    )
+    assert ("\n3 " in result.output) is shown
+
+
 def test_references_and_safetensors(weights: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.safetensors"
     save_file({k: v / 3 for k, v in torch.load(weights, weights_only=True).items()}, other)

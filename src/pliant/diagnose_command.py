@@ -24,9 +24,15 @@ def diagnose_command(
     checkpoint: Annotated[
         Path, typer.Argument(help="Weights: a safetensors file, or a state dict that torch.save wrote.")
     ],
-    model: Annotated[str, typer.Option(help="The network: a name (`pliant list models`) or file.py:function.")],
+    model: Annotated[
+        str,
+        typer.Option(help="The network: a name (`pliant list models`), file.py:function or package.module:function."),
+    ],
     data: Annotated[
-        str | None, typer.Option(help="Data to measure on: a name (`pliant list data`), a folder, or file.py:function.")
+        str | None,
+        typer.Option(
+            help="Data to measure on: a name (`pliant list data`), a path, file.py:function or package.module:function."
+        ),
     ] = None,
     reference: Annotated[
         str, typer.Option(help="What to compare with: `fresh` (a new network), a checkpoint, or `none`.")
@@ -47,7 +53,10 @@ def diagnose_command(
         list[str] | None,
         typer.Option("--set", help="How data is loaded and the network built, e.g. data.size=32, model.width=8."),
     ] = None,
-    layers: Annotated[bool, typer.Option(help="Show every layer in the terminal.")] = False,
+    layers: Annotated[
+        bool | None,
+        typer.Option(help="Show every layer in the terminal; by default if they are few."),
+    ] = None,
     html: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("diagnosis.html"),
     parquet: Annotated[Path | None, typer.Option(help="Where to write the values as a table.")] = None,
 ) -> None:
@@ -70,7 +79,7 @@ def diagnose_command(
         batch = _examples(dataset, split, labels, samples, seed)
         _check_fit(network, batch, labelled, f"model {model!r}", f"data {data!r}")
     found = diagnose(network, batch, cross_entropy, other, measures=chosen)
-    typer.echo(found.show(layers=layers or None))
+    typer.echo(found.show(layers=layers))
     write_page(found, html, f"{checkpoint.name}: {model}" + (f" on {data}" if data is not None else ""))
     typer.echo(f"page: {html}")
     if parquet is not None:
