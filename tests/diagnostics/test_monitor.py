@@ -251,7 +251,16 @@ def test_budget_stretches_the_interval_and_is_kept(monkeypatch: pytest.MonkeyPat
     assert monitor.share <= 0.03
     assert len(monitor.records) >= 9
     assert f"every {monitor.interval} steps" in str(monitor)
-    assert f"{100 * monitor.share:.2g} % of the training time" in str(monitor)
+    assert str(monitor).endswith(f" s, {100 * monitor.share:.1f} % of the training time")
+
+
+def test_a_first_measurement_that_cost_more_than_the_budget_says_what_it_comes_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monitor = clocked(monkeypatch, measurement=60.0, step=1.0, steps=30, every=10, budget=0.03)
+    assert str(monitor).startswith("1 measurement in 30 steps, every ")
+    assert str(monitor).endswith(f"{100 * monitor.share:.1f} % of the training time so far, 3 % in the long run")
+    assert monitor.share > 1
 
 
 def test_pauses_between_steps_pay_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ def test_drift_of_an_approximated_activation_is_in_the_receipt() -> None:
         return nn.Sequential(nn.Linear(6, 20), activation, nn.Linear(20, 4)).double()
 
     kept = SWR(build(nn.GELU()), example, lam=1.0)
-    assert kept._names == ["2.weight"]  # in front of the gelu nothing may change
+    assert kept._block_names == ["2.weight"]  # in front of the gelu nothing may change
     assert max(kept.measure_drift().values()) < 1e-12
     model = build(nn.GELU())
     approximated = SWR(model, example, lam=1.0, approximate={"gelu"})
@@ -78,7 +79,7 @@ def test_drift_of_an_approximated_activation_is_in_the_receipt() -> None:
     approximated.step()
     assert approximated.receipt is not None
     assert approximated.receipt.details["drift"].keys() == drift.keys()
-    with pytest.raises(ValueError, match="only order='graph' has a graph"):
+    with pytest.raises(ValueError, match="only order='graph' with mode='exact' has a graph"):
         copy.deepcopy(approximated).explain()
     assert "gelu" in kept.explain()
 
@@ -403,16 +404,43 @@ def test_weight_used_by_two_layers_counts_at_each_use() -> None:
     torch.testing.assert_close(ratio, ratio.flatten()[:1].expand_as(ratio).contiguous(), rtol=1e-11, atol=0)
 
 
-def test_a_strength_that_is_assigned_counts() -> None:
-    model = zoo.build("mlp")
-    swr = SWR(model, zoo.batch("mlp")[0], lam=0.5)
-    swr.step()
+def zero_by_tensor(swr: SWR) -> None:
     swr.lam = torch.zeros_like(swr.lam)
+
+
+def zero_by_number(swr: SWR) -> None:
+    swr.lam = 0
+
+
+def zero_in_place(swr: SWR) -> None:
+    swr.lam.zero_()
+
+
+def present_norms_in_place(swr: SWR) -> None:
+    swr.initial_norms.copy_(swr._norms())
+
+
+@pytest.mark.parametrize("change", [zero_by_tensor, zero_by_number, zero_in_place, present_norms_in_place])
+@pytest.mark.parametrize("inference", [False, True])
+def test_what_is_assigned_or_changed_in_place_counts(change: Callable[[SWR], None], inference: bool) -> None:
+    model = zoo.build("mlp")
+    with torch.inference_mode(inference):
+        swr = SWR(model, zoo.batch("mlp")[0], lam=0.5)
+    swr.step()
     with torch.no_grad():
         model[0].weight.mul_(4)
     before = snapshot(model)
+    change(swr)
     swr.step()
     assert_same(snapshot(model), before)
+
+
+@pytest.mark.parametrize("lam", [1.5, -0.1, torch.tensor([0.5, 2.0, 0.5]), torch.nan])
+def test_a_strength_out_of_range_is_refused(lam: float | torch.Tensor) -> None:
+    swr = SWR(zoo.build("mlp"), zoo.batch("mlp")[0], lam=0.5)
+    with pytest.raises(ValueError, match=r"lam: .*; must be from 0 to 1"):
+        swr.lam = lam
+    assert swr.lam.tolist() == [0.5, 0.5, 0.5]
 
 
 def test_what_pulls_nothing_is_said() -> None:
@@ -429,6 +457,6 @@ def test_a_block_of_a_weight_has_a_strength_by_its_name() -> None:
     encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
     model = nn.Sequential(nn.Linear(4, 8), encoder, nn.Linear(8, 3))
     inputs = torch.zeros(1, 2, 4)
-    block = next(name for name in SWR(model, inputs)._names if "[" in name)
+    block = next(name for name in SWR(model, inputs)._block_names if "[" in name)
     swr = SWR(model, inputs, lam={block: 0.5})
-    assert swr.lam.tolist() == [0.5 * (name == block) for name in swr._names]
+    assert swr.lam.tolist() == [0.5 * (name == block) for name in swr._block_names]

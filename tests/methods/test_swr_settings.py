@@ -14,7 +14,7 @@ def test_strengths_by_pattern_filter_and_classifier() -> None:
 
     def strengths(**settings: object) -> dict[str, float]:
         swr = SWR(model, example, **settings)
-        return dict(zip(swr._names, swr.lam.tolist(), strict=True))
+        return dict(zip(swr._block_names, swr.lam.tolist(), strict=True))
 
     assert strengths(lam=0.1, lam_classifier=0.5) == {
         "0.weight": 0.1, "1.weight": 0.1, "4.weight": 0.1, "5.weight": 0.1, "9.weight": 0.5, "11.weight": 0.5,
@@ -46,7 +46,7 @@ def test_patterns_for_a_packed_weight_and_a_classifier_that_is_tied() -> None:
 
     def strengths(**settings: object) -> dict[str, float]:
         swr = SWR(model, example, **settings)
-        return dict(zip(swr._names, swr.lam.tolist(), strict=True))
+        return dict(zip(swr._block_names, swr.lam.tolist(), strict=True))
 
     names = ["tokens.weight", "qkv.weight[0:8]", "qkv.weight[8:16]", "qkv.weight[16:24]"]
     assert strengths(lam={"*.weight": 0.5}) == dict.fromkeys(names, 0.5)
@@ -96,3 +96,10 @@ def test_a_chain_is_of_weights_that_are_parameters() -> None:
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 2))
     with pytest.raises(ValueError, match="'0' computes its weight"):
         SWR(model, order=["0", "2"])
+
+
+@pytest.mark.parametrize("settings", [{"order": "forward"}, {"mode": "paper"}, {"order": ["0", "2", "4"]}])
+@pytest.mark.parametrize("meant_for_a_graph", [{"approximate": {"gelu"}}, {"on_conflict": "rescale"}])
+def test_settings_of_the_graph_mean_nothing_to_a_chain(settings: dict, meant_for_a_graph: dict) -> None:
+    with pytest.raises(ValueError, match="approximate, on_conflict: they are for order='graph' with mode='exact'"):
+        SWR(zoo.build("mlp"), zoo.batch("mlp")[0], **settings, **meant_for_a_graph)

@@ -15,7 +15,7 @@ from pliant.diagnostics.batches import Batch, LossFn, gather
 from pliant.diagnostics.diagnosis import Diagnosis, combine
 from pliant.diagnostics.probe import Probe, Statistics, batch_norms, batch_statistics, undisturbed
 from pliant.diagnostics.record import Measure
-from pliant.graph.layers import WEIGHT_LAYERS
+from pliant.graph.layers import WEIGHT_LAYERS, check_callable
 
 Found = dict[str, Mapping[str, float]]
 
@@ -142,6 +142,7 @@ def prepare(stack: ExitStack, model: nn.Module, batch: Batch | None, statistics:
     stack.enter_context(undisturbed(model))
     if batch is None:
         return None
+    check_callable(model)
     moved = batch.on(model)
     if moved.size > 1:
         stack.enter_context(batch_statistics(model, moved, norms))

@@ -22,6 +22,7 @@ from pliant.diagnostics.diagnosis import ScalarWriter, combine, write_table
 from pliant.diagnostics.differentiation import dense
 from pliant.diagnostics.probe import Probe, Statistics
 from pliant.diagnostics.record import Measure, Need
+from pliant.graph.layers import check_callable
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,8 @@ class Monitor:
         self.notes: dict[str, str] = {}
         self.step = 0
         self._samples = samples
+        if probe is not None:
+            check_callable(self.model)
         self._batch = gather(probe, samples) if probe is not None else None
         self.measures = self._choose(measures)
         self._last: int | None = None
@@ -208,10 +211,11 @@ class Monitor:
 
     def __str__(self) -> str:
         pace = f"every {self.interval} steps" if self.budget is not None else f"every {self.every} steps exactly"
-        lines = [
-            f"{len(self.records)} measurements in {self.step} steps, {pace}: {self._spent:.3g} s, "
-            f"{100 * self.share:.2g} % of the training time"
-        ]
+        taken = f"{len(self.records)} measurement{'s' * (len(self.records) != 1)}"
+        share = f"{100 * self.share:.1f} % of the training time"
+        if self.budget is not None and self.share > self.budget:
+            share += f" so far, {100 * self.budget:g} % in the long run"
+        lines = [f"{taken} in {self.step} steps, {pace}: {self._spent:.3g} s, {share}"]
         lines += [f"Skipped: {name}: {why}" for name, why in self.skipped.items()]
         return "\n".join([*lines, *(f"Note: {text}" for text in self.notes.values())])
 

@@ -35,7 +35,7 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from pliant.graph.layers import Example, split_example
+from pliant.graph.layers import Example, check_callable, split_example
 
 _TORCH = str(Path(torch.__file__).parent)
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s+(?P<code>.*)')
@@ -140,7 +140,9 @@ def export_graph(model: nn.Module, example: Example) -> ModelGraph:
 
     Raises:
         GraphError: The model cannot be exported.
+        ValueError: The model has no forward().
     """
+    check_callable(model)
     arguments, keywords = split_example(example)
     shell = _Shell(model)
     fast_path = torch.backends.mha.get_fastpath_enabled()

@@ -35,7 +35,7 @@ class Attachment:
         return cls(names, groups, tuple((group["params"], len(group["params"])) for group in optimizer.param_groups))
 
     def is_current(self, optimizer: Optimizer) -> bool:
-        """Say whether the optimizer holds the lists of parameters that it held, and what it held stays frozen."""
+        """Say whether the optimizer's lists of parameters are the same, and none that was frozen is learnt now."""
         groups = optimizer.param_groups
         if len(groups) != len(self.held):
             return False

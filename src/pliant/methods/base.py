@@ -7,7 +7,9 @@ A method hangs on the optimizer's own hooks, so it works in any training loop an
   not clipped (call `add_gradient_()` before clipping instead of attaching for the in-loss meaning), and a parameter
   whose `.grad` is None is skipped, as the optimizer itself skips it;
 - a `Rescaler` rewrites weights after the step;
-- a `Reinitializer` acts when its user says that the data is new: `apply()`.
+- a `Reinitializer` acts when its user says that the data is new: `apply()`;
+- a `Recycler` (recycler.py) renews single units after the step;
+- an `Architecture` (architecture.py) changes the model once, when it is made.
 
 Methods on one optimizer act in the order in which they were attached; all penalties act before the step, all
 rescalers after it.
@@ -86,7 +88,7 @@ class Method(ABC):
     kind: ClassVar[Kind]
     saved: ClassVar[tuple[str, ...]] = ()
     """The attributes that make up the state: tensors, dictionaries of tensors, plain numbers."""
-    fixed: ClassVar[bool] = False
+    pins_placement: ClassVar[bool] = False
     """Whether the parameters must keep the dtype and device that they had when the method was made."""
     joint: ClassVar[bool] = False
     """Whether parameters are acted on together, those that an optimizer does not hold included."""
@@ -102,7 +104,7 @@ class Method(ABC):
                     f"model: parameter {name!r} is complex; {self.name} is for real ones (where= may help)"
                 )
         self.steps: dict[str, int] = {}
-        self._kinds = {name: (p.dtype, p.device) for name, p in self.parameters.items()}
+        self._placements = {name: (p.dtype, p.device) for name, p in self.parameters.items()}
         self._known = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._told: set[str] = set()
         self._attachments: WeakKeyDictionary[Optimizer, Attachment] = WeakKeyDictionary()
@@ -137,7 +139,7 @@ class Method(ABC):
             self._check_not_replaced(optimizer)
         prepared = {optimizer: self._match(optimizer) for optimizer in optimizers}
         for optimizer, attachment in prepared.items():
-            self._check_kinds(attachment.names)
+            self._check_placement(attachment.names)
             attachment.frozen = warn_of_unknown(self.name, self.model, self._known, optimizer, self._told)
         for optimizer, attachment in prepared.items():
             attachment.counter = self._choose_counter(attachment.names)
@@ -225,16 +227,16 @@ class Method(ABC):
     def _match_again(self, optimizer: Optimizer, attachment: Attachment) -> None:
         self._check_not_replaced(optimizer)
         found = self._match(optimizer)
-        self._check_kinds(found.names)
+        self._check_placement(found.names)
         attachment.names, attachment.groups, attachment.held = found.names, found.groups, found.held
         attachment.frozen = warn_of_unknown(self.name, self.model, self._known, optimizer, self._told)
 
     def _check_not_replaced(self, optimizer: Optimizer) -> None:
         check_not_replaced(self.name, self.model, self.parameters, None if self.joint else optimizer)
 
-    def _check_kinds(self, names: Sequence[str]) -> None:
-        for name in names if self.fixed else ():
-            now, then = (self.parameters[name].dtype, self.parameters[name].device), self._kinds[name]
+    def _check_placement(self, names: Sequence[str]) -> None:
+        for name in names if self.pins_placement else ():
+            now, then = (self.parameters[name].dtype, self.parameters[name].device), self._placements[name]
             if now != then:
                 raise ValueError(
                     f"model: parameter {name!r} was {then[0]} on {then[1]} when {self.name} was made and is {now[0]} "

@@ -84,7 +84,7 @@ class ContinualBackprop(Recycler):
 
     name = "continual_backprop"
     saved: ClassVar[tuple[str, ...]] = ("renewals", "draws", "utilities", "means", "ages", "owed")
-    fixed: ClassVar[bool] = True
+    pins_placement: ClassVar[bool] = True
 
     def __init__(
         self,

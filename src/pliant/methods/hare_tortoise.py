@@ -67,7 +67,7 @@ class HareTortoise(Rescaler):
 
     name = "hare_tortoise"
     saved: ClassVar[tuple[str, ...]] = ("tortoise", "returns")
-    fixed: ClassVar[bool] = True
+    pins_placement: ClassVar[bool] = True
 
     def __init__(
         self, model: nn.Module, *, beta: float = 0.999, every: int | None = 1000, where: Filter | None = None

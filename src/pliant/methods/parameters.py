@@ -62,7 +62,7 @@ def check_not_replaced(
 
 
 def check_not_frozen(method: str, followers: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Raise a ValueError that names the first that was frozen since, of what must follow the weights that are scaled.
+    """Raise a ValueError if a parameter that must be scaled along with others was frozen since the method was made.
 
     Args:
         method: The method's name.

@@ -28,21 +28,21 @@ def log_factors(norms: Tensor, initial_norms: Tensor, lam: Tensor) -> Tensor:
     return torch.lerp(norms, initial_norms, lam).div_(norms).log_().nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def written_rows(matrix: Tensor, lam: Tensor) -> tuple[list[int], Tensor]:
-    """Return which rows of a plan follow a weight that is pulled, and these rows.
+def rows_that_follow(matrix: Tensor, pulled: Tensor) -> list[int]:
+    """Return which rows of a plan follow a weight that is pulled.
 
     What stays is not even multiplied by one: a graph that holds it would be spoilt.
 
     Args:
         matrix: From log c of the weights to the log-factors of all that could be written.
-        lam: λ of each weight, or whatever is above zero for those that are pulled.
+        pulled: Whether each weight is pulled.
 
     Example:
-        >>> written_rows(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), torch.tensor([0.0, 0.1]))[0]
+        >>> rows_that_follow(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), torch.tensor([False, True]))
         [1, 2]
     """
-    places = matrix[:, (lam > 0).cpu()].any(1).nonzero().flatten().tolist()
-    return places, matrix[places]
+    rows: list[int] = matrix[:, pulled.cpu()].any(1).nonzero().flatten().tolist()
+    return rows
 
 
 class DevicePull:
@@ -51,13 +51,14 @@ class DevicePull:
     Args:
         initial_norms: ‖W₀‖ of each weight.
         lam: λ of each weight.
-        matrix: From log c of the weights to the log-factors of all that is written.
+        matrix: From log c of the weights to the log-factors of all that could be written.
+        rows: The rows of it that are.
     """
 
-    def __init__(self, initial_norms: Tensor, lam: Tensor, matrix: Tensor) -> None:
+    def __init__(self, initial_norms: Tensor, lam: Tensor, matrix: Tensor, rows: Sequence[int]) -> None:
         self._initial_norms, self._lam = initial_norms, lam
-        self._places, rows = written_rows(matrix, lam)
-        self._matrix = rows.to(lam)
+        self._rows = rows
+        self._matrix = matrix[rows].to(lam)
 
     def __call__(
         self, norms: Sequence[Tensor], written: Sequence[Tensor], rates: Tensor | None, found_inf: Tensor | None
@@ -74,20 +75,24 @@ class DevicePull:
         log_c = log_factors(torch.stack(list(norms)), self._initial_norms, lam)
         if found_inf is not None:
             log_c = torch.where(found_inf == 0, log_c, 0)
-        if self._places:
+        if self._rows:
             # Not `mv`, which autocast would compute in half precision.
             factors = (self._matrix * log_c).sum(1).exp_()
-            torch._foreach_mul_([written[place] for place in self._places], factors.unbind())
+            torch._foreach_mul_([written[row] for row in self._rows], factors.unbind())
         return log_c
 
 
 class HostPull:
-    """Rescales weights on the host: `DevicePull` in Python's floats."""
+    """Rescales weights on the host: `DevicePull` in Python's floats, which are float64 whatever the weights are.
 
-    def __init__(self, initial_norms: Tensor, lam: Tensor, matrix: Tensor) -> None:
+    So log c comes from c − 1, which is exact to the last digit for a small λ; in the weights' own precision, as on a
+    device, the difference of two norms that are near each other would be no better than their quotient.
+    """
+
+    def __init__(self, initial_norms: Tensor, lam: Tensor, matrix: Tensor, rows: Sequence[int]) -> None:
         self._weights = list(zip(initial_norms.tolist(), lam.tolist(), strict=True))
-        self._places, rows = written_rows(matrix, lam)
-        self._rows = [[(j, entry) for j, entry in enumerate(row) if entry] for row in rows.tolist()]
+        self._rows = rows
+        self._entries = [[(j, entry) for j, entry in enumerate(row) if entry] for row in matrix[rows].tolist()]
 
     def __call__(
         self, norms: Sequence[Tensor], written: Sequence[Tensor], rates: Tensor | None, found_inf: Tensor | None
@@ -105,6 +110,6 @@ class HostPull:
             # All the way back from far away is −1 to the last digit, of which there is no logarithm.
             log_c.append(math.log1p(change) if change > -1.0 else math.log(initial_norm / norm))
         if self._rows:
-            factors = [math.exp(sum([entry * log_c[j] for j, entry in row])) for row in self._rows]
-            torch._foreach_mul_([written[place] for place in self._places], factors)
+            factors = [math.exp(sum([entry * log_c[j] for j, entry in row])) for row in self._entries]
+            torch._foreach_mul_([written[row] for row in self._rows], factors)
         return log_c

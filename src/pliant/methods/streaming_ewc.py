@@ -45,7 +45,7 @@ class StreamingEWC(Penalty):
 
     name = "streaming_ewc"
     saved: ClassVar[tuple[str, ...]] = ("averages",)
-    fixed: ClassVar[bool] = True
+    pins_placement: ClassVar[bool] = True
 
     def __init__(
         self, model: nn.Module, *, lam: Strength = 1.0, beta: float = 0.999, where: Filter | None = None

@@ -31,10 +31,12 @@ from pliant.methods.attachment import Attachment, found_inf_of
 from pliant.methods.base import Filter, Receipt, Rescaler
 from pliant.methods.naming import check_modules
 from pliant.methods.parameters import check_not_frozen
-from pliant.methods.pull import DevicePull, HostPull, written_rows
+from pliant.methods.pull import DevicePull, HostPull, rows_that_follow
 from pliant.methods.strengths import Strength, resolve_strengths
 
 OnDecay = Literal["keep", "reinit"]
+_PullKey = tuple[tuple[str, ...], tuple[int, ...], int, int]
+"""Names of the parameters that are stepped, rows of what is frozen, and the versions of λ and of the initial norms."""
 
 
 class SWR(Rescaler):
@@ -57,13 +59,13 @@ class SWR(Rescaler):
             receipt tells the drift. By default their input keeps its scale, and the function is kept.
         on_conflict: What to do where keeping the function forbids a weight its wish (queries and keys before a
             softmax): "preserve" the function or "rescale" all the same.
-        coupled: Let λ follow the learning rate: λ·lr/lr₀, but not beyond 1, where lr₀ is the scheduler's base rate, or
-            the rate at attachment if there is no scheduler; if that is zero, the first one after it that is not.
-        on_decay: "reinit" makes the present norms the initial ones whenever a learning rate falls to half or less
-            from one step to the next, unless it fell by less before and never rose since: a smooth schedule has no
-            such steps. (A rate that falls to begin a new warm-up counts; `coupled` is for such schedules.)
-        every: Act only on every n-th step. (On an accelerator, one that a fused optimizer skipped under a GradScaler
-            goes by: to know of it would be to wait.)
+        coupled: Let λ follow the learning rate: λ·lr/lr₀, but not beyond 1. lr₀ is the group's `initial_lr` if a
+            scheduler set one, else the rate at attachment; if that is 0 (a warm-up), the first rate above 0.
+        on_decay: "reinit" makes the present norms the initial ones when a learning rate drops to half or less from one
+            step to the next: a step decay, or the start of a new warm-up. A smooth schedule never does it: once a rate
+            has begun to fall by less, drops do not count until it has risen again.
+        every: Act only on every n-th step. (On an accelerator, if a fused optimizer skips the n-th step under a
+            GradScaler, nothing is rescaled until the next n-th one: to check would need a synchronisation.)
         where: Which weights to pull; all if None. Biases, and weights that must follow, are written all the same.
 
     A factor closer to 1 than the weights' precision is lost to rounding: in bfloat16, where λ(1 − ‖W₀‖/‖W‖) < 2⁻⁹,
@@ -72,7 +74,7 @@ class SWR(Rescaler):
 
     name = "swr"
     saved: ClassVar[tuple[str, ...]] = ("initial_norms", "base_lr", "last_lr", "declines")
-    fixed: ClassVar[bool] = True
+    pins_placement: ClassVar[bool] = True
     joint: ClassVar[bool] = True
 
     def __init__(
@@ -94,6 +96,7 @@ class SWR(Rescaler):
     ) -> None:
         check_choice("mode", mode, get_args(Mode))
         check_choice("on_decay", on_decay, get_args(OnDecay))
+        check_choice("on_conflict", on_conflict, get_args(OnConflict))
         super().__init__(model)
         self.coupled = coupled
         self.drifts = bool(approximate) or on_conflict == "rescale"
@@ -114,50 +117,36 @@ class SWR(Rescaler):
                 raise GraphError(f"{error} With SWR, {ways}.") from error
             self.plan = self._scales.plan()
         else:
+            if self.drifts:
+                raise ValueError(
+                    "approximate, on_conflict: they are for order='graph' with mode='exact'; in a chain every "
+                    "activation is taken for homogeneous"
+                )
             self.plan = chain_plan(_chain(model, example, order), mode)
         if lam_classifier is None and classifier is not None:
             raise ValueError(f"classifier: {classifier!r} means nothing without lam_classifier, its strength")
         if not self.plan.wishes:
             raise ValueError("model: no weight can be rescaled without changing the function; see pliant.graph.analyse")
-        self._names = [str(block) for block in self.plan.wishes]
+        self._block_names = [str(block) for block in self.plan.wishes]
         self._wished = BlockTensors(model, self.plan.wishes)
         self._written = BlockTensors(model, self.plan.targets)
-        self._targets = self._written.parameters()
-        self._pulls: dict[tuple[tuple[str, ...], tuple[int, ...]], DevicePull | HostPull] = {}
+        self._written_parameters = self._written.parameters()
+        self._pulls: dict[_PullKey, DevicePull | HostPull] = {}
         self._dtype = torch.float32
         for tensor in self._wished.get():
             self._dtype = torch.promote_types(self._dtype, tensor.dtype)
         self.initial_norms = self._norms()
         names_of = {id(p): name for name, p in self.parameters.items()}
-        self._owners = [names_of[id(model.get_parameter(block.name))] for block in self.plan.wishes]
-        wholes = {str(block): block.name for block in self.plan.wishes}
-        strengths = resolve_strengths(lam, self._names, high=1.0, wholes=wholes)
-        if lam_classifier is not None:
-            check_number("lam_classifier", lam_classifier, high=1.0)
-            if classifier is None:
-                classifier = classifier_names(
-                    _chain(model, example, order) if example is None else called_layers(model, example)
-                )
-            modules = [model.get_submodule(name) for name in check_modules("classifier", model, classifier)]
-            held = {id(parameter) for module in modules for parameter in module.parameters()}
-            owned = zip(self._names, self._owners, strict=True)
-            chosen = [name for name, owner in owned if id(self.parameters[owner]) in held]
-            if not chosen:
-                raise ValueError(
-                    f"classifier: {', '.join(map(repr, classifier))} has none of the weights that can be pulled: "
-                    f"{', '.join(self._names)}"
-                )
-            strengths |= dict.fromkeys(chosen, lam_classifier)
-        self.lam = self.initial_norms.new_tensor([strengths.get(name, 0.0) for name in self._names])
-        if where is not None:
-            passed = [bool(where(owner, self.parameters[owner])) for owner in self._owners]
-            if not any(passed):
-                raise ValueError(f"where: it passes none of the weights that can be pulled: {', '.join(self._names)}")
-            self.lam = self.lam * self.lam.new_tensor(passed)
+        self._parameter_names = [names_of[id(model.get_parameter(block.name))] for block in self.plan.wishes]
+        if lam_classifier is not None and classifier is None:
+            classifier = classifier_names(
+                _chain(model, example, order) if example is None else called_layers(model, example)
+            )
+        self.lam = torch.tensor(self._strengths(lam, lam_classifier, classifier, where), dtype=torch.float64)
         self._warn_of_zero_weights()
-        self.base_lr = torch.full((len(self._names),), torch.nan, dtype=torch.float64)
-        self.last_lr = torch.full((len(self._names),), torch.nan, dtype=torch.float64)
-        self.declines = torch.zeros(len(self._names), dtype=torch.bool)
+        self.base_lr = torch.full((len(self._block_names),), torch.nan, dtype=torch.float64)
+        self.last_lr = torch.full((len(self._block_names),), torch.nan, dtype=torch.float64)
+        self.declines = torch.zeros(len(self._block_names), dtype=torch.bool)
         self._last: Tensor | Sequence[float] | None = None
 
     def attach(self, *optimizers: Optimizer) -> Self:
@@ -165,19 +154,18 @@ class SWR(Rescaler):
         super().attach(*optimizers)
         for optimizer in optimizers:
             self._note_rates(optimizer)
-        if not any(owner in a.names for a in self._attachments.values() for owner in self._owners):
+        if not any(owner in a.names for a in self._attachments.values() for owner in self._parameter_names):
             warnings.warn(
-                f"swr pulls none of the parameters that its optimizers hold; it pulls {', '.join(self._names)}",
+                f"swr pulls none of the parameters that its optimizers hold; it pulls {', '.join(self._block_names)}",
                 stacklevel=2,
             )
         return self
 
     def step(self) -> None:
         """Rescale once, all weights."""
-        self._count_step(self._owners[0])
+        self._count_step(self._parameter_names[0])
         self._last = self._rescale(tuple(self.parameters))
 
-    @torch.no_grad()
     def reset_initial_norms(self) -> None:
         """Make the present norms the initial ones: call it when the learning rate decays (SWR + re-init)."""
         self._reset_initial_norms(torch.ones_like(self.lam, dtype=torch.bool))
@@ -209,37 +197,67 @@ class SWR(Rescaler):
             return None
         growth = self._norms() / self.initial_norms
         details = {
-            "factors": dict(zip(self._names, _as_tensor(self._last).exp().tolist(), strict=True)),
+            "factors": dict(zip(self._block_names, _as_tensor(self._last).exp().tolist(), strict=True)),
             "output_factors": self._output_factors(self._last),
-            "norm_growth": dict(zip(self._names, growth.tolist(), strict=True)),
+            "norm_growth": dict(zip(self._block_names, growth.tolist(), strict=True)),
             "steps": sum(self.steps.values()),
         }
-        if self.drifts and self._scales is not None and all(p.requires_grad for _, p in self._targets):
+        if self.drifts and self._scales is not None and all(p.requires_grad for _, p in self._written_parameters):
             details["drift"] = self.measure_drift()
-        places, _ = written_rows(self.plan.matrix, _as_tensor(self._last).abs())
         tensors = self._written.get()
-        written = [tensors[place] for place in places]
+        written = [tensors[row] for row in rows_that_follow(self.plan.matrix, _as_tensor(self._last) != 0)]
         return Receipt(self.name, "rescale", len(written), sum(t.numel() for t in written), details)
 
     @property
     def lam(self) -> Tensor:
-        """λ of each weight that is pulled; to change it, assign a new tensor."""
+        """λ of each weight that is pulled; assign a number or a tensor, or change it in place."""
         return self._lam
 
     @lam.setter
-    def lam(self, lam: Tensor) -> None:
-        self._lam = lam
+    def lam(self, lam: Tensor | float) -> None:
+        lam = torch.as_tensor(lam)
+        if not ((lam >= 0) & (lam <= 1)).all():
+            raise ValueError(f"lam: {lam.tolist()}; must be from 0 to 1")
+        self._lam = _own(lam.to(self._initial_norms).expand_as(self._initial_norms))
         self._pulls.clear()
 
     @property
     def initial_norms(self) -> Tensor:
-        """‖W₀‖ of each weight that is pulled."""
+        """‖W₀‖ of each weight that is pulled; assign a tensor, or change it in place."""
         return self._initial_norms
 
     @initial_norms.setter
     def initial_norms(self, norms: Tensor) -> None:
-        self._initial_norms = norms
+        self._initial_norms = _own(norms)
         self._pulls.clear()
+
+    def _strengths(
+        self, lam: Strength, lam_classifier: float | None, classifier: Sequence[str] | None, where: Filter | None
+    ) -> list[float]:
+        """Return λ of each weight; 0 for those that are not to be pulled."""
+        wholes = {str(block): block.name for block in self.plan.wishes}
+        strengths = resolve_strengths(lam, self._block_names, high=1.0, wholes=wholes)
+        owned = list(zip(self._block_names, self._parameter_names, strict=True))
+        if lam_classifier is not None and classifier is not None:
+            check_number("lam_classifier", lam_classifier, high=1.0)
+            modules = [self.model.get_submodule(name) for name in check_modules("classifier", self.model, classifier)]
+            held = {id(parameter) for module in modules for parameter in module.parameters()}
+            chosen = [name for name, owner in owned if id(self.parameters[owner]) in held]
+            if not chosen:
+                raise ValueError(
+                    f"classifier: {', '.join(map(repr, classifier))} has none of the weights that can be pulled: "
+                    f"{', '.join(self._block_names)}"
+                )
+            strengths |= dict.fromkeys(chosen, lam_classifier)
+        if where is not None:
+            strengths = {
+                name: strengths.get(name, 0.0) for name, owner in owned if where(owner, self.parameters[owner])
+            }
+            if not strengths:
+                raise ValueError(
+                    f"where: it passes none of the weights that can be pulled: {', '.join(self._block_names)}"
+                )
+        return [strengths.get(name, 0.0) for name in self._block_names]
 
     def _output_factors(self, log_c: Tensor | Sequence[float]) -> list[float]:
         factors: list[float] = (self.plan.outputs @ _as_tensor(log_c)).exp().tolist()
@@ -297,25 +315,29 @@ class SWR(Rescaler):
     def _rescale(
         self, names: tuple[str, ...], rates: Tensor | None = None, found_inf: Tensor | None = None
     ) -> Tensor | Sequence[float]:
-        frozen = tuple([row for row, parameter in self._targets if not parameter.requires_grad])
-        pull = self._pulls.get((names, frozen)) or self._make_pull(names, frozen)
+        frozen = tuple([row for row, parameter in self._written_parameters if not parameter.requires_grad])
+        key = (names, frozen, self._lam._version, self._initial_norms._version)
+        pull = self._pulls.get(key) or self._make_pull(key)
         norms = torch._foreach_norm(self._wished.get(), 2, self._dtype)
         return pull(norms, self._written.get(), rates, found_inf)
 
-    def _make_pull(self, names: tuple[str, ...], frozen: tuple[int, ...]) -> DevicePull | HostPull:
-        held = set(names)
-        free = [owner in held and self.parameters[owner].requires_grad for owner in self._owners]
+    def _make_pull(self, key: _PullKey) -> DevicePull | HostPull:
+        self._pulls = {other: pull for other, pull in self._pulls.items() if other[2:] == key[2:]}
+        held = set(key[0])
+        free = [owner in held and self.parameters[owner].requires_grad for owner in self._parameter_names]
         lam = self.lam * self.lam.new_tensor(free) * (self.initial_norms > 0)
-        rows = written_rows(self.plan.matrix, lam)[0]
-        check_not_frozen(self.name, [(str(self.plan.targets[row]), p) for row, p in self._targets if row in rows])
-        kind = HostPull if lam.device.type == "cpu" else DevicePull
-        return self._pulls.setdefault((names, frozen), kind(self.initial_norms, lam, self.plan.matrix))
+        rows = rows_that_follow(self.plan.matrix, lam > 0)
+        check_not_frozen(
+            self.name, [(str(self.plan.targets[row]), p) for row, p in self._written_parameters if row in rows]
+        )
+        pull_class = HostPull if lam.device.type == "cpu" else DevicePull
+        pull = pull_class(self.initial_norms, lam, self.plan.matrix, rows)
+        return self._pulls.setdefault(key, pull)
 
     @torch.no_grad()
     def _norms(self) -> Tensor:
         return torch.stack(torch._foreach_norm(self._wished.get(), 2, self._dtype))
 
-    @torch.no_grad()
     def _reset_initial_norms(self, chosen: Tensor) -> None:
         norms = self._norms()
         self.initial_norms = torch.where(chosen.to(norms.device) & (norms > 0), norms, self.initial_norms)
@@ -334,12 +356,15 @@ class SWR(Rescaler):
         """Return the value of each weight's parameter group; nan where there is none, or no such weight."""
         attachment = self._attachment(optimizer)
         groups = dict(zip(attachment.names, attachment.groups, strict=True))
-        found = [values[groups[owner]] if owner in groups else None for owner in self._owners]
+        found = [values[groups[owner]] if owner in groups else None for owner in self._parameter_names]
         return torch.tensor([torch.nan if value is None else float(value) for value in found], dtype=torch.float64)
 
     def _graph(self) -> ScaleGraph:
         if self._scales is None:
-            raise ValueError("order: only order='graph' has a graph, and a copy of a method has none; make a new one")
+            raise ValueError(
+                "order: only order='graph' with mode='exact' has a graph, and a copy of a method has none; "
+                "make a new method"
+            )
         return self._scales
 
     def __getstate__(self) -> dict[str, Any]:
@@ -348,7 +373,7 @@ class SWR(Rescaler):
 
     def _warn_of_zero_weights(self) -> None:
         zero = (self.initial_norms == 0).tolist()
-        names = [name for name, is_zero in zip(self._names, zero, strict=True) if is_zero]
+        names = [name for name, is_zero in zip(self._block_names, zero, strict=True) if is_zero]
         if names:
             warnings.warn(f"swr leaves these weights alone, they start as all zero: {', '.join(names)}", stacklevel=3)
 
@@ -357,6 +382,12 @@ def _chain(model: nn.Module, example: Any, order: str | Sequence[str]) -> tuple[
     if isinstance(order, str):
         return chain_layers(model, called_layers(model, example))
     return tuple(Layer(name, model.get_submodule(name)) for name in check_modules("order", model, order))
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """Return a copy that nobody else writes to, and that counts its versions."""
+    with torch.inference_mode(False):
+        return tensor.detach().clone()
 
 
 def _as_tensor(log_c: Tensor | Sequence[float]) -> Tensor:

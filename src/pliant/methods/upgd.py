@@ -71,7 +71,7 @@ class UPGD(Rescaler):
 
     name = "upgd"
     saved: ClassVar[tuple[str, ...]] = ("averages", "draws")
-    fixed: ClassVar[bool] = True
+    pins_placement: ClassVar[bool] = True
 
     def __init__(
         self,
