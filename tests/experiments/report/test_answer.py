@@ -44,7 +44,7 @@ def test_a_clear_winner(tmp_path: Path) -> None:
     )
     found = ask(tmp_path)
     assert found.verdict == (
-        "Use swr: 90.0 % mean test accuracy over tasks, 40.0 points above doing nothing "
+        "Use swr with lam=0.1: 90.0 % mean test accuracy over tasks, 40.0 points above doing nothing "
         "and 30.0 points above training from scratch."
     )
     assert found.certainty == "clear"
@@ -63,7 +63,7 @@ def test_two_that_cannot_be_told_apart_and_how_many_seeds_would(tmp_path: Path) 
     assert found.reasons[0] == (
         "3 seeds cannot tell swr from l2; about 3 more would (80 % power, if the difference is as large as it looks)."
     )
-    assert found.verdict.startswith("Use swr: ")
+    assert found.verdict.startswith("Use swr with lam=0.1: ")
     assert found.certainty == "unclear"
     assert any("75 % of cases, not 95 %" in reason for reason in found.reasons)
 
@@ -72,7 +72,7 @@ def test_nothing_to_be_told_from_doing_nothing(tmp_path: Path) -> None:
     vanilla = [0.50, 0.55, 0.45, 0.52]
     write_results(tmp_path, {"vanilla": vanilla, "swr": [0.55, 0.50, 0.52, 0.49]})
     found = ask(tmp_path)
-    assert found.verdict.startswith("No method can be told from doing nothing yet. swr looks best: ")
+    assert found.verdict.startswith("No method can be told from doing nothing yet. swr with lam=0.1 looks best: ")
     assert "not distinguishable" in found.reasons[1]
     assert found.certainty == "unclear"
     # What the benchmark measured for four seeds, too.
@@ -83,7 +83,7 @@ def test_another_than_the_best_is_told_from_doing_nothing(tmp_path: Path) -> Non
     seeds = {"vanilla": scattered(0.5, 5, 0.01, 0), "l2": scattered(0.7, 5, 0.01, 1), "swr": [0.9]}
     write_results(tmp_path, seeds)
     found = ask(tmp_path)
-    assert found.verdict.startswith("swr looks best, 90.0 % mean test accuracy over tasks, ")
+    assert found.verdict.startswith("swr with lam=0.1 looks best, 90.0 % mean test accuracy over tasks, ")
     assert found.verdict.endswith(" above doing nothing, but only l2 is shown to be better than doing nothing.")
     assert found.certainty == "unclear"
 
@@ -101,7 +101,14 @@ def test_doing_nothing_is_best(tmp_path: Path) -> None:
 
 def test_doing_nothing_leads_but_not_for_sure(tmp_path: Path) -> None:
     write_results(tmp_path, {"vanilla": [0.51, 0.50, 0.55], "swr": [0.50, 0.52, 0.51]})
-    assert ask(tmp_path).verdict.startswith("No method does better than doing nothing, which reaches ")
+    found = ask(tmp_path)
+    assert found.verdict == (
+        "No method has a better mean than doing nothing, which reaches 52.0 % mean test accuracy over tasks; "
+        "whether one is better is not known yet."
+    )
+    assert found.certainty == "unclear"
+    assert found.reasons[1].startswith("Seed by seed: +1.00 points against the next best (swr) (95 % interval ")
+    assert "not distinguishable" in found.reasons[1]
 
 
 def test_one_seed_is_not_enough(tmp_path: Path) -> None:
@@ -115,13 +122,34 @@ def test_a_single_method_has_nothing_to_be_compared_with(tmp_path: Path) -> None
     write_results(tmp_path, {"swr": [0.5, 0.6]})
     assert (
         ask(tmp_path).verdict
-        == "swr reaches 55.0 % mean test accuracy over tasks; there is no other method to compare it with."
+        == "swr with lam=0.1 reaches 55.0 % mean test accuracy over tasks; there is no other method to compare it with."
     )
 
 
 def test_without_doing_nothing_methods_are_compared_with_each_other(tmp_path: Path) -> None:
-    write_results(tmp_path, {"a": scattered(0.9, 5, 0.01, 0), "b": scattered(0.5, 5, 0.01, 1)})
-    assert ask(tmp_path).verdict == "Use a: 90.0 % mean test accuracy over tasks, better than every other."
+    values = {"a": scattered(0.9, 5, 0.01, 0), "b": scattered(0.4, 5, 0.01, 1), "c": scattered(0.5, 5, 0.01, 2)}
+    write_results(tmp_path, values)
+    found = ask(tmp_path)
+    assert found.verdict == (
+        "Use a with lam=0.1: 90.0 % mean test accuracy over tasks, better than every other, "
+        "40.0 points above the next best (c)."
+    )
+    assert found.reasons[1].startswith("Seed by seed: +40.00 points against the next best (c) (95 % interval +3")
+
+
+@pytest.mark.parametrize(
+    ("label", "parts", "name"),
+    [
+        ("swr", (Part("swr"),), "swr"),
+        ("mine", (Part("redo", {"every": 97, "tau": 0.1}),), "mine with every=97, tau=0.1"),
+        ("both", (Part("swr"), Part("l2", {"lam": 0.1})), "both with l2(lam=0.1)"),
+        ("l2:lam=1e-1", (Part("l2", {"lam": 0.1}),), "l2:lam=1e-1"),
+    ],
+)
+def test_the_best_is_named_with_what_was_given(tmp_path: Path, label: str, parts: tuple[Part, ...], name: str) -> None:
+    write_results(tmp_path, {"vanilla": scattered(0.5, 5, 0.01, 0)})
+    write_results(tmp_path, {label: scattered(0.9, 5, 0.01, 1)}, methods=parts)
+    assert ask(tmp_path).verdict.startswith(f"Use {name}: 90.0 % ")
 
 
 def test_the_very_same_results(tmp_path: Path) -> None:
@@ -168,7 +196,7 @@ def test_lower_is_better_for_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for label, values in {"vanilla": scattered(2.0, 5, 0.01, 0), "swr": scattered(1.0, 5, 0.01, 1)}.items():
         for seed, value in enumerate(values):
             write_run(tmp_path, config(label, seed), [0.5], extra={"final_loss": value})
-    assert ask(tmp_path).verdict == "Use swr: 1 final loss, 1 below doing nothing."
+    assert ask(tmp_path).verdict == "Use swr with lam=0.1: 1 final loss, 1 below doing nothing."
 
 
 def test_marks_are_for_what_can_be_told_apart(tmp_path: Path) -> None:
@@ -208,7 +236,7 @@ def test_what_is_no_finite_number_does_not_count(tmp_path: Path, value: float) -
     path.write_text(json.dumps(end | {"result": dict.fromkeys(end["result"], value)}))  # as older versions wrote it
     analysis = analyse(tmp_path)
     found = answer(analysis)
-    assert found.verdict.startswith("Use swr: 70.0 %")
+    assert found.verdict.startswith("Use swr with lam=0.1: 70.0 %")
     assert "l2 finished 1 seed without a finite number to judge by: not counted." in found.reasons
     assert all(math.isfinite(estimate.mean) for row in analysis.rows for estimate in row.numbers.values())
 
@@ -292,7 +320,7 @@ def test_nobody_wins_by_being_worse(tmp_path: Path) -> None:
     found = answer(analysis)
     assert analysis.best is not None
     assert analysis.best.name == "swr"
-    assert found.verdict.startswith("No method is shown to be better than doing nothing. swr: 95.0 %")
+    assert found.verdict.startswith("No method is shown to be better than doing nothing. swr with lam=0.1: 95.0 %")
     assert "points below doing nothing" in found.verdict
     assert "vanilla does better than swr on the seeds that both have" in found.reasons[0]
     assert found.certainty == "unclear"
@@ -302,7 +330,7 @@ def test_nobody_wins_by_being_worse(tmp_path: Path) -> None:
 def test_without_a_shared_seed_each_is_ranked_by_its_own(tmp_path: Path) -> None:
     write_seeds(tmp_path, {"vanilla": {0: 0.50, 1: 0.51, 2: 0.49}, "swr": {5: 0.70, 6: 0.71, 7: 0.69}})
     found = ask(tmp_path)
-    assert found.verdict.startswith("Use swr: 70.0 %")
+    assert found.verdict.startswith("Use swr with lam=0.1: 70.0 %")
     assert found.reasons[1] == "There is no seed that all share: each is ranked by the seeds it has."
     assert found.reasons[2].startswith("Differences: +20.00 points against doing nothing (95 % interval ")
     assert found.reasons[2].endswith(", over different seeds).")

@@ -108,7 +108,13 @@ def test_csv_holds_the_numbers_in_full(report: Report, tmp_path: Path) -> None:
 def test_markdown_tells_all_in_words(report: Report, tmp_path: Path) -> None:
     (path,) = report.save(tmp_path / "report.md")
     text = path.read_text()
-    assert "**Use L2: 81.0 % mean test accuracy over tasks" in text
+    assert "**Use L2 with lam=0.1: 81.0 % mean test accuracy over tasks" in text
+    settings = text.partition("## Settings\n\n")[2].splitlines()
+    assert settings[:3] == [
+        "- vanilla: nothing attached",
+        "- fresh: an untrained network at every task",
+        "- L2: l2(lam=0.1)",
+    ]
     assert re.search(r"\| L2 \| .*81\.00.* \| \+42\.50 .* \| 81\.00 ± 2\.00 \|", text)
     assert r"ValueError: \<b\>boom\</b\>" in text
     table = [line for line in text.splitlines() if line.startswith("|")]
@@ -172,7 +178,7 @@ def test_the_terminal_says_it_too(report: Report) -> None:
     out = Console(record=True, width=100, file=io.StringIO())
     report.print(out)
     text = out.export_text()
-    assert "Use L2: 81.0 % mean test accuracy over tasks" in text
+    assert "Use L2 with lam=0.1: 81.0 % mean test accuracy over tasks" in text
     assert "81.00 (80.00 to 82.00)" in text
     assert "L2-s9" in text.replace("l2-s9", "L2-s9")
     assert "ValueError: <b>boom</b>" in text

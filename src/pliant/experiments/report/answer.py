@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pliant.experiments.config import describe
 from pliant.experiments.report.analysis import Analysis, Contrast
 from pliant.experiments.report.reading import Contender
 from pliant.experiments.report.statistics import MANY_SEEDS, POWER, seeds_needed
@@ -66,24 +67,26 @@ def _judge(analysis: Analysis, best: Contender) -> tuple[str, Certainty]:
     if best.role == "vanilla" and others:
         if told_apart:
             return f"Do nothing: plain training reaches {reached}, and every method is worse.", "clear"
-        return f"No method does better than doing nothing, which reaches {reached}.", "unclear"
-    above = _above([(row.against_vanilla, "doing nothing"), (row.against_fresh, "training from scratch")], headline)
+        unknown = "whether one is better is not known yet"
+        return f"No method has a better mean than doing nothing, which reaches {reached}; {unknown}.", "unclear"
+    name = _name_with_settings(best)
+    above = _above(_references(analysis, best), headline)
     if row.against_vanilla is not None:
         if analysis.wins(row.against_vanilla):
-            return f"Use {best.name}: {reached}, {above}.", "clear" if told_apart else "unclear"
+            return f"Use {name}: {reached}, {above}.", "clear" if told_apart else "unclear"
         if surer := _better_than_nothing(analysis):
             verb = "is" if len(surer) == 1 else "are"
             shown = f"only {enumerate_names(surer)} {verb} shown to be better than doing nothing"
-            return f"{best.name} looks best, {reached}, {above}, but {shown}.", "unclear"
+            return f"{name} looks best, {reached}, {above}, but {shown}.", "unclear"
         if row.against_vanilla.distinguishable:
-            return f"No method is shown to be better than doing nothing. {best.name}: {reached}, {above}.", "unclear"
-        return f"No method can be told from doing nothing yet. {best.name} looks best: {reached}, {above}.", "unclear"
+            return f"No method is shown to be better than doing nothing. {name}: {reached}, {above}.", "unclear"
+        return f"No method can be told from doing nothing yet. {name} looks best: {reached}, {above}.", "unclear"
     if not others:
         told = f"{reached}, {above}" if above else reached
-        return f"{best.name} reaches {told}; there is no other method to compare it with.", "none"
+        return f"{name} reaches {told}; there is no other method to compare it with.", "none"
     if told_apart:
-        return f"Use {best.name}: {reached}, better than every other.", "clear"
-    return f"{best.name} has the best mean, {reached}, but cannot be told from others.", "unclear"
+        return f"Use {name}: {reached}, better than every other, {above}.", "clear"
+    return f"{name} has the best mean, {reached}, but cannot be told from others.", "unclear"
 
 
 def _better_than_nothing(analysis: Analysis) -> list[str]:
@@ -92,13 +95,33 @@ def _better_than_nothing(analysis: Analysis) -> list[str]:
     return [name for name, contrast in against.items() if contrast is not None and analysis.wins(contrast)]
 
 
-def _above(contrasts: Sequence[tuple[Contrast | None, str]], headline: str) -> str:
+def _name_with_settings(best: Contender) -> str:
+    """Name the best with the settings that were given or chosen, unless its name tells them."""
+    parts = [part for part in best.runs[0].config.methods if part.options]
+    if all(f"{key}=" in best.name for part in parts for key in part.options):
+        return best.name
+    alone = len(best.runs[0].config.methods) == 1
+    settings = ", ".join(f"{key}={value}" for key, value in parts[0].options.items()) if alone else describe(parts)
+    return f"{best.name} with {settings}"
+
+
+def _references(analysis: Analysis, best: Contender) -> list[tuple[Contrast, str]]:
+    """What the best is held against: doing nothing, or else the next best; and training from scratch."""
+    row = analysis.row(best)
+    first = (row.against_vanilla, "doing nothing")
+    if row.against_vanilla is None and analysis.rivals:
+        rival, contrast = next(iter(analysis.rivals.items()))
+        first = (contrast, f"the next best ({rival})")
+    named = (first, (row.against_fresh, "training from scratch"))
+    return [(contrast, reference) for contrast, reference in named if contrast is not None]
+
+
+def _above(references: Sequence[tuple[Contrast, str]], headline: str) -> str:
     """Say how far above or below its references the best is."""
     parts = []
-    for contrast, reference in contrasts:
-        if contrast is not None:
-            mean = contrast.difference.interval.mean
-            parts.append(f"{size(mean, headline)} {'above' if mean > 0 else 'below'} {reference}")
+    for contrast, reference in references:
+        mean = contrast.difference.interval.mean
+        parts.append(f"{size(mean, headline)} {'above' if mean > 0 else 'below'} {reference}")
     return " and ".join(parts)
 
 
@@ -129,10 +152,10 @@ def _nothing_yet(analysis: Analysis) -> Answer:
 
 def _difference_sentence(analysis: Analysis, best: Contender) -> str:
     """Say how sure the differences to the references are."""
-    row = analysis.row(best)
+    references = _references(analysis, best)
     parts, paired = [], True
-    for contrast, reference in ((row.against_vanilla, "doing nothing"), (row.against_fresh, "training from scratch")):
-        if contrast is None or not (ends := span(contrast.difference.interval, analysis.headline, signed=True)):
+    for contrast, reference in references:
+        if not (ends := span(contrast.difference.interval, analysis.headline, signed=True)):
             continue
         told = "" if contrast.distinguishable else ": not distinguishable"
         if not contrast.difference.paired:
@@ -143,7 +166,7 @@ def _difference_sentence(analysis: Analysis, best: Contender) -> str:
         )
     if not parts:
         return ""
-    families = dict.fromkeys(contrast.family for contrast in (row.against_vanilla, row.against_fresh) if contrast)
+    families = dict.fromkeys(contrast.family for contrast, _ in references)
     comparisons = " and ".join(map(str, families))
     corrected = f" p-values are corrected for {comparisons} comparisons." if max(families) > 1 else ""
     return f"{'Seed by seed' if paired else 'Differences'}: {' and '.join(parts)}.{corrected}"
