@@ -3,6 +3,7 @@
 import copy
 import pickle
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -307,3 +308,40 @@ def test_a_seed_is_a_number_of_any_kind() -> None:
     assert derive_seed("draw", numpy.int64(1), True) == derive_seed("draw", 1, 1) != derive_seed("draw", "1", 1)
     with pytest.raises(TypeError):
         derive_seed("draw", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "trace"),
+    [
+        (HareTortoise, lambda method: method.returns),
+        (lambda model, **timing: ReDo(model, zoo.batch("mlp")[0], **timing), lambda method: method.draws),
+        (WeightRescaling, lambda method: method.receipt and method.receipt.details["factors"]),
+    ],
+)
+@pytest.mark.parametrize(
+    ("timing", "expected"),
+    [({"every": 4}, [4, 8]), ({"every": 4, "first": 2}, [2, 6, 10]), ({"every": 3, "first": 8}, [8, 11])],
+)
+def test_what_acts_every_so_often_acts_from_a_first_step_on(
+    make: Callable[..., Any], trace: Callable[[Any], object], timing: dict[str, int], expected: list[int]
+) -> None:
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    method = make(model, **timing).attach(optimizer)
+    acted = []
+    for step in range(1, 12):
+        before = trace(method)
+        train(model, optimizer, "mlp", [step])
+        acted += [step] * (trace(method) != before)
+    assert acted == expected
+
+
+@pytest.mark.parametrize("make", [HareTortoise, WeightRescaling])
+def test_a_first_step_must_be_one(make: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="first: 0 is not allowed; it must be an integer"):
+        make(zoo.build("mlp"), every=3, first=0)
+
+
+def test_a_first_return_means_nothing_without_a_period() -> None:
+    with pytest.raises(ValueError, match="first: 5 means nothing without `every`"):
+        HareTortoise(zoo.build("mlp"), every=None, first=5)

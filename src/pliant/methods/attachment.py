@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from pliant.checking import check_positive_int
+
 
 @dataclass
 class Attachment:
@@ -87,3 +89,25 @@ def ascending_names(optimizer: Optimizer, names: Sequence[str], groups: Sequence
     else:
         return ()
     return [name for name, i in zip(names, groups, strict=True) if optimizer.param_groups[i].get("maximize")]
+
+
+def check_timing(every: int, first: int | None) -> tuple[int, int]:
+    """Return how many steps lie between two actions, and the first step to act on, which is `every` if None."""
+    every = check_positive_int("every", every)
+    return every, every if first is None else check_positive_int("first", first)
+
+
+def is_due(step: int, every: int, first: int | None = None) -> bool:
+    """Say whether to act on the step of this number, counted from 1.
+
+    Args:
+        step: The step.
+        every: How many steps lie between two actions.
+        first: The first step to act on; `every` if None.
+
+    Example:
+        >>> [step for step in range(1, 12) if is_due(step, every=4, first=2)]
+        [2, 6, 10]
+    """
+    first = every if first is None else first
+    return step >= first and (step - first) % every == 0

@@ -35,6 +35,7 @@ from pliant.methods.attachment import (
     ascending_names,
     closure_of,
     found_inf_of,
+    is_due,
     was_skipped,
     with_closure,
 )
@@ -394,9 +395,9 @@ class Rescaler(Method):
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Act after a step; honour `optimizer.found_inf`: a step that was skipped is not followed by an action."""
 
-    def _count_due_step(self, optimizer: Optimizer, counter: str, every: int) -> bool:
-        """Count a step, and say whether it is an n-th one; one of n > 1 that was skipped leaves that to the next."""
-        if self._count_step(counter) % every:
+    def _count_due_step(self, optimizer: Optimizer, counter: str, every: int, first: int | None = None) -> bool:
+        """Count a step, and say whether to act on it; one of n > 1 that was skipped leaves that to the next."""
+        if not is_due(self._count_step(counter), every, first):
             return False
         if every > 1 and self._was_skipped(optimizer):
             self.steps[counter] -= 1

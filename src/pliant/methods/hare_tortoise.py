@@ -7,7 +7,6 @@ back to the tortoise: θ ← τ. The optimizer's state is kept. To evaluate the 
 `with method.tortoise_weights(): …`.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -16,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pliant.checking import check_number, check_positive_int
+from pliant.checking import check_number
 from pliant.graph.plan import Block, BlockTensors
-from pliant.methods.attachment import found_inf_of
+from pliant.methods.attachment import check_timing, found_inf_of, is_due
 from pliant.methods.base import Batches, Filter, LossFunction, Receipt, Rescaler
 from pliant.precision import widen
 
@@ -58,6 +57,8 @@ class HareTortoise(Rescaler):
         model: The model, the hare; its present values are where the tortoise starts.
         beta: β of the average, in [0, 1).
         every: After how many steps the hare goes back to the tortoise; only on `apply()` if None.
+        first: The step of the first return, counted from 1; `every` if None. Where tasks last a multiple of
+            `every`, it says how far from their ends the method acts.
         where: Which parameters to average; all learnable ones if None. The buffers of their modules go with them,
             those of modules without parameters with the first one.
 
@@ -70,11 +71,21 @@ class HareTortoise(Rescaler):
     pins_placement: ClassVar[bool] = True
 
     def __init__(
-        self, model: nn.Module, *, beta: float = 0.999, every: int | None = 1000, where: Filter | None = None
+        self,
+        model: nn.Module,
+        *,
+        beta: float = 0.999,
+        every: int | None = 1000,
+        first: int | None = None,
+        where: Filter | None = None,
     ) -> None:
         super().__init__(model, where=where)
         self.beta = check_number("beta", beta, high=1.0, below=True)  # with 1 the average would never move
-        self.every = None if every is None else check_positive_int("every", every)
+        if every is None and first is not None:
+            raise ValueError(f"first: {first!r} means nothing without `every`")
+        self.every, self.first = every, first
+        if every is not None:
+            self.every, self.first = check_timing(every, first)
         self._companions = _companions(model, self.parameters)
         self._places: dict[tuple[str, ...], tuple[list[str], BlockTensors]] = {}
         self.tortoise = {
@@ -87,7 +98,8 @@ class HareTortoise(Rescaler):
         """Let the tortoise follow once, and the hare go back if it is time."""
         names = tuple(self.parameters)
         self._follow(names, None)
-        if self._count_step(names[0]) % (self.every or math.inf) == 0:
+        step = self._count_step(names[0])
+        if self.every is not None and is_due(step, self.every, self.first):
             self._go_back(names, None)
 
     def apply(
@@ -131,7 +143,7 @@ class HareTortoise(Rescaler):
         self._follow(attachment.names, found_inf)
         if self.every is None:
             self._count_step(attachment.counter)
-        elif self._count_due_step(optimizer, attachment.counter, self.every):
+        elif self._count_due_step(optimizer, attachment.counter, self.every, self.first):
             self._go_back(attachment.names, found_inf)
 
     def _served(self) -> tuple[str, ...]:

@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from pliant.checking import check_number, check_positive_int
+from pliant.checking import check_number
 from pliant.graph.units import UnitGroup
+from pliant.methods.attachment import check_timing, is_due
 from pliant.methods.base import Filter
 from pliant.methods.recycler import Activity, Recycler
 from pliant.methods.redraw import Init, check_redrawable, draw_fresh, seeded
@@ -45,6 +46,8 @@ class ReDo(Recycler):
         example: An example input, from which the units are found.
         tau: τ, the score up to which a unit counts as dormant.
         every: How many steps lie between two renewals.
+        first: The step of the first renewal, counted from 1; `every` if None. Where tasks last a multiple of
+            `every`, it says how far from their ends the method acts.
         init: How to initialise a layer in place; the layer's `reset_parameters` if None.
         seed: Draw from a stream of its own; from torch's global generators if None.
         where: Whose units to renew, as a predicate on name and value of the weight that makes them; all if None.
@@ -60,12 +63,13 @@ class ReDo(Recycler):
         *,
         tau: float = 0.025,
         every: int = 1000,
+        first: int | None = None,
         init: Init | None = None,
         seed: int | None = None,
         where: Filter | None = None,
     ) -> None:
         self.tau = check_number("tau", tau)
-        self.every = check_positive_int("every", every)
+        self.every, self.first = check_timing(every, first)
         super().__init__(model, example, where=where)
         check_redrawable(model, init, [group.weight.tensor for group in self.groups.values()], whole=False)
         self.init = init
@@ -73,7 +77,7 @@ class ReDo(Recycler):
         self.draws = 0
 
     def _is_due(self, step: int) -> bool:
-        return step % self.every == 0
+        return is_due(step, self.every, self.first)
 
     def _act(self, groups: Sequence[UnitGroup], seen: dict[str, Activity], step: int) -> None:
         self._moments_cleared = 0

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pliant.checking import check_positive_int
-from pliant.methods.attachment import found_inf_of
+from pliant.methods.attachment import check_timing, found_inf_of
 from pliant.methods.base import Filter, Receipt, Rescaler
 from pliant.methods.roles import having_role
 from pliant.precision import widen
@@ -59,6 +58,8 @@ class WeightRescaling(Rescaler):
     Args:
         model: The model; its weights' present standard deviations are the ones to keep.
         every: Act only on every n-th step.
+        first: The step of the first action, counted from 1; `every` if None. Where tasks last a multiple of
+            `every`, it says how far from their ends the method acts.
         where: Which weights to rescale; all learnable ones if None. Biases and norm layers are left alone.
 
     Example:
@@ -74,9 +75,11 @@ class WeightRescaling(Rescaler):
     name = "weight_rescaling"
     saved: ClassVar[tuple[str, ...]] = ("initial",)
 
-    def __init__(self, model: nn.Module, *, every: int = 1, where: Filter | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, *, every: int = 1, first: int | None = None, where: Filter | None = None
+    ) -> None:
         super().__init__(model, where=having_role(model, where, "matrix"))
-        self.every = check_positive_int("every", every)
+        self.every, self.first = check_timing(every, first)
         self.initial = {name: standard_deviation(p.detach()) for name, p in self.parameters.items()}
         self._last: dict[str, Tensor] = {}
         constant = [name for name, deviation in self.initial.items() if deviation == 0]
@@ -103,7 +106,7 @@ class WeightRescaling(Rescaler):
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         attachment = self._attachment(optimizer)
-        if self._count_due_step(optimizer, attachment.counter, self.every):
+        if self._count_due_step(optimizer, attachment.counter, self.every, self.first):
             self._rescale(attachment.names, found_inf_of(optimizer))
 
     @torch.no_grad()
