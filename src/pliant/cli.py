@@ -298,6 +298,7 @@ def _run(recipe: Recipe, root: Path, make_engine: Callable[[], Engine], checkpoi
                 recipe,
                 root,
                 lambda runs: run_all(runs, root, engine, progress, checkpoint_seconds=checkpoint_seconds),
+                lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
             )
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from here")

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from pliant.experiments.config import SELECTION_SEEDS
 from pliant.experiments.display import LiveProgress
+from pliant.experiments.run import Outcome
 from tests.experiments.report.stores import config
 
 
@@ -23,3 +25,15 @@ def test_a_label_is_no_markup(tmp_path: Path, label: str) -> None:
         progress.begin([run], [])
         progress.tick([run])
     assert f"{label}, seed 0" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("label", "name"), [("l2", "l2(lam=0.1)"), ("mine", "mine: l2(lam=0.1)"), ("vanilla", "vanilla")]
+)
+def test_runs_that_choose_are_told_apart(tmp_path: Path, label: str, name: str) -> None:
+    run = config(label, SELECTION_SEEDS + 2, purpose="selection")
+    out = io.StringIO()
+    with LiveProgress(tmp_path, Console(file=out, width=100)) as progress:
+        progress.begin([run], [])
+        progress.ended(run, Outcome("finished"))
+    assert out.getvalue() == f"[1/1] choosing: {name}, selection seed 2: finished\n"

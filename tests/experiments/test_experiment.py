@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import pliant
 from pliant import data
 from pliant.experiments.config import RunConfig
 from pliant.experiments.experiment import run_experiment
@@ -92,6 +93,47 @@ def test_a_setting_that_diverges_is_not_chosen(tmp_path: Path) -> None:
     label = load_selection(tmp_path)["labels"]["l2"]
     assert (label["chosen"], label["scores"]["l2(lam=1e+30)"]) == ("l2(lam=30)", None)
     json.loads((tmp_path / "selection.json").read_text())
+
+
+def test_a_choice_is_told_with_what_it_rests_on(tmp_path: Path) -> None:
+    told: list[str] = []
+    run_experiment(make_recipe(VALUES), tmp_path, InThisProcess(tmp_path), told.append)
+    scores = load_selection(tmp_path)["labels"]["l2"]["scores"]
+    best, other = scores["l2(lam=0.0001)"], scores["l2(lam=30)"]
+    assert told == [
+        f"chosen: l2(lam=0.0001) ({best:.3f}; next {other:.3f} with lam=30), by 2 seeds on 30 held-out examples each"
+    ]
+    told.clear()
+    run_experiment(
+        make_recipe(VALUES | {"selection": {"on": "test"}}),
+        tmp_path / "test",
+        InThisProcess(tmp_path / "test"),
+        told.append,
+    )
+    assert told[0].endswith("with lam=30), by 2 seeds on 360 test examples each")
+
+
+def test_a_tie_is_told(tmp_path: Path) -> None:
+    told: list[str] = []
+    values = VALUES | {"methods": ["vanilla", "shrink_perturb:lam=0.2|0.4|0.6"], "selection": {"seeds": 1}}
+    recipe = make_recipe(values)  # Without a second task it never acts.
+    run_experiment(recipe, tmp_path, InThisProcess(tmp_path), told.append)
+    (score,) = set(load_selection(tmp_path)["labels"]["shrink_perturb"]["scores"].values())
+    line = (
+        f"hosen: shrink_perturb(lam=0.2), the first of 3 that score {score:.3f} (also lam=0.4; lam=0.6), by 1 seed on "
+        "12 held-out examples; a larger selection.fraction or more selection.seeds would tell more"
+    )
+    assert told == [f"c{line}"]
+    (section,) = pliant.report(tmp_path).sections
+    assert section.choices == [f"C{line}."]
+    assert f"C{line}." in section.answer.reasons
+
+
+def test_what_is_chosen_is_compared_in_whatever_order_settings_are_given(tmp_path: Path) -> None:
+    values = VALUES | {"methods": ["vanilla", "redo:every=5|9:tau=0.1"], "selection": {"seeds": 1}}
+    run_experiment(make_recipe(values), tmp_path, InThisProcess(tmp_path))
+    (section,) = pliant.report(tmp_path).sections
+    assert section.table.contenders == ["vanilla", "redo"]
 
 
 def test_doing_it_again_does_nothing(tmp_path: Path) -> None:

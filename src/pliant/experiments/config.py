@@ -16,6 +16,9 @@ from pliant.training import Reference, Settings
 
 Purpose = Literal["result", "selection"]
 
+SELECTION_SEEDS = 1_000_000
+"""First seed of the runs that choose settings: results come from other draws than the choice."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -30,8 +33,12 @@ class Part:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        options = ", ".join(f"{key}={value}" for key, value in self.options.items())
-        return f"{self.name}({options})" if options else self.name
+        return f"{self.name}({self.written_options})" if self.options else self.name
+
+    @property
+    def written_options(self) -> str:
+        """The options in a line, sorted as in the store: a part reads the same before and after."""
+        return ", ".join(f"{key}={value}" for key, value in sorted(self.options.items()))
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,16 @@ class RunConfig:
 def describe(parts: Iterable[Part]) -> str:
     """Write down methods that act at once, with their settings: what settings are chosen and found by."""
     return " + ".join(map(str, parts))
+
+
+def full_name(label: str, settings: str) -> str:
+    """Name a variant by what tables call it and by its settings, which often begin with that.
+
+    Example:
+        >>> full_name("l2", "l2(lam=0.1)"), full_name("mine", "l2(lam=0.1)")
+        ('l2(lam=0.1)', 'mine: l2(lam=0.1)')
+    """
+    return settings if settings.startswith(label) else f"{label}: {settings}" if settings else label
 
 
 def read_settings(values: dict[str, Any]) -> Settings:

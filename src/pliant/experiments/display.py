@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from pliant.experiments.config import RunConfig
+from pliant.experiments.config import SELECTION_SEEDS, RunConfig, full_name
 from pliant.experiments.run import Outcome
 from pliant.experiments.store import last_progress
 
@@ -70,7 +70,7 @@ class LiveProgress:
             progress = last_progress(self._root / "runs" / run)
             fraction += progress
             if progress and run not in self._bar_of and len(self._bar_of) < _MOST_BARS:
-                self._bar_of[run] = self._bars.add_task(f"  {config.label}, seed {config.seed}", total=1.0)
+                self._bar_of[run] = self._bars.add_task(f"  {_name(config)}", total=1.0)
             if run in self._bar_of:
                 self._bars.update(self._bar_of[run], completed=progress)
         if self._total is not None:
@@ -83,6 +83,13 @@ class LiveProgress:
         lines = list(outcome.notes)
         if outcome.status != "finished" or not self._console.is_terminal:
             end = f"{outcome.status}: {reason}" if reason else outcome.status
-            lines.append(f"[{self._ended}/{self._count}] {config.label}, seed {config.seed}: {end}")
+            lines.append(f"[{self._ended}/{self._count}] {_name(config)}: {end}")
         for line in lines:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _name(config: RunConfig) -> str:
+    """Name a run by what tells it from the others: its seed, and while settings are chosen these."""
+    if config.purpose == "selection":
+        return f"choosing: {full_name(*config.variant)}, selection seed {config.seed - SELECTION_SEEDS}"
+    return f"{config.label}, seed {config.seed}"

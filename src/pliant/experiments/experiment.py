@@ -1,28 +1,30 @@
 """From a recipe to results: choose settings where there is a choice, then do the runs that count."""
 
+import contextlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from pliant.experiments.config import Part, RunConfig, describe
+from pliant.experiments.choice import tell_choice
+from pliant.experiments.config import SELECTION_SEEDS, Part, RunConfig, describe
 from pliant.experiments.recipe import Entry, Recipe
-from pliant.experiments.store import Status, load_run
+from pliant.experiments.store import Run, Status, load_run
 from pliant.files import write_atomically
 
 RunAll = Callable[[Sequence[RunConfig]], dict[str, Status]]
 
-_SELECTION_SEEDS = 1_000_000
-"""First seed of the runs that choose settings: results come from other draws than the choice."""
 
-
-def run_experiment(recipe: Recipe, root: Path, run_all: RunAll) -> dict[str, Status]:
+def run_experiment(
+    recipe: Recipe, root: Path, run_all: RunAll, tell: Callable[[str], None] = lambda line: None
+) -> dict[str, Status]:
     """Do all runs of a recipe that are not done yet.
 
     Args:
         recipe: The experiment.
         root: Its folder.
         run_all: Does runs and says how they ended.
+        tell: Gets a line for every choice of settings, as soon as it is made.
 
     Returns:
         How every run ended, by its name.
@@ -34,7 +36,7 @@ def run_experiment(recipe: Recipe, root: Path, run_all: RunAll) -> dict[str, Sta
     _write_recipe(recipe, root, keep_choice=bool(contested))
     statuses: dict[str, Status] = {}
     if recipe.selection.on == "validation":
-        seeds = range(_SELECTION_SEEDS, _SELECTION_SEEDS + recipe.selection.seeds)
+        seeds = range(SELECTION_SEEDS, SELECTION_SEEDS + recipe.selection.seeds)
         trials = [
             recipe.config(entry, parts, seed, "selection")
             for entry in contested
@@ -43,7 +45,7 @@ def run_experiment(recipe: Recipe, root: Path, run_all: RunAll) -> dict[str, Sta
         ]
         if trials:
             statuses |= run_all(trials)
-            choice = choose(recipe, contested, trials, root)
+            choice = choose(recipe, contested, trials, root, tell)
             candidates |= {label: [parts] for label, parts in choice.items()}
     # Seed by seed, so that what an interrupted experiment has done already compares all methods.
     results = [
@@ -54,7 +56,7 @@ def run_experiment(recipe: Recipe, root: Path, run_all: RunAll) -> dict[str, Sta
     ]
     statuses |= run_all(results)
     if recipe.selection.on == "test" and contested:
-        choose(recipe, contested, results, root)
+        choose(recipe, contested, results, root, tell)
     return statuses
 
 
@@ -68,7 +70,7 @@ def _write_recipe(recipe: Recipe, root: Path, *, keep_choice: bool) -> None:
 
 
 def choose(
-    recipe: Recipe, entries: Sequence[Entry], trials: Sequence[RunConfig], root: Path
+    recipe: Recipe, entries: Sequence[Entry], trials: Sequence[RunConfig], root: Path, tell: Callable[[str], None]
 ) -> dict[str, tuple[Part, ...]]:
     """Pick the setting with the best mean for every entry, and write down why.
 
@@ -77,9 +79,11 @@ def choose(
         entries: Those with a choice.
         trials: The runs that decide.
         root: The experiment's folder.
+        tell: Gets a line for every entry.
 
     Returns:
-        The settings by label. One with a run that failed or diverged is only picked if all have one.
+        The settings by label, the first of those with equal means. One with a run that failed or diverged is only
+        picked if all have one.
 
     Raises:
         ValueError: If the runs do not tell what decides.
@@ -93,10 +97,11 @@ def choose(
     choice: dict[str, tuple[Part, ...]] = {}
     report = {}
     for entry in entries:
+        tried = [trial for trial in trials if trial.label == entry.label]
         table: dict[str, float] = {}
         best = -math.inf
         for parts in entry.variants():
-            values = [scores[t.id] for t in trials if t.label == entry.label and t.methods == parts]
+            values = [scores[trial.id] for trial in tried if trial.methods == parts]
             mean = math.fsum(values) / len(values)
             table[describe(parts)] = mean
             if mean > best or entry.label not in choice:
@@ -104,7 +109,20 @@ def choose(
         report[entry.label] = {
             "chosen": describe(choice[entry.label]),
             "scores": {key: value if math.isfinite(value) else None for key, value in table.items()},
+            "seeds": len(tried) // len(table),
+            "examples": _count_examples(runs[trial.id] for trial in tried) if "test" in headline else None,
         }
+        tell(tell_choice(entry.label, report[entry.label], recipe.selection.on))
     content = {"on": recipe.selection.on, "headline": headline, "labels": report}
     write_atomically(root / "selection.json", json.dumps(content, indent=1).encode())
     return choice
+
+
+def _count_examples(runs: Iterable[Run | None]) -> int | None:
+    """Return how many examples runs were tested on, as the first that finished tells; None if it does not."""
+    finished = next((run for run in runs if run and run.status == "finished"), None)
+    with contextlib.suppress(ValueError, OSError):  # A damaged log decides nothing.
+        for event in reversed(finished.events if finished else []):
+            if "test_examples" in event:
+                return int(event["test_examples"])
+    return None

@@ -85,7 +85,7 @@ def _attempt(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) ->
 
 
 def _train(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> dict[str, Any]:
-    """Train to the end, and tell by what: time and steps of this attempt, bytes that are kept for good, sources."""
+    """Train to the end, and tell by what: time and steps of this attempt, bytes kept for good, sources, tests."""
     seed_everything(config.seed)
     stream = make_stream(config)
     learner = make_learner(config, stream)
@@ -107,7 +107,8 @@ def _train(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> d
     state = learner.state_dict()
     sizes = {name: _count_bytes(state[name]) for name in ("model", "optimizer", "methods")}
     seconds, steps = time.monotonic() - begun, learner.step - first_step
-    return {"seconds": seconds, "steps": steps, "bytes": sizes, "sources": sources}
+    tested = {"test_examples": len(stream.dataset.test)}
+    return {"seconds": seconds, "steps": steps, "bytes": sizes, "sources": sources} | tested
 
 
 def _count_bytes(state: Any) -> int:

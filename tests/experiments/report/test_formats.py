@@ -115,6 +115,8 @@ def test_markdown_tells_all_in_words(report: Report, tmp_path: Path) -> None:
         "- fresh: an untrained network at every task",
         "- L2: l2(lam=0.1)",
     ]
+    assert settings[4] == "Chosen: L2: l2(lam=0.1)."
+    assert "Chosen: L2: l2(lam=0.1)." in report.to_html()
     assert re.search(r"\| L2 \| .*81\.00.* \| \+42\.50 .* \| 81\.00 ± 2\.00 \|", text)
     assert r"ValueError: \<b\>boom\</b\>" in text
     table = [line for line in text.splitlines() if line.startswith("|")]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pliant.experiments.choice import is_tied
 from pliant.experiments.config import describe
 from pliant.experiments.report.analysis import Analysis, Contrast
 from pliant.experiments.report.reading import Contender
@@ -16,6 +17,7 @@ from pliant.experiments.report.wording import (
     enumerate_names,
     name_of,
     probability,
+    sentence,
     size,
     span,
 )
@@ -101,8 +103,7 @@ def _name_with_settings(best: Contender) -> str:
     if all(f"{key}=" in best.name for part in parts for key in part.options):
         return best.name
     alone = len(best.runs[0].config.methods) == 1
-    settings = ", ".join(f"{key}={value}" for key, value in parts[0].options.items()) if alone else describe(parts)
-    return f"{best.name} with {settings}"
+    return f"{best.name} with {parts[0].written_options if alone else describe(parts)}"
 
 
 def _references(analysis: Analysis, best: Contender) -> list[tuple[Contrast, str]]:
@@ -249,6 +250,7 @@ def _caveats(analysis: Analysis, best: Contender) -> list[str]:
     unfinished = sum(run.status == "unfinished" for run in comparison.runs)
     if unfinished:
         found.append(f"{unfinished} of {len(comparison.runs)} runs are not finished: this may change.")
+    found += [sentence(choice["told"]) for choice in comparison.choices.values() if is_tied(choice)]
     if comparison.selection.get("on") == "test":
         found.append("Settings were chosen on the test data itself, as the sources do: optimistic.")
     return found

@@ -301,7 +301,7 @@ def _sensitivity_figure(
 ) -> Figure:
     metric = comparison.headline
     numeric = all(isinstance(trial.value, int | float) and not isinstance(trial.value, bool) for trial in trials)
-    chosen = comparison.selection.get("labels", {}).get(label, {}).get("chosen")
+    chosen = comparison.choices.get(label, {}).get("chosen")
     rows, table = [], []
     for trial in trials:
         estimate = interval(trial.scores)

@@ -12,7 +12,7 @@ from pliant.experiments.report.histories import Histories, read_histories
 from pliant.experiments.report.reading import Broken, Comparison, Contender
 from pliant.experiments.report.style import Series, assign_series
 from pliant.experiments.report.table import ResultTable, metric_table, result_table
-from pliant.experiments.report.wording import count, name_of
+from pliant.experiments.report.wording import count, name_of, sentence
 from pliant.experiments.store import Run
 
 if TYPE_CHECKING:
@@ -199,6 +199,11 @@ class Section:
         described = _describe(contender.runs[0].config)
         own = [f"{name} {described[name]}" for name, values in self._settings.items() if len(values) > 1]
         return "; ".join([contender.settings or plain, *own])
+
+    @property
+    def choices(self) -> list[str]:
+        """Which settings were chosen and by what, a sentence each."""
+        return [sentence(choice["told"]) for choice in self.comparison.choices.values()]
 
     @cached_property
     def _settings(self) -> dict[str, list[str]]:

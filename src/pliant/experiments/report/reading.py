@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pliant import streams
-from pliant.experiments.config import Part, RunConfig, describe, read_settings
+from pliant.experiments.choice import tell_choice
+from pliant.experiments.config import Part, RunConfig, describe, full_name, read_settings
 from pliant.experiments.recipe import Entry, GridPart, Recipe, Selection
 from pliant.experiments.store import Run, Status, load_recipe_values, load_run, load_selection
 
@@ -76,7 +77,7 @@ class Comparison:
         contenders: What is compared, in the recipe's order.
         trials: Runs with settings that were tried, chosen or not.
         recipe: What was asked for; None if the folder does not tell.
-        selection: Which settings were chosen, and by what; empty if there was nothing to choose.
+        selection: Which settings were chosen, by what, and how that is told; empty if there was nothing to choose.
         folders: Where the runs lie.
         broken: What could not be read there.
     """
@@ -98,6 +99,11 @@ class Comparison:
     def baseline(self, role: Role) -> Contender | None:
         """The contender in this role, the first if there are several."""
         return next((contender for contender in self.contenders if contender.role == role), None)
+
+    @property
+    def choices(self) -> dict[str, dict[str, Any]]:
+        """What was chosen, by label."""
+        return dict(self.selection.get("labels", {}))
 
     @property
     def metric(self) -> str:
@@ -284,7 +290,10 @@ def _read_selection(folder: Path, asked: _Asked | None) -> tuple[dict[str, Any],
             chosen = {label: setting for label, setting in chosen.items() if setting in offered.get(label, ())}
         if not chosen:
             return {}, []
-        return {"on": selection["on"], "labels": {label: selection["labels"][label] for label in chosen}}, []
+        kept: dict[str, dict[str, Any]] = {label: dict(selection["labels"][label]) for label in chosen}
+        for label, choice in kept.items():
+            choice["told"] = tell_choice(label, choice, selection["on"])
+        return {"on": selection["on"], "labels": kept}, []
     except _MALFORMED as error:
         return {}, [Broken(folder / "selection.json", f"cannot be read: {error}")]
 
@@ -353,7 +362,7 @@ def _compare(question: _Question) -> Comparison:
     rank = {label: place for place, label in enumerate(question.order)}
     contenders = [
         Contender(
-            name=label if len(settings_of[label]) == 1 else _full_name(label, settings),
+            name=label if len(settings_of[label]) == 1 else full_name(label, settings),
             settings=settings,
             role="fresh" if members[0].config.fresh else "vanilla" if label == vanilla else "method",
             label=label,
@@ -387,10 +396,6 @@ def _find_vanilla(runs: dict[str, Run]) -> str | None:
     if "vanilla" in plain:
         return "vanilla"
     return plain[0] if len(plain) == 1 else None
-
-
-def _full_name(label: str, settings: str) -> str:
-    return settings if settings.startswith(label) else f"{label}: {settings}" if settings else label
 
 
 def _headline(runs: Sequence[Run]) -> str:

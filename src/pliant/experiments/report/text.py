@@ -28,6 +28,8 @@ def _markdown_section(section: Section) -> str:
         lines += [f"- {_plain(f.what)}: {f.status}: {_plain(f.reason)}" for f in section.failures]
     lines += ["", "## Settings", ""]
     lines += [f"- {_plain(each.name)}: {_plain(section.settings_of(each))}" for each in section.comparison.contenders]
+    if section.choices:
+        lines += ["", _plain(" ".join(section.choices))]
     lines += ["", "## Configuration", ""]
     lines += [f"- {key}: {_plain(value)}" for key, value in (section.setting | section.environment).items()]
     return "\n".join([*lines, ""])

@@ -147,3 +147,13 @@ def count(number: int, what: str) -> str:
         ('1 seed', '3 seeds')
     """
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def sentence(line: str) -> str:
+    """Make a line of the terminal a sentence.
+
+    Example:
+        >>> sentence("chosen: l2")
+        'Chosen: l2.'
+    """
+    return f"{line[:1].upper()}{line[1:]}."
