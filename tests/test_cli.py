@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from pliant.experiments.config import RunConfig
 from pliant.experiments.recipe import make_recipe
 from pliant.experiments.run import execute
 from pliant.experiments.store import load_runs
+from pliant.training import Settings
 from tests.experiments.helpers import outputs
 
 PLIANT = [sys.executable, "-c", "from pliant.cli import main; main()"]
@@ -53,7 +55,12 @@ def pliant(
     ("arguments", "message"),
     [
         (["compare", "--stream", "warmstart"], "did you mean 'warm_start'?"),
-        (["compare", "--methods", "swt"], "there is no method 'swt'"),
+        (["compare", "--methods", "vanila"], "error: --methods: there is no method 'vanila'; did you mean 'vanilla'?"),
+        (
+            ["compare", "--methods", "l2,swt", "--tune"],
+            "error: --methods: there is no method 'swt'; did you mean 'swr'?",
+        ),
+        (["compare", "--methods", "redo:tau=0.1,every=97"], "a colon stands before every setting"),
         (["compare", "--data", "nowhere/"], "nothing is at that path"),
         (["compare", "--set", "training.lr=fast"], "training.lr is 'fast': input should be a valid number"),
         (["compare", "--gpus", "1"], "--gpus and --address are for --engine ray"),
@@ -80,7 +87,9 @@ def test_mistakes_end_in_a_line(
         ("methods", ["swr", "shrink_perturb", "vanilla", "lam (0.001)", "[relu(x)", "on new data"]),
         ("streams", ["warm_start", "binary_pairs", "first_epochs (100)"]),
         ("models", ["resnet18", "FILE.py:FUNCTION"]),
-        ("data", ["tiny_imagenet", "PATH"]),
+        ("data", ["tiny_imagenet", "PATH", "skip_corrupt (False)", "Crop and resize", "project (None)"]),
+        ("training", [f"{field.name} (" for field in fields(Settings)]),
+        ("training", ["decay_epochs ([])", "BatchNorm has no variance of that.", "evaluated."]),
         ("measures", ["weight_l2", "hessian_rank"]),
         ("recipes", ["demo"]),
     ],

@@ -1,6 +1,7 @@
 """The command line: compare methods, run recipes, read results, find out what there is."""
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -15,15 +16,8 @@ try:
     from pliant.diagnose_command import diagnose_command
     from pliant.experiments import archive, listings
     from pliant.experiments.display import LiveProgress
-    from pliant.experiments.recipe import (
-        BASELINES,
-        Recipe,
-        Scale,
-        find_recipe,
-        load_recipe,
-        make_recipe,
-        split_methods,
-    )
+    from pliant.experiments.recipe import Recipe, RecipeError, Scale, find_recipe, load_recipe, make_recipe
+    from pliant.experiments.wanted import BASELINES, split_methods
 except ImportError as error:
     raise SystemExit(f"the command line needs more than torch ({error}): pip install 'pliant[cli]'") from error
 
@@ -87,9 +81,6 @@ Address = Annotated[str | None, typer.Option(help="Ray cluster to join; a new on
 Checkpoint = Annotated[float, typer.Option(help="Seconds between two checkpoints of a run.")]
 
 
-METHODS_EXAMPLE = "vanilla,swr,l2:lam=1e-3,l2:lam=1e-2|1e-4,swr+l2"
-
-
 def _show_version(wanted: bool) -> None:
     if wanted:
         console.print(__version__, highlight=False)
@@ -108,15 +99,22 @@ def main_options(
 @app.command()
 def compare(
     data: Annotated[
-        str, typer.Option(help="Data set: a name (`pliant list data`), a path, or file.py:function.")
+        str,
+        typer.Option(
+            help="Data set: a name (`pliant list data`), a path, file.py:function or package.module:function."
+        ),
     ] = "digits",
-    model: Annotated[str, typer.Option(help="Network: a name (`pliant list models`), or file.py:function.")] = "mlp",
+    model: Annotated[
+        str,
+        typer.Option(help="Network: a name (`pliant list models`), file.py:function or package.module:function."),
+    ] = "mlp",
     stream: Annotated[str, typer.Option(help="What the network meets (`pliant list streams`).")] = "warm_start",
     methods: Annotated[
         str,
         typer.Option(
-            help=f"What to compare (`pliant list methods`), e.g. {METHODS_EXAMPLE} (with a setting, one chosen from "
-            "several, two methods at once)."
+            help="What to compare (`pliant list methods`), with commas between: vanilla (nothing attached), fresh "
+            "(an untrained network for every task), l2:lam=1e-3 (a setting), redo:tau=0.1:every=97 (two settings), "
+            "l2:lam=1e-2|1e-4 (the better one on held-out data), swr+l2 (both at once)."
         ),
     ] = "vanilla,fresh,l2,swr",
     seeds: Annotated[int, typer.Option(help="How many seeds.")] = 5,
@@ -124,7 +122,12 @@ def compare(
         bool, typer.Option(help="Choose the strength of each method that stands alone on held-out data.")
     ] = False,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="Anything else, e.g. stream.epochs=20, training.lr=1e-3.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Anything else: training.lr=1e-3 (`pliant list training`), stream.epochs=20, data.size=32, model.…, "
+            "selection.seeds=1, measures, device.",
+        ),
     ] = None,
     out: Out = None,
     engine: EngineOption = EngineName.PROCESSES,
@@ -143,7 +146,10 @@ def compare(
         "methods": _entries(methods, tune),
         "seeds": seeds,
     }
-    recipe = make_recipe(override(values, setting or ()))
+    try:
+        recipe = make_recipe(override(values, setting or ()))
+    except RecipeError as error:  # Where it stands in a recipe is nothing that was written here.
+        raise ValueError(re.sub(r"^methods\b[\w.]*", "--methods", str(error), flags=re.MULTILINE)) from error
     fixed = [entry.label for entry in recipe.methods if entry.parts and len(entry.variants()) == 1]
     if tune and fixed:
         console.print(f"--tune leaves as they are: {', '.join(fixed)}", markup=False, soft_wrap=True)
@@ -249,7 +255,9 @@ def data_list() -> None:
 
 @data_app.command("get")
 def data_get(
-    name: Annotated[str, typer.Argument(help="A data set: a name, a path, or file.py:function.")],
+    name: Annotated[
+        str, typer.Argument(help="A data set: a name, a path, file.py:function or package.module:function.")
+    ],
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="How to load it, as for runs: data.size=32, data.first=100.")
     ] = None,

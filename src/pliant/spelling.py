@@ -1,7 +1,8 @@
-"""The part of an error message that helps: what is allowed, and what was probably meant."""
+"""Names and what they stand for: what is allowed, what was probably meant, what a docstring says."""
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -29,6 +30,18 @@ def keyword_options(function: Callable[..., Any]) -> dict[str, Any]:
     """
     parameters = inspect.signature(function).parameters.values()
     return {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+def read_arguments(documented: Callable[..., Any]) -> dict[str, str]:
+    """Return what a docstring says about each argument, in a line.
+
+    Example:
+        >>> read_arguments(suggest)["word"]
+        'What was given.'
+    """
+    section = re.search(r"^Args:\n((?: .*\n|\n)*)", f"{inspect.getdoc(documented) or ''}\n", re.MULTILINE)
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section[1] if section else "", re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}
 
 
 def suggest(word: str, allowed: Iterable[str]) -> str:

@@ -14,9 +14,9 @@ from pliant.experiments.recipe import (
     find_recipe,
     load_recipe,
     make_recipe,
-    parse_part,
     recipe_folder,
 )
+from pliant.experiments.wanted import parse_part
 
 GOOD: dict[str, Any] = {"data": "digits", "model": "mlp", "stream": "warm_start", "methods": ["vanilla", "swr"]}
 
@@ -89,7 +89,14 @@ def test_methods_as_tables() -> None:
         ({"training": {"optimiser": "adam"}}, "training: there is no 'optimiser'; did you mean 'optimizer'?"),
         ({"training": {"optimizer": "adm"}}, "training.optimizer is 'adm': input should be 'adam', 'adamw' or 'sgd'"),
         ({"training": {"lr": -1}}, "training: lr: -1.0 is not allowed; it must be a number that is finite and > 0"),
-        ({"methods": ["swt"]}, "there is no method 'swt'"),
+        (
+            {"methods": ["swt"]},
+            "methods.0.parts.0: there is no method 'swt'; did you mean 'swr'? Allowed: vanilla, fresh",
+        ),
+        ({"methods": ["l2", "vanila"]}, "methods.1.parts.0: there is no method 'vanila'; did you mean 'vanilla'?"),
+        ({"methods": [{"name": "frsh", "grid": "sweep"}]}, "there is no method 'frsh'; did you mean 'fresh'?"),
+        ({"methods": ["every=97"]}, "'every=97'; a colon stands before every setting: redo:tau=0.1:every=97"),
+        ({"methods": ["vanilla+l2"]}, "vanilla is no method but a baseline, which stands alone and has no settings"),
         ({"methods": ["swr:lamb=1"]}, "swr: there is no 'lamb'; did you mean 'lam'?"),
         ({"methods": ["swr:lam"]}, "'lam' must be of the form setting=value"),
         ({"methods": ["swr", "swr"]}, "methods: 'swr' stands there 2 times; give each a label"),
@@ -146,6 +153,7 @@ def test_all_mistakes_are_named_at_once() -> None:
 
 def test_parts() -> None:
     assert parse_part("fire") == {"name": "fire", "settings": {}, "grid": {}}
+    assert parse_part("redo:tau=0.1:every=97")["settings"] == {"tau": 0.1, "every": 97}
 
 
 def test_files(tmp_path: Path) -> None:

@@ -2,14 +2,20 @@
 
 import tomllib
 from collections.abc import Callable
+from dataclasses import fields
 
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 from pliant import data, methods, models, streams
+from pliant.data.local import load_folder
 from pliant.diagnostics import measures
-from pliant.experiments.recipe import BASELINES, recipe_folder
+from pliant.experiments.recipe import recipe_folder
+from pliant.experiments.wanted import BASELINES
 from pliant.methods.base import Kind
+from pliant.spelling import keyword_options, read_arguments
+from pliant.training import Settings
 
 _WHEN: dict[Kind, str] = {
     "rescaler": "after a step",
@@ -50,13 +56,29 @@ def model_listing() -> Table:
     return table
 
 
-def data_listing() -> Table:
-    """List the data sets."""
+def data_listing() -> Group:
+    """List the data sets, and what they can be asked for."""
     table = Table("name", "what it is")
     for name in data.names():
         table.add_row(name, data.summary(name))
     table.add_row("PATH", "a folder of images (class/… or train/class/… and test/class/…), or an .npz file")
     table.add_row("FILE.py:FUNCTION", "your own: function() -> (x_train, y_train), (x_test, y_test)")
+    options = Table("option (default)", "of", "what it is", title="--set data.OPTION=VALUE", title_justify="left")
+    for loader, which in ((data.load, "all"), (load_folder, "a folder of images")):
+        meanings = read_arguments(loader)
+        for name, default in keyword_options(loader).items():
+            options.add_row(f"{name} ({default})", which, escape(meanings[name]))
+    options.add_row("…", "your own", "the function's own keyword arguments")
+    return Group(table, options)
+
+
+def training_listing() -> Table:
+    """List how networks are trained."""
+    table = Table("setting (default)", "what it is", title="--set training.SETTING=VALUE", title_justify="left")
+    meanings = read_arguments(Settings)
+    for field in fields(Settings):
+        default = list(field.default) if isinstance(field.default, tuple) else field.default  # As it is given.
+        table.add_row(escape(f"{field.name} ({default})"), escape(meanings[field.name]))
     return table
 
 
@@ -81,11 +103,12 @@ def _options(options: dict[str, object]) -> str:
     return "\n".join(f"{name} ({default})" for name, default in options.items())
 
 
-LISTINGS: dict[str, Callable[[], Table]] = {
+LISTINGS: dict[str, Callable[[], RenderableType]] = {
     "methods": method_listing,
     "streams": stream_listing,
     "models": model_listing,
     "data": data_listing,
+    "training": training_listing,
     "measures": measure_listing,
     "recipes": recipe_listing,
 }

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import itertools
 import json
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
@@ -19,17 +18,14 @@ import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from pliant import data, methods, models, streams
-from pliant.assignments import override, parse_value
+from pliant.assignments import override
 from pliant.data.local import load_folder
 from pliant.diagnostics import measures
 from pliant.experiments.config import Part, Purpose, RunConfig
+from pliant.experiments.wanted import BASELINES, check_method, parse_part, split_methods
 from pliant.importing import import_object
 from pliant.spelling import check_names, suggest
 from pliant.training import RESULTS, Reference, Settings
-
-BASELINES = {"vanilla": "plain training, nothing attached", "fresh": "an untrained network at every task"}
-"""What can stand among the methods without being one."""
-
 
 Scale = Literal["paper", "quick"]
 """How large an experiment is done: as published, or in minutes."""
@@ -84,14 +80,16 @@ class GridPart(_Strict):
     @classmethod
     def _gather(cls, value: Any) -> Any:
         if isinstance(value, str):
-            return parse_part(value)
+            value = parse_part(value)
         if isinstance(value, Mapping) and "settings" not in value:
             known = {"name", "grid"}
             settings = {key: item for key, item in value.items() if key not in known}
             value = {key: value[key] for key in known & value.keys()} | {"settings": settings}
-        if isinstance(value, Mapping) and value.get("grid") == "sweep" and isinstance(value.get("name"), str):
-            swept = [t for t in methods.info(value["name"]).tunables if t.sweep]
-            value = dict(value) | {"grid": {t.name: list(t.sweep) for t in swept[:1]}}
+        if isinstance(value, Mapping) and isinstance(name := value.get("name"), str):
+            check_method(name)
+            if value.get("grid") == "sweep":
+                swept = [t for t in methods.info(name).tunables if t.sweep]
+                value = dict(value) | {"grid": {t.name: list(t.sweep) for t in swept[:1]}}
         return value
 
     @model_validator(mode="after")
@@ -342,38 +340,6 @@ def _check_model(part: Part) -> None:
             raise ValueError(f"model is {part.name!r}, which cannot be called; it must be a function")
         return
     check_names("model", part.options, models.options(part.name))
-
-
-def split_methods(text: str) -> list[str]:
-    """Split what is to act at once, `swr+l2:lam=1e-3`, at the + between; that of a number such as 1e+3 stays.
-
-    Example:
-        >>> split_methods("swr + l2:lam=1e+0")
-        ['swr', 'l2:lam=1e+0']
-    """
-    return [part.strip() for part in re.split(r"(?<![0-9][eE])\+", text)]
-
-
-def parse_part(text: str) -> dict[str, Any]:
-    """Read a method as the command line has it: `swr`, `swr:lam=1e-3`, with a grid `swr:lam=1e-3|1e-4`.
-
-    Example:
-        >>> parse_part("l2:lam=0.1|0.01")
-        {'name': 'l2', 'settings': {}, 'grid': {'lam': [0.1, 0.01]}}
-    """
-    name, *assignments = text.split(":")
-    settings: dict[str, Any] = {}
-    grid: dict[str, list[Any]] = {}
-    for assignment in assignments:
-        key, sign, value = assignment.partition("=")
-        if not sign:
-            raise RecipeError(f"{text!r}: {assignment!r} must be of the form setting=value")
-        values = [parse_value(each) for each in value.split("|")]
-        if len(values) > 1:
-            grid[key] = values
-        else:
-            settings[key] = values[0]
-    return {"name": name, "settings": settings, "grid": grid}
 
 
 def recipe_folder() -> Path:
