@@ -12,10 +12,10 @@ from benchmarks.reproduction.drawings import NOTHING_DONE, Drawing, digest, know
 from benchmarks.reproduction.effects import EFFECT, effect_block, name_effect, sum_up
 from benchmarks.reproduction.explanations import explanations_block
 from benchmarks.reproduction.figures import PAPERS
-from benchmarks.reproduction.kept import KEPT, Estimate, Kept, find_recipe, kept_runs, load_kept, summarise
+from benchmarks.reproduction.kept import KEPT, Estimate, Kept, count_seeds, find_recipe, kept_runs, load_kept, summarise
 from benchmarks.reproduction.numbers import EXACT, more_numbers
 from benchmarks.reproduction.pages import make_page
-from benchmarks.reproduction.statements import SECTIONS, found_block, judge, load_statements
+from benchmarks.reproduction.statements import SECTIONS, found_block, judge, load_statements, statements_block
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pliant import methods, models
@@ -98,6 +98,9 @@ def test_statement_names_labels_and_numbers_of_its_recipe(statement: dict) -> No
         "mean_first_loss",
         "best_gain",
         "best_test_accuracy",
+        "late_test_accuracy",
+        "least_gain",
+        "first_train_error",
         "early_train_error",
         "late_train_error",
         "train_error_growth",
@@ -129,8 +132,8 @@ def test_kept_runs_are_those_of_the_recipe(file: Path) -> None:
     assert all(set(numbers) <= set(recipe.seeds) for numbers in kept.numbers.values())
 
 
-def make_kept(numbers: dict[str, dict[int, dict[str, float]]]) -> Kept:
-    return Kept("x", {}, list(numbers), numbers, dict.fromkeys(numbers, 0))
+def make_kept(numbers: dict[str, dict[int, dict[str, float]]], headline: str = "x", bad: int = 0) -> Kept:
+    return Kept(headline, {}, list(numbers), numbers, dict.fromkeys(numbers, bad))
 
 
 def test_difference_pairs_seeds() -> None:
@@ -207,13 +210,42 @@ def test_labels_of_two_recipes_are_compared_seed_by_seed(monkeypatch: pytest.Mon
     assert judge(statement)[1].endswith("3 seeds")
 
 
+@pytest.mark.parametrize("side", ["one", "other"])
+def test_runs_that_diverged_count_on_their_own_side_of_a_comparison(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {"one": 0.6, "other": 0.2}
+    kept = {
+        name: make_kept({"a": {seed: {"x": value} for seed in range(3)}}, bad=2 if name == side else 0)
+        for name, value in runs.items()
+    }
+    monkeypatch.setattr(statements, "load_kept", kept.get)
+    verdict, shown = judge({"recipe": "one", "higher": "a", "lower": "a", "lower_recipe": "other"})
+    assert verdict == "not decided"
+    assert shown.endswith("3 seeds, 2 diverged")
+
+
 def test_summary_counts_every_statement_and_lists_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = re.findall(r" (\d+) ", found_block("all"))
-    assert sum(map(int, counts)) == len(STATEMENTS)
-    judged = iter([("**not reproduced**", "-1"), *[("open", "0 of 3")] * (len(STATEMENTS) - 1)])
+    counted = [statement for statement in STATEMENTS if statement.get("counted", True)]
+    assert sum(map(int, counts)) == len(counted) < len(STATEMENTS)
+    judged = iter([("**not reproduced**", "-1"), *[("open", "0 of 3")] * (len(counted) - 1)])
     monkeypatch.setattr(statements, "judge", lambda statement: next(judged))
     first = STATEMENTS[0]
     assert found_block("not-reproduced") == f"- {SECTIONS[first['paper']]}, {first['claim']}: -1"
+
+
+def test_statement_that_is_not_counted_is_shown_in_parentheses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"paper": "P0", "claim": "as printed", "recipe": "r"}
+    known = [said, said | {"claim": "another reading", "counted": False}]
+    monkeypatch.setattr(statements, "load_statements", lambda: known)
+    monkeypatch.setattr(statements, "judge", lambda statement: ("**not reproduced**", "-1"))
+    assert statements_block("P0").splitlines()[2:] == [
+        "| as printed | **not reproduced** | -1 | `r` |",
+        "| another reading | (**not reproduced**) | -1 | `r` |",
+    ]
+    assert found_block("not-reproduced") == "- Soft weight rescaling, as printed: -1"
+    assert "| Soft weight rescaling | 0 | 1 | 0 | 0 | 0 |" in found_block("all").splitlines()
+    monkeypatch.setattr(statements, "judge", lambda statement: ("open", "0 of 3"))
+    assert statements_block("P0").splitlines()[-1].startswith("Open, for want of runs: 1 for `r`")
 
 
 def test_effect_is_named_by_the_difference_in_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +258,7 @@ def test_effect_is_named_by_the_difference_in_error(monkeypatch: pytest.MonkeyPa
         return {seed: {"mean_train_accuracy": a, "final_train_accuracy": a / 2} for seed, a in enumerate(accuracies)}
 
     numbers = {"vanilla": runs(0.5, 0.52, 0.51), "fresh": runs(0.99), "FIRE": runs(0.9, 0.92, 0.91), "L2 1e-3": runs()}
-    monkeypatch.setattr(effects, "load_kept", lambda name: make_kept(numbers))
+    monkeypatch.setattr(effects, "load_kept", lambda name: make_kept(numbers, "mean_train_accuracy"))
     rows = effect_block("fire").splitlines()[4:]
     assert rows == [
         "| *doing nothing* | 49.0 ± 2.5 | 74.5 ± 1.2 |  |  | 3 |",
@@ -268,7 +300,7 @@ def make_run(records: list[dict[str, Any]], *measures: str) -> Run:
     return run
 
 
-def test_settings_of_a_grid_are_compared_where_all_were_run() -> None:
+def test_settings_of_a_grid_are_compared_where_they_were_run() -> None:
     values = {"data": "digits", "model": "mlp", "stream": {"name": "single", "epochs": 1}}
     grid = {"name": "l2", "grid": {"lam": [0.1, 0.2]}}
     recipe = make_recipe(values | {"methods": ["vanilla", grid], "seeds": 2, "selection": {"on": "test"}})
@@ -283,11 +315,16 @@ def test_settings_of_a_grid_are_compared_where_all_were_run() -> None:
     kept = summarise("x", recipe, runs, {"l2": {"chosen": "l2(lam=0.2)"}})
     assert kept.values("l2", "final_test_accuracy") == {0: 0.75}
     assert kept.values("l2", "setting_range") == {0: 0.25}
-    assert kept.values("l2", "worst_setting") == kept.values("l2", "setting_1") == {0: 0.5}
+    assert kept.values("l2", "worst_setting") == {0: 0.5}
+    assert kept.values("l2", "setting_1") == {0: 0.5, 1: 0.5}
     assert kept.values("l2", "setting_2") == {0: 0.75}
     assert kept.values("vanilla", "setting_range") == {}
     unchosen = summarise("x", recipe, runs, {})
     assert (unchosen.values("l2", "final_test_accuracy"), len(unchosen.numbers["vanilla"])) == ({}, 2)
+    assert unchosen.values("l2", "setting_1") == {0: 0.5, 1: 0.5}
+    assert (count_seeds(unchosen, "l2"), count_seeds(unchosen, "vanilla")) == ("0", "2")
+    failed = replace(runs[-1], config=recipe.config(entry, entry.variants()[1], 1, "result"), status="diverged")
+    assert summarise("x", recipe, [*runs, failed], {}).values("l2", "setting_2") == {}
 
 
 def test_change_is_from_the_first_tasks_to_the_last() -> None:
@@ -307,7 +344,8 @@ def test_change_is_from_the_first_tasks_to_the_last() -> None:
             "update_l1_mean": 11.5,
             "weight_l1_late_change": (9.5 - 7.5) / 7.5,
             "update_l1_late_change": (15.5 - 13.5) / 13.5,
-            "train_error_growth": 0.08,
+            "train_error_growth": 0.085,  # from the end of the first task
+            "first_train_error": 0.1,
             "early_train_error": 0.105,
             "late_train_error": 0.185,
         }
@@ -338,6 +376,17 @@ def test_late_accuracy_is_over_the_last_ten_tests() -> None:
     records = [{"task": 0, "test_accuracy": float(epoch), "train_accuracy": 1.0} for epoch in range(12)]
     assert dict(more_numbers(make_run(records)))["late_test_accuracy"] == 6.5
     assert "late_test_accuracy" not in dict(more_numbers(make_run(records[:9])))
+
+
+def test_least_gain_is_the_worst_step_between_the_ends_of_tasks() -> None:
+    ends = (0.5, 0.7, 0.6, 0.9)
+    records = [
+        {"task": task, "test_accuracy": 0.0 if epoch < 2 else end, "train_accuracy": 1.0, "entry_test_accuracy": 0.0}
+        for task, end in enumerate(ends)
+        for epoch in range(12)
+    ]
+    assert dict(more_numbers(make_run(records)))["least_gain"] == pytest.approx(-0.1)
+    assert "least_gain" not in dict(more_numbers(make_run(records[3:])))
 
 
 def test_runs_of_an_earlier_form_of_the_recipe_do_not_count() -> None:

@@ -46,7 +46,7 @@ def table_block(name: str) -> str:
             cells.append("{:.4f} ± {:.4f}".format(*kept.published[label]) if label in kept.published else "–")
         for column in columns:
             values = kept.values(label, column).values()
-            part = f" ({len(values)} seeds)" if len(values) < len(kept.numbers[label]) else ""
+            part = f" ({len(values)} seeds)" if len(values) < len(kept.values(label, kept.headline)) else ""
             cells.append(estimate(values).show() + part if values else "–")
         rows.append([*cells, count_seeds(kept, label)])
     if len(columns) > 2 * len(kept.labels):

@@ -5,20 +5,21 @@ from pliant.diagnostics import measures
 from pliant.experiments.report.wording import join_names
 
 KEPT_BELOW = 0.05
+"""How far the training error may grow where plasticity counts as kept: the margin of claims/P3.toml."""
 
 
 def explanations_block(name: str) -> str:
     """Sort the measures of an experiment by whether their change goes with the loss of plasticity.
 
-    A network lost plasticity if its training error grew, the whole 95 % interval above zero, and kept it if that lies
-    below 0.05; of the others nothing is said.
+    A network lost plasticity if the whole 95 % interval of the growth of its training error lies above 0.05, and kept
+    it if all of that lies below; of the others nothing is said.
     """
     kept = load_kept(name)
     if kept is None:
         return NOTHING
     growth = {label: estimate(kept.values(label, "train_error_growth").values()) for label in kept.labels}
-    lost = [label for label in kept.labels if growth[label].low > 0]
-    remained = [label for label in kept.labels if growth[label].high < KEPT_BELOW and label not in lost]
+    lost = [label for label in kept.labels if growth[label].low > KEPT_BELOW]
+    remained = [label for label in kept.labels if growth[label].high < KEPT_BELOW]
     if not lost or not remained:
         return "No two networks are known to have fared differently: there is nothing to tell apart."
     told: dict[str, list[str]] = {}

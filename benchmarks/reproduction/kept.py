@@ -77,7 +77,8 @@ class Kept:
         headline: The number that its tables show.
         published: The source's own numbers, by label.
         labels: The rows, in the order of the recipe.
-        numbers: By label, seed and name: the numbers of every finished run, with the chosen settings.
+        numbers: By label, seed and name: the numbers of every finished run, with the chosen settings; the headlines of
+            all settings of a grid.
         bad: By label: how many runs diverged.
     """
 
@@ -98,7 +99,7 @@ class Kept:
 
 def count_seeds(kept: Kept, label: str) -> str:
     """Count the runs behind a row, and those that diverged."""
-    return f"{len(kept.numbers[label])}" + (f", {kept.bad[label]} diverged" if kept.bad[label] else "")
+    return f"{len(kept.values(label, kept.headline))}" + (f", {kept.bad[label]} diverged" if kept.bad[label] else "")
 
 
 def find_recipe(name: str) -> Recipe:
@@ -128,34 +129,39 @@ def load_kept(name: str) -> Kept | None:
 def summarise(name: str, recipe: Recipe, runs: list[Run], selection: dict[str, Any]) -> Kept:
     """Gather the numbers of the runs that a recipe asks for.
 
-    A grid counts with the setting that was chosen, once it is. Where all its settings were run with the seeds of the
-    results, `setting_1` … are their headlines in the order of the grid, `worst_setting` is the worst of them and
-    `setting_range` how far the best is above it.
+    A grid counts with the setting that was chosen, once it is. `setting_1` … are the headlines of all its settings of
+    which no run diverged, in the order of the grid. Where all of them were run, `worst_setting` is the worst of them
+    and `setting_range` how far the best is above it.
     """
     headline = recipe.deciding
     entries = {entry.label: entry for entry in recipe.methods}
     numbers: dict[str, dict[int, dict[str, float]]] = {label: {} for label in entries}
     bad = dict.fromkeys(entries, 0)
     scores: dict[tuple[str, int], dict[str, float]] = {}
+    diverged: set[tuple[str, str]] = set()
     for run in runs:
         label, settings = run.config.variant
         if not asks_for(recipe, run):
             continue
         if run.status == "finished":
             scores.setdefault((label, run.config.seed), {})[settings] = run.result[headline]
+        else:
+            diverged.add((label, settings))
         if len(entries[label].variants()) > 1 and selection.get(label, {}).get("chosen") != settings:
             continue
         if run.status == "finished":
             numbers[label][run.config.seed] = run.result | dict(more_numbers(run))
         else:
             bad[label] += 1
-    for label, entry in entries.items():
-        settings_of = [describe(parts) for parts in entry.variants()]
-        for seed, found in numbers[label].items():
-            every = [scores[label, seed][settings] for settings in settings_of if settings in scores[label, seed]]
-            if len(every) == len(settings_of) > 1:
-                found |= {f"setting_{place}": score for place, score in enumerate(every, 1)}
-                found |= {"worst_setting": min(every), "setting_range": max(every) - min(every)}
+    for (label, seed), run_with in scores.items():
+        grid = [describe(parts) for parts in entries[label].variants()]
+        if len(grid) > 1:
+            told = {place: run_with[one] for place, one in enumerate(grid, 1) if one in run_with}
+            found = numbers[label].setdefault(seed, {})
+            found |= {f"setting_{at}": score for at, score in told.items() if (label, grid[at - 1]) not in diverged}
+            if len(told) == len(grid):
+                worst, best = min(told.values()), max(told.values())
+                found |= {"worst_setting": worst, "setting_range": best - worst}
     return Kept(headline, {} if "-quick" in name else recipe.published, list(entries), numbers, bad)
 
 

@@ -1,6 +1,7 @@
 """Numbers that a run's records tell beyond its result."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -23,12 +24,14 @@ def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
     - `mean_drop` is the test accuracy that is lost when a task begins, before any step on it; `mean_first_loss` what is
       lost after the first epoch on it. Both are means over all tasks but the first. With BatchNorm the former says
       little: its running statistics are still those of the weights as they were before a method changed them.
-    - `train_error_growth` is the training error at the ends of the last fifth of the tasks minus that of the first
-      fifth; `late_train_error` and `early_train_error` are the two.
-    - `MEASURE_change` is the same of a measure, divided by its value in the first fifth; there is none if that is
-      zero and the other is not. `MEASURE_mean` is over all tasks. A measure counts as it is at a task's first step;
-      that of an optimizer's step as its mean over the measured steps of the task but the first, which is like no other.
-      `MEASURE_late_change` is from the last fifth but one to the last.
+    - `least_gain` is the smallest difference between the mean of a task's last 10 tests and that of the task before.
+    - `early_train_error` and `late_train_error` are the training error at the ends of the first and of the last fifth
+      of the tasks, `first_train_error` that at the end of the first task. `train_error_growth` is the late one minus
+      that of the first task: what is lost in the second task is lost already.
+    - `MEASURE_change` is the difference of a measure between the first fifth of the tasks and the last, divided by its
+      value in the first; there is none if that is zero and the other is not. `MEASURE_mean` is over all tasks. A
+      measure counts as it is at a task's first step; that of an optimizer's step as its mean over the measured steps of
+      the task but the first, which is like no other. `MEASURE_late_change` is from the last fifth but one to the last.
     - `MEASURE_last` is its last value, in runs of a single task.
     - `MEASURE_first_gap` and `MEASURE_late_gap` of an approximation of the Hessian's rank are its mean distance from
       that rank in the first and the last fifth of the tasks, `MEASURE_gap_growth` their difference, and
@@ -37,10 +40,12 @@ def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
     tasks = split_tasks(run)
     yield from test_numbers(tasks)
     if len(tasks) > 1:
-        first, late = ends_of([1 - records[-1]["train_accuracy"] for records in tasks])
-        yield "early_train_error", first
+        errors = [1 - records[-1]["train_accuracy"] for records in tasks]
+        early, late = ends_of(errors)
+        yield "first_train_error", errors[0]
+        yield "early_train_error", early
         yield "late_train_error", late
-        yield "train_error_growth", late - first
+        yield "train_error_growth", late - errors[0]
     series = {name: values for name in run.config.measures if (values := take_measure(name, tasks))}
     for name, values in series.items():
         if len(tasks) == 1:
@@ -82,6 +87,9 @@ def test_numbers(tasks: list[list[Record]]) -> Iterator[tuple[str, float]]:
         before = [values[-1] for values in tested[:-1]]
         entries = [records[0]["entry_test_accuracy"] for records in tasks[1:]]
         yield "mean_drop", fmean(before) - fmean(entries)
+        if all(len(values) >= LATE_TESTS for values in tested):
+            ends = [fmean(values[-LATE_TESTS:]) for values in tested]
+            yield "least_gain", min(after - end for end, after in pairwise(ends))
         if all("test_accuracy" in records[0] for records in tasks):
             yield "mean_first_loss", fmean(before) - fmean(values[0] for values in tested[1:])
 

@@ -3,7 +3,9 @@
 A statement has its `claim` in words and is about a number: the headline of the recipe's stream unless `number` names
 another one (`numbers.py` says what they are). It compares two labels, `higher` minus `lower`, or speaks of one `label`;
 `claimed` is the range in which it says that the number lies, above zero by default. Margins ("at most 0.002 below",
-"within 0.1") are ours, since no paper gives any. What was not tried says what it `needs`.
+"within 0.1") are ours, since no paper gives any. What was not tried says what it `needs`. With `counted = false` it is
+judged and shown, but neither counted nor listed: another reading of a statement that is counted, or settings that are
+not the paper's.
 """
 
 import tomllib
@@ -44,11 +46,13 @@ def judge(statement: Statement) -> tuple[str, str]:
     if "needs" in statement:
         return "not tried here", f"needs {statement['needs']}"
     kept = load_kept(statement["recipe"])
-    found = kept and find_number(statement, kept)
-    if not found or found.count < FEWEST:
+    other = load_kept(statement.get("lower_recipe", statement["recipe"]))
+    found = find_number(statement, kept, other) if kept and other else None
+    if not kept or not other or not found or found.count < FEWEST:
         return "open", f"{found.count if found else 0} of {FEWEST} seeds that it takes at least"
     shown = f"{found.show(sign='+')}, {found.count} seeds"
-    diverged = sum(kept.bad[statement[key]] for key in ("label", "higher", "lower") if key in statement)
+    sources = {"label": kept, "higher": kept, "lower": other}
+    diverged = sum(source.bad[statement[key]] for key, source in sources.items() if key in statement)
     shown += f", {diverged} diverged" if diverged else ""
     low, high = statement.get("claimed", (0.0, float("inf")))
     if low < found.low and found.high < high and not diverged:
@@ -58,18 +62,25 @@ def judge(statement: Statement) -> tuple[str, str]:
     return "not decided", shown
 
 
-def find_number(statement: Statement, kept: Kept) -> Estimate | None:
-    """Estimate the number that a statement is about; None if there is no run to tell."""
+def find_number(statement: Statement, kept: Kept, other: Kept) -> Estimate | None:
+    """Estimate the number that a statement is about, `lower` being from `other`; None if there is no run to tell."""
     name = statement.get("number", kept.headline)
     if "label" in statement:
         values = kept.values(statement["label"], name)
         return estimate(values.values()) if values else None
-    other = load_kept(statement["lower_recipe"]) if "lower_recipe" in statement else kept
-    return difference(kept.values(statement["higher"], name), other.values(statement["lower"], name)) if other else None
+    return difference(kept.values(statement["higher"], name), other.values(statement["lower"], name))
+
+
+def is_counted(statement: Statement) -> bool:
+    """Whether a statement enters the counts and lists."""
+    return bool(statement.get("counted", True))
 
 
 def statements_block(paper: str) -> str:
-    """Make the table of a paper's statements, and count those that are open by the runs that they wait for."""
+    """Make the table of a paper's statements, and count those that are open by the runs that they wait for.
+
+    The verdict on a statement that is not counted stands in parentheses.
+    """
     rows = [["statement", "verdict", "number, 95 % interval", "runs"]]
     waiting: Counter[str] = Counter()
     for statement in load_statements():
@@ -77,20 +88,21 @@ def statements_block(paper: str) -> str:
             continue
         verdict, numbers = judge(statement)
         if verdict == "open":
-            waiting[statement["recipe"]] += 1
+            waiting[statement["recipe"]] += is_counted(statement)
             continue
         recipe = f"`{statement['recipe']}`" if "recipe" in statement else ""
-        rows.append([statement["claim"], OURS.get(verdict, verdict) if paper == "ours" else verdict, numbers, recipe])
+        said = OURS.get(verdict, verdict) if paper == "ours" else verdict
+        rows.append([statement["claim"], said if is_counted(statement) else f"({said})", numbers, recipe])
     table = write_table(rows)
-    if not waiting:
+    counts = ", ".join(f"{count} for `{recipe}`" for recipe, count in waiting.items() if count)
+    if not counts:
         return table
-    counts = ", ".join(f"{count} for `{recipe}`" for recipe, count in waiting.items())
     return f"{table}\n\nOpen, for want of runs: {counts} (`benchmarks/reproduction/claims/{paper}.toml` has them)."
 
 
 def found_block(which: str) -> str:
     """Count the verdicts by paper (`all`), or list the statements that got one of them (`not-reproduced`)."""
-    judged = [(statement, *judge(statement)) for statement in load_statements()]
+    judged = [(statement, *judge(statement)) for statement in load_statements() if is_counted(statement)]
     if which == "all":
         rows = [["", *VERDICTS]]
         for paper, title in SECTIONS.items():
