@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pliant.assignments import override
+from pliant.experiments.recipe import make_recipe
 from pliant.experiments.store import load_runs, load_selection
 
 ROOT = Path(__file__).parent.parent
@@ -48,7 +50,11 @@ def test_own_data(tmp_path: Path) -> None:
         assert re.search(rf"│ {method}\s+│", compared), compared
     assert report_of(compared, tmp_path).exists()
     labels = load_selection(report_of(tuned, tmp_path).parent)["labels"]
-    assert re.fullmatch(r"shrink_perturb\(lam=0\.\d\)", labels["shrink_perturb"]["chosen"])
+    chosen = labels["shrink_perturb"]["chosen"]
+    assert re.fullmatch(r"shrink_perturb\(lam=0\.\d\)", chosen)
+    assert re.search(rf"^chosen: {re.escape(chosen)}.*, by 1 seed on 14 held-out examples", tuned, re.MULTILINE)
+    assert "choosing: shrink_perturb(lam=0.8), selection seed 0: finished" in tuned
+    assert "no other method to compare it with" not in tuned
     assert {run.status for run in load_runs(report_of(table, tmp_path).parent)} == {"finished"}
 
 
@@ -65,6 +71,25 @@ def test_experiments(tmp_path: Path) -> None:
     results = [run for run in runs if run.config.purpose == "result"]
     assert sorted(run.config.label for run in results) == sorted(["vanilla", "fresh", "l2_init", "both"] * 2)
     assert all(len(run.records) == 6 and "weight_l2" in run.records[0]["measures"] for run in results)
+
+
+def test_flags_in_the_text_of_own_data_are_right() -> None:
+    text = (ROOT / "docs" / "howto-own-data.md").read_text().partition("### Which stream")[2].partition("## Every")[0]
+    values = {"data": "digits", "model": "mlp", "stream": "warm_start"}
+    methods = [method.replace("\\|", "|") for method in re.findall(r"^\| `(\S+)` \| ", text, re.MULTILINE)]
+    assert [len(make_recipe(values | {"methods": [method]}).methods[0].variants()) for method in methods] == [
+        1,
+        1,
+        2,
+        1,
+    ]
+    flags = [shlex.split(each) for each in re.findall(r"`(--(?:stream|set) [^`]+)`", text)]
+    assert len(flags) == 7
+    for each in flags:
+        given = dict(zip(each[::2], each[1::2], strict=True))
+        settings = [value for flag, value in zip(each[::2], each[1::2], strict=True) if flag == "--set"]
+        stream = given.get("--stream", "warm_start")
+        make_recipe(override(values | {"stream": stream, "methods": ["vanilla"]}, settings))
 
 
 @pytest.mark.parametrize("page", ["howto-experiments.md", "howto-own-data.md"])

@@ -152,6 +152,14 @@ def test_the_best_is_named_with_what_was_given(tmp_path: Path, label: str, parts
     assert ask(tmp_path).verdict.startswith(f"Use {name}: 90.0 % ")
 
 
+def test_a_name_that_lists_a_choice_does_not_tell_what_was_chosen(tmp_path: Path) -> None:
+    label = "l2:lam=0.1|1"
+    write_results(tmp_path, {"vanilla": scattered(0.5, 5, 0.01, 0), label: scattered(0.9, 5, 0.01, 1)})
+    selection = {"on": "validation", "labels": {label: {"chosen": "l2(lam=0.1)", "scores": {}}}}
+    write_atomically(tmp_path / "selection.json", json.dumps(selection).encode())
+    assert ask(tmp_path).verdict.startswith("Use l2:lam=0.1|1 with lam=0.1: 90.0 % ")
+
+
 def test_the_very_same_results(tmp_path: Path) -> None:
     write_results(tmp_path, {"a": [0.5, 0.6, 0.7], "b": [0.5, 0.6, 0.7]})
     assert "b has the very same mean" in str(ask(tmp_path))

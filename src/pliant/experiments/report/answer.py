@@ -71,7 +71,7 @@ def _judge(analysis: Analysis, best: Contender) -> tuple[str, Certainty]:
             return f"Do nothing: plain training reaches {reached}, and every method is worse.", "clear"
         unknown = "whether one is better is not known yet"
         return f"No method has a better mean than doing nothing, which reaches {reached}; {unknown}.", "unclear"
-    name = _name_with_settings(best)
+    name = _name_with_settings(best, chosen=best.label in analysis.comparison.choices)
     above = _above(_references(analysis, best), headline)
     if row.against_vanilla is not None:
         if analysis.wins(row.against_vanilla):
@@ -97,10 +97,10 @@ def _better_than_nothing(analysis: Analysis) -> list[str]:
     return [name for name, contrast in against.items() if contrast is not None and analysis.wins(contrast)]
 
 
-def _name_with_settings(best: Contender) -> str:
-    """Name the best with the settings that were given or chosen, unless its name tells them."""
+def _name_with_settings(best: Contender, *, chosen: bool) -> str:
+    """Name the best with the settings that were given or chosen; its name may tell what was given."""
     parts = [part for part in best.runs[0].config.methods if part.options]
-    if all(f"{key}=" in best.name for part in parts for key in part.options):
+    if not parts or (not chosen and all(f"{key}=" in best.name for part in parts for key in part.options)):
         return best.name
     alone = len(best.runs[0].config.methods) == 1
     return f"{best.name} with {parts[0].written_options if alone else describe(parts)}"
