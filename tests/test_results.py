@@ -116,6 +116,15 @@ def test_statement_names_labels_and_numbers_of_its_recipe(statement: dict) -> No
     assert low < high
 
 
+def test_what_is_lost_and_what_is_kept_do_not_overlap() -> None:
+    """A paper's statements on the growth of the error part at one margin; zero is for an error that falls."""
+    margins: dict[str, set[float]] = {}
+    for statement in STATEMENTS:
+        if statement.get("number") == "train_error_growth":
+            margins.setdefault(statement["paper"], set()).update(map(abs, statement["claimed"]))
+    assert margins == {"P2": {0.0, 0.02, float("inf")}, "P3": {explanations.KEPT_BELOW, float("inf")}}
+
+
 @pytest.mark.parametrize("recipe", sorted({s["recipe"] for s in STATEMENTS if s.get("number") == "mean_drop"}))
 def test_drops_are_judged_without_batch_norm(recipe: str) -> None:
     """Before any step, its running statistics are those of the weights that a method has just changed."""
