@@ -1,5 +1,6 @@
 import copy
 import math
+from collections.abc import Callable
 from itertools import permutations
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from pliant.diagnostics import diagnose, weights
 from pliant.diagnostics.spectra import singular_values
@@ -125,6 +127,18 @@ def test_bounds_hold_for_the_operator_of_a_convolution(layer: nn.Module, places:
     assert found["lipschitz_bound"] == pytest.approx(found["spectral_norm"] * layer.weight[0, 0].numel() ** 0.5)
     if places == "alike" and layer.stride[0] == 1:
         assert operator > found["spectral_norm"], "σ₁ of the matrix alone does not bound it"
+
+
+@pytest.mark.parametrize("wrap", [parametrizations.weight_norm, parametrizations.spectral_norm, nn.utils.spectral_norm])
+@pytest.mark.parametrize("layer", [nn.Conv2d(2, 3, 3), nn.Linear(4, 3)], ids=["conv", "linear"])
+def test_no_bound_is_told_of_a_weight_that_is_computed(
+    layer: nn.Module, wrap: Callable[[nn.Module], nn.Module]
+) -> None:
+    model = nn.Sequential(wrap(copy.deepcopy(layer)))
+    found = diagnose(model, measures=["spectral_norm", "lipschitz_bound", "frobenius_bound"])
+    for name in ("lipschitz_bound", "frobenius_bound"):
+        assert found.skipped[name] == "the weight of 0 is computed from others, whose norms do not bound it"
+    assert found.values["spectral_norm"] > 0
 
 
 def test_a_weight_of_many_dimensions_is_no_convolution() -> None:

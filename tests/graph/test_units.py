@@ -33,6 +33,18 @@ class Dense(nn.Module):
         return self.head(nn.functional.max_pool2d(relu(self.norm(x)), 2).flatten(1))
 
 
+class Rearranged(nn.Module):
+    """Pixels turned, channels repeated, windows cut out and diagonals read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Conv2d(1, 3, 3, padding=1), nn.Linear(6 * 4 * 1, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = relu(self.body(x)).rot90(1, (2, 3)).tile(1, 2, 1, 1)
+        return self.head(x.unfold(2, 4, 4).diagonal(0, 3, 4).flatten(1))
+
+
 class TwoReaders(nn.Module):
     """Two heads, of which one is returned and one is read on."""
 
@@ -81,6 +93,7 @@ CASES: dict[str, Case] = {
     "cnn_bn": (zoo.cnn_bn, lambda: torch.randn(2, 1, 12, 12), {"0", "4", "9"}, {"11"}),
     "vgg": (zoo.vgg, lambda: torch.randn(2, 1, 12, 12), {"0", "2", "5", "7", "10", "15", "18"}, {"20"}),
     "dense": (Dense, lambda: torch.randn(2, 2, 4, 4), {"one", "two"}, {"head"}),
+    "rearranged": (Rearranged, lambda: torch.randn(2, 1, 4, 4), {"body"}, {"head"}),
     "two readers": (TwoReaders, lambda: torch.randn(3, 4), {"body", "right"}, {"left", "top"}),
     "norms": (Normed, lambda: torch.randn(2, 1, 6, 6), {"one", "two", "three"}, {"head"}),
     "resnet": (

@@ -69,6 +69,47 @@ def test_a_replaced_parameter_is_an_error(name: str, how: str) -> None:
     assert_same(snapshot(model), before)
 
 
+@pytest.mark.parametrize(
+    "name", ["l2", "l2_init", "spectral", "spectral_norm", "wasserstein", "streaming_ewc", "parseval", "upgd"]
+)
+def test_a_gradient_of_zeros_that_a_loop_keeps_does_not_move_what_is_frozen(name: str) -> None:
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    create(name, model).attach(optimizer)
+    train(model, optimizer, "mlp", range(2))
+    model[0].requires_grad_(False)
+    before = snapshot(model)
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        inputs, labels = zoo.batch("mlp", seed=step)
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    assert torch.equal(model[0].weight, before["0.weight"])
+    assert not torch.equal(model[2].weight, before["2.weight"])
+
+
+@pytest.mark.parametrize("name", ["l2_init", "swr"])
+def test_a_parameter_that_is_swapped_in_its_list_is_an_error(name: str) -> None:
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    METHODS[name](model).attach(optimizer)
+    train(model, optimizer, "mlp", range(2))
+    model[4] = nn.Linear(16, 5, dtype=torch.float64)
+    params = optimizer.param_groups[0]["params"]
+    params[4], params[5] = model[4].weight, model[4].bias
+    with pytest.raises(ValueError, match=rf"model: parameter '4\.weight' was replaced since {name} was made"):
+        train(model, optimizer, "mlp", [2])
+
+
+def test_a_tortoise_of_what_is_frozen_by_now_says_that_nothing_changed() -> None:
+    model = zoo.build("mlp")
+    method = HareTortoise(model)
+    model.requires_grad_(False)
+    with pytest.warns(UserWarning, match=r"hare_tortoise.apply\(\) changed nothing: all parameters are frozen"):
+        receipt = method.apply()
+    assert receipt.details["returns"] == 0
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_frozen_later_is_left_alone(name: str) -> None:
     model = zoo.build("mlp")

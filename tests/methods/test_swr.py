@@ -227,6 +227,21 @@ def test_zero_weights_are_left_alone_and_named() -> None:
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
+def test_a_weight_that_started_at_zero_is_pulled_once_it_has_a_norm_to_go_back_to() -> None:
+    model = zoo.build("mlp")
+    nn.init.zeros_(model[4].weight)
+    with pytest.warns(UserWarning, match="start as all zero"):
+        swr = SWR(model, zoo.batch("mlp")[0], lam=1.0)
+    with torch.no_grad():
+        model[4].weight.fill_(0.5)
+    norm = float(model[4].weight.norm())
+    swr.reset_initial_norms()
+    with torch.no_grad():
+        model[4].weight.mul_(3)
+    swr.step()
+    assert float(model[4].weight.detach().norm()) == pytest.approx(norm)
+
+
 @pytest.mark.filterwarnings("ignore:swr leaves these weights alone")
 @pytest.mark.parametrize("lam", [0.1, 1.0])
 def test_a_zero_weight_is_left_alone_after_a_resume_too(lam: float) -> None:

@@ -18,6 +18,7 @@ from pliant.diagnostics.layers import layer_names
 from pliant.diagnostics.plasticity import error_rate
 from pliant.diagnostics.probe import TOTAL, Probe
 from pliant.diagnostics.record import Compute
+from pliant.graph.layers import WEIGHT_LAYERS
 
 Values = dict[str, float]
 Reduce = Callable[[Iterable[float]], float]
@@ -182,9 +183,11 @@ def lipschitz(norm: Callable[[Probe, str], float]) -> Compute:
     """The product over a chain of what bounds each layer by a norm of its weight."""
 
     def bound(probe: Probe) -> float:
+        for name, module in probe.model.named_modules():
+            if isinstance(module, WEIGHT_LAYERS) and "weight" not in module._parameters:
+                raise ValueError(f"the weight of {name} is computed from others, whose norms do not bound it")
         convolutions = [m for m in probe.model.modules() if isinstance(m, _ConvNd)]
-        # By what is stored: to read a weight that a spectral norm computes is a step of its training.
-        places = {id(m._parameters.get("weight")): math.prod(m.kernel_size) for m in convolutions}
+        places = {id(m._parameters["weight"]): math.prod(m.kernel_size) for m in convolutions}
         found = probe.matrices.items()
         return weights.product_bound(
             weights.layer_bound(norm(probe, layer), places.get(id(weight), 1)) for layer, weight in found

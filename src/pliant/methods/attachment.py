@@ -1,5 +1,6 @@
 """What a method knows of an optimizer that it serves, and of a step of it."""
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -18,7 +19,7 @@ class Attachment:
     Attributes:
         names: The method's parameters that this optimizer holds, in the model's order.
         groups: For each of them, the index of its parameter group.
-        held: The lists of parameters that the optimizer's groups had when this was noted, each with its length.
+        held: The parameters of each of the optimizer's groups when this was noted.
         frozen: Parameters that the optimizer holds and the method does not know, since they were frozen.
         handles: The hooks, to be removed on detaching.
         counter: The name under which its steps are counted.
@@ -26,7 +27,7 @@ class Attachment:
 
     names: tuple[str, ...]
     groups: tuple[int, ...]
-    held: tuple[tuple[list[Tensor], int], ...]
+    held: tuple[tuple[Tensor, ...], ...]
     frozen: list[nn.Parameter] = field(default_factory=list)
     handles: list[RemovableHandle] = field(default_factory=list)
     counter: str = ""
@@ -34,15 +35,16 @@ class Attachment:
     @classmethod
     def of(cls, optimizer: Optimizer, names: tuple[str, ...] = (), groups: tuple[int, ...] = ()) -> Self:
         """Note what an optimizer holds now."""
-        return cls(names, groups, tuple((group["params"], len(group["params"])) for group in optimizer.param_groups))
+        return cls(names, groups, tuple(tuple(group["params"]) for group in optimizer.param_groups))
 
     def is_current(self, optimizer: Optimizer) -> bool:
-        """Say whether the optimizer's lists of parameters are the same, and none that was frozen is learnt now."""
+        """Say whether the optimizer holds the same parameters, and none that was frozen is learnt now."""
         groups = optimizer.param_groups
         if len(groups) != len(self.held):
             return False
-        for group, (params, size) in zip(groups, self.held, strict=True):  # a plain loop, since every step asks
-            if group["params"] is not params or len(params) != size:
+        for group, held in zip(groups, self.held, strict=True):  # a plain loop, since every step asks
+            params = group["params"]
+            if len(params) != len(held) or not all(map(operator.is_, params, held)):
                 return False
         return not (self.frozen and any(p.requires_grad for p in self.frozen))
 

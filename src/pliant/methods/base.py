@@ -245,11 +245,11 @@ class Method(ABC):
                 )
 
     def _gradients(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Return the gradients that are there, by name."""
+        """Return the gradients that are there, by name; of what was frozen a loop may keep one of zeros."""
         gradients = {}
         for name in names:
             gradient = self.parameters[name].grad
-            if gradient is None:
+            if gradient is None or not self.parameters[name].requires_grad:
                 continue
             if gradient.is_sparse:
                 raise ValueError(

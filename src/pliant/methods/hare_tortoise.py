@@ -7,6 +7,7 @@ back to the tortoise: θ ← τ. The optimizer's state is kept. To evaluate the 
 `with method.tortoise_weights(): …`.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -109,10 +110,11 @@ class HareTortoise(Rescaler):
 
         What no attached optimizer trains stays as it is, if there is one: the tortoise did not follow it.
         """
+        returns = self.returns
         self._go_back(self._served(), None)
-        receipt = self.receipt
-        assert receipt is not None
-        return receipt
+        if self.returns == returns:
+            warnings.warn("hare_tortoise.apply() changed nothing: all parameters are frozen", stacklevel=2)
+        return self._make_receipt()
 
     @contextmanager
     def tortoise_weights(self) -> Iterator[None]:
@@ -130,8 +132,9 @@ class HareTortoise(Rescaler):
     @property
     def receipt(self) -> Receipt | None:
         """How far hare and tortoise are apart, and how often the hare went back."""
-        if not self.steps and not self.returns:
-            return None
+        return self._make_receipt() if self.steps or self.returns else None
+
+    def _make_receipt(self) -> Receipt:
         names, hare = self._hare(self._served())
         gaps = [widen(self.parameters[name].detach()) - self.tortoise[name] for name in self._served()]
         distance = float(torch.stack([gap.norm().float() for gap in gaps]).norm())

@@ -24,6 +24,7 @@ from pliant.graph.units import Reader, Slices, UnitGroup
 from pliant.methods.attachment import Attachment, was_skipped
 from pliant.methods.base import Filter, Kind, Method, Receipt
 from pliant.methods.module_hooks import ModuleHook, input_of
+from pliant.methods.parameters import check_not_replaced
 from pliant.methods.unit_choice import choose_units, is_linear_or_convolution
 from pliant.precision import wide_dtype
 from pliant.surgery import slice_mask, write_, zero_moments_
@@ -223,14 +224,21 @@ class Recycler(Method):
         self._checked = WeakSet()
 
     def _watchable_readers(self, group: UnitGroup) -> list[Reader]:
-        return [r for r in group.readers if is_linear_or_convolution(self.model.get_submodule(r.module))]
+        """Return the layers at whose input all units of a group can be seen."""
+        units = torch.arange(group.count)
+        return [
+            reader
+            for reader in group.readers
+            if is_linear_or_convolution(self.model.get_submodule(reader.module))
+            and torch.isin(units, reader.weight.units).all()
+        ]
 
     def _reason_against(self, group: UnitGroup) -> str | None:
         """Return why units cannot be renewed, or None if they can."""
         if group.weight.tensor not in self.parameters:
             return "the weight that makes it has no entries"
         if not self._watchable_readers(group):
-            return "it is read by no linear or convolution layer, where it could be watched"
+            return "no linear or convolution layer reads all of its units, where they could be watched"
         return None
 
     @abstractmethod
@@ -342,8 +350,7 @@ class Recycler(Method):
             )
         self._stepped = frozenset(names)
         self._act([group for group in groups if group.name in seen], seen, step)
-        renewed = self._chosen is not None and any(chosen.any() for chosen in self._chosen.values())
-        if not self._looked_for_unheld and renewed:
+        if not self._looked_for_unheld and any(chosen.any() for chosen in (self._chosen or {}).values()):
             # Not before the first renewal, since optimizers may be attached one by one.
             self._looked_for_unheld = True
             unheld = self._unheld()
@@ -353,6 +360,10 @@ class Recycler(Method):
                     "renews: one that does would go on with what it remembers of the old units; attach it too",
                     stacklevel=4,
                 )
+
+    def _check_not_replaced(self, optimizer: Optimizer) -> None:
+        parts = {slices.tensor for group in self.groups.values() for slices in _parts(group)}
+        check_not_replaced(self.name, self.model, {name: p for name, p in self.parameters.items() if name in parts})
 
     def _unheld(self) -> list[str]:
         """Return the learnable parts of units that are renewed, but held by no optimizer that the method serves."""
