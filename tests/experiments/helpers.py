@@ -1,6 +1,9 @@
-"""Small runs, and processes to kill them in."""
+"""Small runs, and processes to kill them in, at a known place."""
 
 import multiprocessing
+import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -44,3 +47,61 @@ def in_process(config: RunConfig, root: Path, checkpoint_seconds: float = 0.0) -
     process = context.Process(target=execute, args=(config, root, checkpoint_seconds))
     process.start()
     return process
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
+    """Wait for what comes soon unless something is broken; a machine with much else to do gets its time."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"it did not happen in {seconds:g} seconds"
+        time.sleep(0.01)
+
+
+def write_waiting_network(folder: Path, step: int, network: str = "mlp(shape, classes, widths=[16])") -> Part:
+    """A network that stops at a step of its training until the folder holds "go", or for ten minutes.
+
+    While it does, the folder holds a file PID.waits. Every attempt at a run counts its own steps.
+    """
+    (folder / "own.py").write_text(
+        "import itertools, os, time\n"
+        "from pathlib import Path\n"
+        "from pliant.models import cnn, mlp\n"
+        f"FOLDER = Path({str(folder)!r})\n"
+        "def build(shape, classes):\n"
+        f"    network, steps = {network}, itertools.count(1)\n"
+        "    def wait(module, inputs):\n"
+        f"        if module.training and next(steps) == {step}:\n"
+        "            (FOLDER / f'{os.getpid()}.waits').touch()\n"
+        "            until = time.monotonic() + 600\n"
+        "            while not (FOLDER / 'go').exists() and time.monotonic() < until:\n"
+        "                time.sleep(0.05)\n"
+        "    network.register_forward_pre_hook(wait)\n"
+        "    return network\n"
+    )
+    return Part(f"{folder / 'own.py'}:build")
+
+
+def interrupt(config: RunConfig, root: Path) -> Path:
+    """Begin a run whose network waits, kill it there, and let the next attempt pass; its folder."""
+    network = Path(config.model.name).parent
+    process = in_process(config, root)
+    wait_until(lambda: (network / f"{process.pid}.waits").exists() or not process.is_alive())
+    assert process.is_alive()
+    process.kill()
+    process.join()
+    (network / "go").touch()
+    return root / "runs" / config.id
+
+
+def descendants(pid: int) -> set[int]:
+    """The processes that a process has started, and those that they have."""
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout
+    children = {int(each) for each in found.split()}
+    return children.union(*(descendants(child) for child in children))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # The latter if it goes between the opening and the reading.
+        return False

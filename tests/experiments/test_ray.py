@@ -7,13 +7,13 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from pliant.experiments.config import Part, RunConfig
+from pliant.experiments.config import RunConfig
 from pliant.experiments.engines import RayEngine
 from pliant.experiments.run import execute
 from pliant.experiments.schedule import run_all
 from pliant.experiments.store import RunFolder, load_runs
 from pliant.files import BusyError, exclusive
-from tests.experiments.helpers import outputs, small
+from tests.experiments.helpers import outputs, small, write_waiting_network
 from tests.experiments.test_schedule import Notebook, write_network
 
 
@@ -36,29 +36,6 @@ def engine(cluster: Cluster) -> Iterator[RayEngine]:
     engine.close()
 
 
-def write_waiting_network(folder: Path) -> Part:
-    """A network that stops in the middle of its run until there is a file "go", or for two minutes."""
-    (folder / "own.py").write_text(
-        "import os, time\n"
-        "from pathlib import Path\n"
-        "from torch import nn\n"
-        f"FOLDER = Path({str(folder)!r})\n"
-        "class Waiting(nn.Flatten):\n"
-        "    calls = 0\n"
-        "    def forward(self, x):\n"
-        "        self.calls += 1\n"
-        "        if self.calls == 50:\n"
-        "            (FOLDER / f'{os.getpid()}.waits').touch()\n"
-        "            until = time.monotonic() + 120\n"
-        "            while not (FOLDER / 'go').exists() and time.monotonic() < until:\n"
-        "                time.sleep(0.05)\n"
-        "        return super().forward(x)\n"
-        "def build(shape, classes):\n"
-        "    return nn.Sequential(Waiting(), nn.Linear(64, classes))\n"
-    )
-    return Part(f"{folder / 'own.py'}:build")
-
-
 def is_free(root: Path, config: RunConfig) -> bool:
     """Whether no process holds a run that was begun."""
     try:
@@ -73,7 +50,7 @@ def test_a_node_that_dies_takes_no_run_with_it(tmp_path: Path, cluster: Cluster,
     cluster.wait_for_nodes()
     assert engine.capacity() == 4
     failing = small(model=write_network(tmp_path / "bad.py", "raise RuntimeError('on every node')"))
-    configs = [small(seed=seed, model=write_waiting_network(tmp_path)) for seed in range(3)] + [failing]
+    configs = [small(seed=seed, model=write_waiting_network(tmp_path, step=45)) for seed in range(3)] + [failing]
     root = tmp_path / "ray"
 
     class Killer(Notebook):
