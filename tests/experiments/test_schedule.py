@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from pliant.experiments.engines import ProcessEngine, RayEngine
 from pliant.experiments.run import Outcome, execute
 from pliant.experiments.schedule import run_all
 from pliant.experiments.store import RunFolder, load_runs
-from tests.experiments.helpers import outputs, small
+from tests.experiments.helpers import descendants, is_running, outputs, small, wait_until
 
 
 class Notebook:
@@ -86,8 +85,7 @@ def test_a_worker_that_is_killed_while_idle_is_replaced(tmp_path: Path) -> None:
         run_all([small(seed=0)], tmp_path, engine, Notebook())
         (worker,) = engine._workers
         os.kill(worker._pid.result(), signal.SIGKILL)
-        while not worker.pool._broken:  # It takes the pool a moment to see.
-            time.sleep(0.01)
+        wait_until(lambda: worker.pool._broken)  # It takes the pool a moment to see.
         statuses = run_all([small(seed=1)], tmp_path, engine, Notebook())
     finally:
         engine.close()
@@ -137,11 +135,6 @@ def test_a_second_command_joins_and_takes_over_what_the_first_cannot_finish(
     holder.wait()
 
 
-def children(pid: int) -> set[int]:
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout
-    return {int(each) for each in found.split()}
-
-
 def test_workers_do_not_outlive_a_parent_that_was_killed(tmp_path: Path) -> None:
     sleeper = write_network(tmp_path / "own.py", f"Path({str(tmp_path / 'up')!r}).touch(); time.sleep(600)")
     script = (
@@ -156,21 +149,15 @@ def test_workers_do_not_outlive_a_parent_that_was_killed(tmp_path: Path) -> None
     parent = subprocess.Popen(
         [sys.executable, str(tmp_path / "main.py"), str(tmp_path)], env=os.environ | {"PYTHONPATH": os.getcwd()}
     )
-    while not (tmp_path / "up").exists():
-        time.sleep(0.05)
-        assert parent.poll() is None
-    workers = children(parent.pid)
+    wait_until(lambda: (tmp_path / "up").exists() or parent.poll() is not None)
+    workers = descendants(parent.pid)
     assert workers
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    # It ends only if they do: what they would hold for ten minutes is free again.
-    config = small(model=sleeper)
-    while True:
-        try:
-            with RunFolder(tmp_path, config).open():
-                break
-        except RuntimeError:
-            time.sleep(0.05)
+    wait_until(lambda: not any(map(is_running, workers)), seconds=60)
+    # What they would hold for ten minutes is free again.
+    with RunFolder(tmp_path, small(model=sleeper)).open(patience=60):
+        pass
 
 
 def test_wrong_numbers_of_workers_are_named() -> None:

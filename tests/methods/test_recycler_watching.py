@@ -60,7 +60,9 @@ def test_says_once_that_it_saw_nothing(make: Any) -> None:
         UserWarning, match="saw nothing of the units of '0' before this step: the module that reads them, '2'"
     ):
         training_step(model, optimizer, (x, y))
-    training_step(model, optimizer, (x, y))  # a second warning would be an error
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        training_step(model, optimizer, (x, y))
 
 
 @pytest.mark.parametrize("make", [ReDo, ContinualBackprop])
