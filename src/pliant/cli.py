@@ -81,6 +81,16 @@ Address = Annotated[str | None, typer.Option(help="Ray cluster to join; a new on
 Checkpoint = Annotated[float, typer.Option(help="Seconds between two checkpoints of a run.")]
 
 
+METHODS_EXAMPLES = {
+    "vanilla": "nothing attached",
+    "fresh": "an untrained network for every task",
+    "l2:lam=1e-3": "a setting",
+    "redo:tau=0.1:every=97": "two settings",
+    "l2:lam=1e-2|1e-4": "the better one on held-out data",
+    "swr+l2": "both at once",
+}
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         console.print(__version__, highlight=False)
@@ -112,9 +122,8 @@ def compare(
     methods: Annotated[
         str,
         typer.Option(
-            help="What to compare (`pliant list methods`), with commas between: vanilla (nothing attached), fresh "
-            "(an untrained network for every task), l2:lam=1e-3 (a setting), redo:tau=0.1:every=97 (two settings), "
-            "l2:lam=1e-2|1e-4 (the better one on held-out data), swr+l2 (both at once)."
+            help="What to compare (`pliant list methods`), with commas between: "
+            f"{', '.join(f'{example} ({meaning})' for example, meaning in METHODS_EXAMPLES.items())}."
         ),
     ] = "vanilla,fresh,l2,swr",
     seeds: Annotated[int, typer.Option(help="How many seeds.")] = 5,

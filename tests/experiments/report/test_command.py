@@ -19,17 +19,19 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
     return recipes
 
 
-def test_the_example_of_the_help_is_accepted(asked: list[Recipe]) -> None:
-    result = CliRunner().invoke(cli.app, ["compare", "--methods", cli.METHODS_EXAMPLE])
+def test_the_examples_of_the_help_are_accepted(asked: list[Recipe]) -> None:
+    result = CliRunner().invoke(cli.app, ["compare", "--methods", ",".join(cli.METHODS_EXAMPLES)])
     assert result.exit_code == 0, result.output
     assert [entry.label for entry in asked[0].methods] == [
         "vanilla",
-        "swr",
+        "fresh",
         "l2:lam=1e-3",
+        "redo",
         "l2:lam=1e-2|1e-4",
         "swr+l2",
     ]
-    assert [len(entry.variants()) for entry in asked[0].methods] == [1, 1, 1, 2, 1]
+    assert [len(entry.variants()) for entry in asked[0].methods] == [1, 1, 1, 1, 2, 1]
+    assert asked[0].methods[3].parts[0].settings == {"tau": 0.1, "every": 97}
 
 
 def test_the_same_method_twice_is_still_a_mistake(asked: list[Recipe]) -> None:
