@@ -162,6 +162,25 @@ def test_without_any_sound_checkpoint_the_run_starts_over(tmp_path: Path) -> Non
     assert_nothing_shows(tmp_path, config)
 
 
+def test_a_state_that_another_version_saved_is_not_taken(tmp_path: Path) -> None:
+    """It is sound, and loads in part: the model fits, a method's state does not."""
+    config, folder = interrupted(tmp_path)
+    for checkpoint in folder.glob("checkpoint-*.pt"):
+        saved = torch.load(checkpoint, weights_only=True)
+        del saved["state"]["methods"][0]["state"]["initial"]
+        buffer = io.BytesIO()
+        torch.save(saved, buffer)
+        digest = hashlib.sha256(buffer.getvalue()).hexdigest()[:32]
+        checkpoint.unlink()
+        number = checkpoint.name.split("-")[1]
+        (folder / f"checkpoint-{number}-{digest}.pt").write_bytes(buffer.getvalue())
+    outcome = execute(config, tmp_path)
+    assert outcome.status == "finished"
+    assert len(outcome.notes) == 2
+    assert all("'initial' is missing in the given state" in note for note in outcome.notes)
+    assert_nothing_shows(tmp_path, config)
+
+
 class Hostile:
     def __init__(self, mark: Path) -> None:
         self.mark = mark

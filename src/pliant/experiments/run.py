@@ -86,14 +86,12 @@ def _attempt(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) ->
 
 def _train(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> dict[str, Any]:
     """Train to the end, and tell by what: time and steps of this attempt, bytes kept for good, sources, tests."""
-    seed_everything(config.seed)
-    stream = make_stream(config)
-    learner = make_learner(config, stream)
+    stream, learner = _begin(config)
     sources = find_sources(config, stream.dataset)
-    state = folder.load_checkpoint()
-    if state is not None:
-        learner.load_state_dict(state)
+    if folder.load_checkpoint(learner.load_state_dict):
         folder.note("resume", task=learner.task, epoch=learner.epoch)
+    elif folder.troubles:
+        stream, learner = _begin(config)  # a state may have been loaded in part
     begun = saved = time.monotonic()
     first_step = learner.step
     fresh = (lambda task: make_model(config, stream, task)) if config.fresh else None
@@ -109,6 +107,12 @@ def _train(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> d
     seconds, steps = time.monotonic() - begun, learner.step - first_step
     tested = {"test_examples": len(stream.dataset.test)}
     return {"seconds": seconds, "steps": steps, "bytes": sizes, "sources": sources} | tested
+
+
+def _begin(config: RunConfig) -> tuple[Stream, Learner]:
+    seed_everything(config.seed)
+    stream = make_stream(config)
+    return stream, make_learner(config, stream)
 
 
 def _count_bytes(state: Any) -> int:

@@ -23,7 +23,7 @@ import platform
 import re
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -239,11 +239,14 @@ class RunFolder:
         for old in self._checkpoints()[2:]:
             old.unlink()
 
-    def load_checkpoint(self) -> dict[str, Any] | None:
-        """Return the newest state that is sound, and cut the metrics back to where it was saved.
+    def load_checkpoint(self, load: Callable[[dict[str, Any]], None]) -> bool:
+        """Load the newest state that is sound and can be loaded, and cut the metrics back to where it was saved.
+
+        Args:
+            load: What takes a state; it raises an exception if it cannot, as for one that another version saved.
 
         Returns:
-            The state; None if there is none, with no metrics left.
+            Whether there is one; if not, no metrics are left.
         """
         metrics = self.path / "metrics.jsonl"
         for path in self._checkpoints():
@@ -252,13 +255,14 @@ class RunFolder:
                 size = checkpoint["metrics_bytes"]
                 if metrics.stat().st_size < size:
                     raise ValueError(f"{metrics.name} is shorter than when the checkpoint was saved")
+                load(dict(checkpoint["state"]))
             except Exception as error:
                 self._distrust(path, error)
                 continue
             os.truncate(metrics, size)
-            return dict(checkpoint["state"])
+            return True
         metrics.unlink(missing_ok=True)
-        return None
+        return False
 
     def drop_checkpoints(self) -> None:
         """Remove all checkpoints."""
