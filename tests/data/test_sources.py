@@ -3,8 +3,11 @@
 import gzip
 import io
 import multiprocessing
+import os
 import struct
 import sys
+import time
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import numpy
@@ -397,8 +400,17 @@ class TestFiles:
             data.load(str(tmp_path), sise=3)
 
 
-def decode_in_process(root: str, queue: "multiprocessing.Queue[int]") -> None:
-    queue.put(int(data.load(root).train.x.sum()))
+def decode_slowly(marks: Path, together: Barrier) -> None:
+    """Ask the cache for data together with another process, and leave a mark if it is decoded here."""
+    x, y = torch.arange(2 * 3 * 6 * 6, dtype=torch.uint8).view(2, 3, 6, 6), torch.arange(2)
+
+    def decode() -> cache.Decoded:
+        (marks / str(os.getpid())).touch()
+        time.sleep(1)  # The other one has seen by now that nothing is in the cache.
+        return (x, y), (x, y), ("cat", "dog")
+
+    together.wait()
+    assert torch.equal(cache.cached("slow", "1", decode).train.x, x)
 
 
 class TestCache:
@@ -430,14 +442,15 @@ class TestCache:
             data.load(str(root))
 
     def test_processes_that_start_together_decode_once(self, tmp_path: Path, own_cache: Path) -> None:
-        root = write_folder(tmp_path / "zoo")
+        marks = tmp_path / "marks"
+        marks.mkdir()
         context = multiprocessing.get_context("spawn")
-        queue: multiprocessing.Queue[int] = context.Queue()
-        processes = [context.Process(target=decode_in_process, args=(str(root), queue)) for _ in range(2)]
+        together = context.Barrier(2, timeout=300)
+        processes = [context.Process(target=decode_slowly, args=(marks, together)) for _ in range(2)]
         for process in processes:
             process.start()
-        sums = {queue.get(timeout=60) for _ in processes}
         for process in processes:
-            process.join()
-        assert len(sums) == 1
+            process.join(600)
+        assert [process.exitcode for process in processes] == [0, 0]
+        assert len(list(marks.iterdir())) == 1
         assert [path.suffix for path in own_cache.iterdir() if path.is_dir()] == [""]
