@@ -110,11 +110,10 @@ def test_sigkill_at_twenty_random_moments_changes_nothing(tmp_path: Path, refere
 def test_every_kind_of_method_resumes(tmp_path: Path, methods: tuple[Part, ...]) -> None:
     config = small(
         methods=methods,
-        model=write_waiting_network(tmp_path, step=30, network="cnn(shape, classes, batch_norm=True)"),
-        stream=Part("warm_start", {"first_epochs": 3, "epochs": 3}),
+        model=write_waiting_network(tmp_path, step=75, network="cnn(shape, classes, batch_norm=True)"),
     )
     interrupt(config, tmp_path)
-    assert count_records(tmp_path, config) == 4
+    assert count_records(tmp_path, config) == 7
     assert execute(config, tmp_path).status == "finished"
     assert events(tmp_path, config) == ["start", "start", "resume", "end"]
     assert_nothing_shows(tmp_path, config)
