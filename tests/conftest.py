@@ -13,7 +13,7 @@ settings.load_profile("repeatable")
 # Bits depend on the number of threads: as many here as the workers of runs have, however the tests are started,
 # and in the processes that tests start.
 torch.set_num_threads(1)
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"
 
 torch.manual_seed(0)  # For what a test module draws while it is imported.
 

@@ -90,9 +90,9 @@ def statements_block(paper: str) -> str:
         if verdict == "open":
             waiting[statement["recipe"]] += is_counted(statement)
             continue
-        recipe = f"`{statement['recipe']}`" if "recipe" in statement else ""
+        recipes = ", ".join(f"`{statement[key]}`" for key in ("recipe", "lower_recipe") if key in statement)
         said = OURS.get(verdict, verdict) if paper == "ours" else verdict
-        rows.append([statement["claim"], said if is_counted(statement) else f"({said})", numbers, recipe])
+        rows.append([statement["claim"], said if is_counted(statement) else f"({said})", numbers, recipes])
     table = write_table(rows)
     counts = ", ".join(f"{count} for `{recipe}`" for recipe, count in waiting.items() if count)
     if not counts:

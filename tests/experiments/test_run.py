@@ -19,7 +19,7 @@ from torch import nn
 from pliant.experiments.config import Part, RunConfig
 from pliant.experiments.run import execute, make_methods
 from pliant.experiments.store import RunFolder, last_progress, load_runs
-from pliant.training import Settings
+from pliant.training import Learner, Settings
 from tests.experiments.helpers import in_process, interrupt, outputs, small, write_waiting_network
 
 
@@ -157,7 +157,8 @@ def test_without_any_sound_checkpoint_the_run_starts_over(tmp_path: Path) -> Non
         content[len(content) // 2] ^= 255
         checkpoint.write_bytes(content)
     outcome = execute(config, tmp_path)
-    assert len(outcome.notes) == 2
+    assert len(outcome.notes) == 3
+    assert outcome.notes[2] == "no checkpoint is left: the run starts over"
     assert_nothing_shows(tmp_path, config)
 
 
@@ -175,8 +176,22 @@ def test_a_state_that_another_version_saved_is_not_taken(tmp_path: Path) -> None
         (folder / f"checkpoint-{number}-{digest}.pt").write_bytes(buffer.getvalue())
     outcome = execute(config, tmp_path)
     assert outcome.status == "finished"
-    assert len(outcome.notes) == 2
-    assert all("'initial' is missing in the given state" in note for note in outcome.notes)
+    *bad, over = outcome.notes
+    assert len(bad) == 2
+    assert all("'initial' is missing in the given state" in note for note in bad)
+    assert over == "no checkpoint is left: the run starts over"
+    assert_nothing_shows(tmp_path, config)
+
+
+def test_memory_that_is_full_for_a_moment_costs_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, folder = interrupted(tmp_path)
+    before = sorted(folder.glob("checkpoint-*"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "load_state_dict", lambda *_: torch.empty(2**60))
+        assert "can't allocate memory" in execute(config, tmp_path).error
+    assert sorted(folder.glob("checkpoint-*")) == before
+    assert execute(config, tmp_path).status == "finished"
+    assert events(tmp_path, config)[-3:] == ["start", "resume", "end"]
     assert_nothing_shows(tmp_path, config)
 
 
@@ -218,8 +233,10 @@ def test_metrics_lost_by_a_power_cut_invalidate_the_checkpoint(tmp_path: Path) -
     metrics = (folder / "metrics.jsonl").read_bytes()
     (folder / "metrics.jsonl").write_bytes(metrics[: len(metrics) // 4])
     outcome = execute(config, tmp_path)
-    assert len(outcome.notes) == 2
-    assert all("metrics.jsonl is shorter than when the checkpoint was saved" in note for note in outcome.notes)
+    *bad, over = outcome.notes
+    assert len(bad) == 2
+    assert all("metrics.jsonl is shorter than when the checkpoint was saved" in note for note in bad)
+    assert over == "no checkpoint is left: the run starts over"
     assert_nothing_shows(tmp_path, config)
 
 

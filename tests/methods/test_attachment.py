@@ -336,6 +336,15 @@ def test_what_acts_every_so_often_acts_from_a_first_step_on(
     assert acted == expected
 
 
+def test_a_period_that_is_changed_later_counts() -> None:
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    method = HareTortoise(model, every=1000).attach(optimizer)
+    method.every = 2
+    train(model, optimizer, "mlp", range(6))
+    assert method.returns == 3
+
+
 @pytest.mark.parametrize("make", [HareTortoise, WeightRescaling])
 def test_a_first_step_must_be_one(make: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="first: 0 is not allowed; it must be an integer"):

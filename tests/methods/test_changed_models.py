@@ -105,9 +105,9 @@ def test_a_tortoise_of_what_is_frozen_by_now_says_that_nothing_changed() -> None
     model = zoo.build("mlp")
     method = HareTortoise(model)
     model.requires_grad_(False)
-    with pytest.warns(UserWarning, match=r"hare_tortoise.apply\(\) changed nothing: all parameters are frozen"):
+    with pytest.warns(UserWarning, match=r"hare_tortoise.apply\(\) changed nothing: what it would change is frozen"):
         receipt = method.apply()
-    assert receipt.details["returns"] == 0
+    assert (receipt.tensors, receipt.entries, receipt.details["returns"]) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -494,7 +494,7 @@ def test_units_are_watched_where_all_of_them_are_read() -> None:
 
 @pytest.mark.parametrize("make", [ReDo, ContinualBackprop])
 def test_units_that_no_layer_reads_all_of_are_left_alone(make: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match=r"'body'|body: no linear or convolution layer reads all of its units"):
+    with pytest.raises(ValueError, match="body: no linear or convolution layer reads all of its units"):
         make(Halves(slice(4, None)), torch.randn(16, 4))
 
 

@@ -453,9 +453,28 @@ def test_what_is_assigned_or_changed_in_place_counts(change: Callable[[SWR], Non
 @pytest.mark.parametrize("lam", [1.5, -0.1, torch.tensor([0.5, 2.0, 0.5]), torch.nan])
 def test_a_strength_out_of_range_is_refused(lam: float | torch.Tensor) -> None:
     swr = SWR(zoo.build("mlp"), zoo.batch("mlp")[0], lam=0.5)
-    with pytest.raises(ValueError, match=r"lam: .*; must be from 0 to 1"):
+    with pytest.raises(ValueError, match=r"lam: .* is not allowed; it must be from 0 to 1"):
         swr.lam = lam
     assert swr.lam.tolist() == [0.5, 0.5, 0.5]
+    swr.lam.copy_(torch.as_tensor(lam))
+    with pytest.raises(ValueError, match=r"lam: .* is not allowed; it must be from 0 to 1"):
+        swr.step()
+
+
+def test_initial_norms_are_one_for_each_weight_and_not_negative() -> None:
+    swr = SWR(zoo.build("mlp"), zoo.batch("mlp")[0], lam=0.5)
+    with pytest.raises(ValueError, match=r"initial_norms: its shape is \(2,\); it must be \(3,\), one for each weight"):
+        swr.initial_norms = [1.0, 2.0]
+    with pytest.raises(ValueError, match=r"initial_norms: \[1.0, -2.0, 3.0\] is not allowed; it must be from 0 to inf"):
+        swr.initial_norms = [1.0, -2.0, 3.0]
+    swr.initial_norms = [1.0, 2.0, 3.0]
+    assert swr.initial_norms.dtype == torch.float64
+
+
+def test_a_number_is_for_all_weights_that_the_filter_passes() -> None:
+    swr = SWR(zoo.build("mlp"), zoo.batch("mlp")[0], lam=0.5, where=lambda name, _: name != "2.weight")
+    swr.lam = 0.25
+    assert swr.lam.tolist() == [0.25, 0.0, 0.25]
 
 
 def test_what_pulls_nothing_is_said() -> None:

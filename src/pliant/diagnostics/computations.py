@@ -185,7 +185,9 @@ def lipschitz(norm: Callable[[Probe, str], float]) -> Compute:
     def bound(probe: Probe) -> float:
         for name, module in probe.model.named_modules():
             if isinstance(module, WEIGHT_LAYERS) and "weight" not in module._parameters:
-                raise ValueError(f"the weight of {name} is computed from others, whose norms do not bound it")
+                raise ValueError(
+                    f"the weight of {name or 'the model'} is computed from others, whose norms do not bound it"
+                )
         convolutions = [m for m in probe.model.modules() if isinstance(m, _ConvNd)]
         places = {id(m._parameters["weight"]): math.prod(m.kernel_size) for m in convolutions}
         found = probe.matrices.items()

@@ -20,7 +20,8 @@ def tell_choice(label: str, choice: Mapping[str, Any], on: Literal["validation",
     Args:
         label: What tables call the method.
         choice: Of a label in `selection.json`: what is `chosen`, all `scores`, how many `seeds` decided, and how many
-            `examples` each was tested on, if a test decided; older choices do not tell the latter two.
+            `examples` each was tested on, if a test decided (in the first or the last task, whichever has fewer);
+            older choices do not tell the latter two.
         on: What it was tested on: examples held out of the training data, or the test data.
 
     Example:

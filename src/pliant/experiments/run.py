@@ -91,6 +91,7 @@ def _train(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> d
     if folder.load_checkpoint(learner.load_state_dict):
         folder.note("resume", task=learner.task, epoch=learner.epoch)
     elif folder.troubles:
+        folder.troubles.append("no checkpoint is left: the run starts over")
         stream, learner = _begin(config)  # a state may have been loaded in part
     begun = saved = time.monotonic()
     first_step = learner.step
@@ -105,7 +106,8 @@ def _train(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> d
     state = learner.state_dict()
     sizes = {name: _count_bytes(state[name]) for name in ("model", "optimizer", "methods")}
     seconds, steps = time.monotonic() - begun, learner.step - first_step
-    tested = {"test_examples": len(stream.dataset.test)}
+    tests = [task.test for task in (stream[0], stream[len(stream) - 1]) if task.test is not None]
+    tested = {"test_examples": min(map(len, tests))} if tests else {}
     return {"seconds": seconds, "steps": steps, "bytes": sizes, "sources": sources} | tested
 
 

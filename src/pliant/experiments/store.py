@@ -243,7 +243,8 @@ class RunFolder:
         """Load the newest state that is sound and can be loaded, and cut the metrics back to where it was saved.
 
         Args:
-            load: What takes a state; it raises an exception if it cannot, as for one that another version saved.
+            load: What takes a state. It raises a KeyError, TypeError or ValueError if the state does not fit, as one
+                that another version saved may not.
 
         Returns:
             Whether there is one; if not, no metrics are left.
@@ -255,8 +256,16 @@ class RunFolder:
                 size = checkpoint["metrics_bytes"]
                 if metrics.stat().st_size < size:
                     raise ValueError(f"{metrics.name} is shorter than when the checkpoint was saved")
-                load(dict(checkpoint["state"]))
             except Exception as error:
+                self._distrust(path, error)
+                continue
+            try:
+                load(checkpoint["state"])
+            except (
+                KeyError,
+                TypeError,
+                ValueError,
+            ) as error:  # It does not fit; all else may pass, such as full memory.
                 self._distrust(path, error)
                 continue
             os.truncate(metrics, size)
@@ -273,7 +282,7 @@ class RunFolder:
         """Put a checkpoint aside and say so."""
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         self.note("bad checkpoint", file=path.name, reason=reason)
-        self.troubles.append(f"{path} is no good ({reason}); the one before it is used")
+        self.troubles.append(f"{path} is no good ({reason}) and is put aside")
         path.replace(path.with_suffix(".bad"))
 
     def _checkpoints(self) -> list[Path]:

@@ -48,12 +48,12 @@ def split_example(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
-def check_callable(model: nn.Module, argument: str = "model") -> None:
+def check_callable(model: nn.Module) -> None:
     """Raise a ValueError if the model has no forward(), as an agent that holds an actor and a critic."""
     if getattr(model.forward, "__func__", None) is nn.Module.forward:
         children = ", ".join(name for name, _ in model.named_children()) or "it has none"
         raise ValueError(
-            f"{argument}: {type(model).__name__} has no forward(); pass the networks that it holds one at a time "
+            f"model: {type(model).__name__} has no forward(); pass the networks that it holds one at a time "
             f"({children}), or a module whose forward() calls them"
         )
 

@@ -93,10 +93,9 @@ def ascending_names(optimizer: Optimizer, names: Sequence[str], groups: Sequence
     return [name for name, i in zip(names, groups, strict=True) if optimizer.param_groups[i].get("maximize")]
 
 
-def check_timing(every: int, first: int | None) -> tuple[int, int]:
-    """Return how many steps lie between two actions, and the first step to act on, which is `every` if None."""
-    every = check_positive_int("every", every)
-    return every, every if first is None else check_positive_int("first", first)
+def check_timing(every: int, first: int | None) -> tuple[int, int | None]:
+    """Return how many steps lie between two actions, and the first step to act on if one is given."""
+    return check_positive_int("every", every), None if first is None else check_positive_int("first", first)
 
 
 def is_due(step: int, every: int, first: int | None = None) -> bool:

@@ -10,6 +10,7 @@ back to the tortoise: θ ← τ. The optimizer's state is kept. To evaluate the 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -112,9 +113,11 @@ class HareTortoise(Rescaler):
         """
         returns = self.returns
         self._go_back(self._served(), None)
+        receipt = self._make_receipt()
         if self.returns == returns:
-            warnings.warn("hare_tortoise.apply() changed nothing: all parameters are frozen", stacklevel=2)
-        return self._make_receipt()
+            warnings.warn("hare_tortoise.apply() changed nothing: what it would change is frozen", stacklevel=2)
+            return replace(receipt, tensors=0, entries=0)
+        return receipt
 
     @contextmanager
     def tortoise_weights(self) -> Iterator[None]:

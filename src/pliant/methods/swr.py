@@ -142,7 +142,11 @@ class SWR(Rescaler):
             classifier = classifier_names(
                 _chain(model, example, order) if example is None else called_layers(model, example)
             )
-        self.lam = torch.tensor(self._strengths(lam, lam_classifier, classifier, where), dtype=torch.float64)
+        owned = [(owner, self.parameters[owner]) for owner in self._parameter_names]
+        self._chosen = torch.tensor([where is None or bool(where(name, parameter)) for name, parameter in owned])
+        if not self._chosen.any():
+            raise ValueError(f"where: it passes none of the weights that can be pulled: {', '.join(self._block_names)}")
+        self.lam = torch.tensor(self._strengths(lam, lam_classifier, classifier), dtype=torch.float64) * self._chosen
         self._warn_of_zero_weights()
         self.base_lr = torch.full((len(self._block_names),), torch.nan, dtype=torch.float64)
         self.last_lr = torch.full((len(self._block_names),), torch.nan, dtype=torch.float64)
@@ -210,15 +214,15 @@ class SWR(Rescaler):
 
     @property
     def lam(self) -> Tensor:
-        """λ of each weight that is pulled; assign a number or a tensor, or change it in place."""
+        """λ of each weight; assign a tensor, or a number for all that `where` passes, or change it in place."""
         return self._lam
 
     @lam.setter
     def lam(self, lam: Tensor | float) -> None:
-        lam = torch.as_tensor(lam)
-        if not ((lam >= 0) & (lam <= 1)).all():
-            raise ValueError(f"lam: {lam.tolist()}; must be from 0 to 1")
-        self._lam = _own(lam.to(self._initial_norms).expand_as(self._initial_norms))
+        lam = torch.as_tensor(lam).to(self._initial_norms)
+        if lam.ndim == 0:
+            lam = lam * self._chosen.to(lam.device)
+        self._lam = _own(_checked("lam", lam, len(self._block_names), high=1.0))
         self._pulls.clear()
 
     @property
@@ -227,21 +231,20 @@ class SWR(Rescaler):
         return self._initial_norms
 
     @initial_norms.setter
-    def initial_norms(self, norms: Tensor) -> None:
-        self._initial_norms = _own(norms)
+    def initial_norms(self, norms: Tensor | Sequence[float]) -> None:
+        norms = torch.as_tensor(norms, dtype=self._dtype)
+        self._initial_norms = _own(_checked("initial_norms", norms, len(self._block_names)))
         self._pulls.clear()
 
-    def _strengths(
-        self, lam: Strength, lam_classifier: float | None, classifier: Sequence[str] | None, where: Filter | None
-    ) -> list[float]:
-        """Return λ of each weight; 0 for those that are not to be pulled."""
+    def _strengths(self, lam: Strength, lam_classifier: float | None, classifier: Sequence[str] | None) -> list[float]:
+        """Return λ of each weight, `where` left aside."""
         wholes = {str(block): block.name for block in self.plan.wishes}
         strengths = resolve_strengths(lam, self._block_names, high=1.0, wholes=wholes)
-        owned = list(zip(self._block_names, self._parameter_names, strict=True))
         if lam_classifier is not None and classifier is not None:
             check_number("lam_classifier", lam_classifier, high=1.0)
             modules = [self.model.get_submodule(name) for name in check_modules("classifier", self.model, classifier)]
             held = {id(parameter) for module in modules for parameter in module.parameters()}
+            owned = zip(self._block_names, self._parameter_names, strict=True)
             chosen = [name for name, owner in owned if id(self.parameters[owner]) in held]
             if not chosen:
                 raise ValueError(
@@ -249,14 +252,6 @@ class SWR(Rescaler):
                     f"{', '.join(self._block_names)}"
                 )
             strengths |= dict.fromkeys(chosen, lam_classifier)
-        if where is not None:
-            strengths = {
-                name: strengths.get(name, 0.0) for name, owner in owned if where(owner, self.parameters[owner])
-            }
-            if not strengths:
-                raise ValueError(
-                    f"where: it passes none of the weights that can be pulled: {', '.join(self._block_names)}"
-                )
         return [strengths.get(name, 0.0) for name in self._block_names]
 
     def _output_factors(self, log_c: Tensor | Sequence[float]) -> list[float]:
@@ -323,6 +318,8 @@ class SWR(Rescaler):
 
     def _make_pull(self, key: _PullKey) -> DevicePull | HostPull:
         self._pulls = {other: pull for other, pull in self._pulls.items() if other[2:] == key[2:]}
+        for name, values, high in (("lam", self._lam, 1.0), ("initial_norms", self._initial_norms, torch.inf)):
+            _checked(name, values, len(self._block_names), high)  # they may have been changed in place
         held = set(key[0])
         free = [owner in held and self.parameters[owner].requires_grad for owner in self._parameter_names]
         lam = self.lam * self.lam.new_tensor(free) * (self.initial_norms > 0)
@@ -382,6 +379,15 @@ def _chain(model: nn.Module, example: Any, order: str | Sequence[str]) -> tuple[
     if isinstance(order, str):
         return chain_layers(model, called_layers(model, example))
     return tuple(Layer(name, model.get_submodule(name)) for name in check_modules("order", model, order))
+
+
+def _checked(argument: str, values: Tensor, count: int, high: float = torch.inf) -> Tensor:
+    """Return values that are one for each weight and in range; a norm that is NaN is none that can be compared."""
+    if values.shape != (count,):
+        raise ValueError(f"{argument}: its shape is {tuple(values.shape)}; it must be ({count},), one for each weight")
+    if (values < 0).any() or (values > high).any() or (high < torch.inf and values.isnan().any()):
+        raise ValueError(f"{argument}: {values.tolist()} is not allowed; it must be from 0 to {high:g}")
+    return values
 
 
 def _own(tensor: Tensor) -> Tensor:
