@@ -232,7 +232,7 @@ class SWR(Rescaler):
 
     @initial_norms.setter
     def initial_norms(self, norms: Tensor | Sequence[float]) -> None:
-        norms = torch.as_tensor(norms, dtype=self._dtype)
+        norms = torch.as_tensor(norms, dtype=self._dtype, device=self._wished.get()[0].device)
         self._initial_norms = _own(_checked("initial_norms", norms, len(self._block_names)))
         self._pulls.clear()
 
