@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pliant.methods.pull import DevicePull, HostPull
+from pliant.methods.pull import DevicePull, HostPull, rows_that_follow
 
 MATRIX = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0.5, -0.5], [0, 0, 0]], dtype=torch.float64)
 norms = st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=3)
@@ -19,7 +19,8 @@ strengths = st.lists(st.floats(0, 1), min_size=3, max_size=3)
 def pull(kind: type, now: list[float], first: list[float], lam: list[float], **given: Any) -> tuple[Tensor, Tensor]:
     written = [torch.tensor([1.0, -2.0], dtype=torch.float64) for _ in MATRIX]
     options = {"rates": None, "found_inf": None} | given
-    made = kind(torch.tensor(first, dtype=torch.float64), torch.tensor(lam, dtype=torch.float64), MATRIX)
+    initial, strength = torch.tensor(first, dtype=torch.float64), torch.tensor(lam, dtype=torch.float64)
+    made = kind(initial, strength, MATRIX, rows_that_follow(MATRIX, strength > 0))
     log_c = made([torch.tensor(n, dtype=torch.float64) for n in now], written, **options)
     return torch.as_tensor(log_c, dtype=torch.float64), torch.stack(written)
 
