@@ -19,6 +19,7 @@ from pliant import (
     L2Init,
     Layerwise,
     Method,
+    ReDo,
     Shrink,
     ShrinkPerturb,
     WeightClipping,
@@ -26,7 +27,7 @@ from pliant import (
 )
 from pliant.methods import create
 from tests import zoo
-from tests.loops import assert_same, snapshot, train
+from tests.loops import assert_same, snapshot, train, training_step
 
 X, Y = zoo.batch("mlp")
 
@@ -321,3 +322,17 @@ def test_a_parameter_without_entries_is_passed_over(name: str) -> None:
     act(method, model, SGD(model.parameters(), lr=0.1))
     assert "3.layer.weight" not in method.parameters
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+def test_a_new_head_that_is_no_part_of_the_units_may_come() -> None:
+    model = zoo.build("mlp").float()
+    x, y = zoo.batch("mlp", dtype=torch.float32)
+    redo = ReDo(model, x, tau=1.0, every=1, seed=0, where=lambda name, _: name.startswith("0."))
+    model[4] = nn.Linear(model[4].in_features, model[4].out_features)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    redo.attach(optimizer)
+    training_step(model, optimizer, (x, y))
+    assert list(redo.receipt.details["units"]) == ["0"]
+    model[2] = nn.Linear(model[2].in_features, model[2].out_features)
+    with pytest.raises(ValueError, match=r"model: parameter '2.weight' was replaced since redo was made"):
+        redo.attach(SGD(model.parameters(), lr=0.1))

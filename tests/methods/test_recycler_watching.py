@@ -3,7 +3,7 @@
 import copy
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -269,3 +269,50 @@ def test_units_that_have_just_joined_were_not_overlooked() -> None:
         for step in range(2, 5):
             training_step(model, optimizer, (x, y))
             assert bool(redo.receipt.details["units"].get("0")) == (step == 4)
+
+
+class Halves(nn.Module):
+    """One layer reads the first half of the units, another one all or the rest."""
+
+    def __init__(self, rest: slice) -> None:
+        super().__init__()
+        self.body, self.left, self.right = nn.Linear(4, 8), nn.Linear(4, 2), nn.Linear(8 - (rest.start or 0), 2)
+        self.rest = rest
+        with torch.no_grad():
+            self.body.bias[0] = -100.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.body(x))
+        return self.left(hidden[:, :4]) + self.right(hidden[:, self.rest])
+
+
+def test_units_are_watched_where_all_of_them_are_read() -> None:
+    torch.manual_seed(0)
+    model, x, y = Halves(slice(None)), torch.randn(16, 4), torch.randint(0, 2, (16,))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    redo = ReDo(model, x, tau=0.0, every=1, seed=0).attach(optimizer)
+    training_step(model, optimizer, (x, y))
+    assert redo.receipt.details["units"] == {"body": [0]}
+
+
+@pytest.mark.parametrize("make", [ReDo, ContinualBackprop])
+def test_units_that_no_layer_reads_all_of_are_left_alone(make: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="body: no linear or convolution layer reads all of its units"):
+        make(Halves(slice(4, None)), torch.randn(16, 4))
+
+
+def test_a_step_without_a_renewal_asks_the_device_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    method = ContinualBackprop(model, zoo.batch("mlp")[0], rate=1e-2, maturity=2, seed=0).attach(optimizer)
+    asked: list[int] = []
+    monkeypatch.setattr(Tensor, "__bool__", lambda self: asked.append(1) or self.item() != 0)
+    quiet = 0
+    for step in range(40):
+        asked.clear()
+        before = sum(int(counts.sum()) for counts in method.renewals.values())
+        training_step(model, optimizer, zoo.batch("mlp", seed=step))
+        if before and before == sum(int(counts.sum()) for counts in method.renewals.values()):
+            quiet += 1
+            assert not asked
+    assert quiet > 5

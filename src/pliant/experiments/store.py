@@ -261,11 +261,8 @@ class RunFolder:
                 continue
             try:
                 load(checkpoint["state"])
-            except (
-                KeyError,
-                TypeError,
-                ValueError,
-            ) as error:  # It does not fit; all else may pass, such as full memory.
+            except (KeyError, TypeError, ValueError) as error:
+                # It does not fit. All else, such as full memory, may pass.
                 self._distrust(path, error)
                 continue
             os.truncate(metrics, size)
