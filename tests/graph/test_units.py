@@ -290,6 +290,32 @@ class Repeated(nn.Module):
         return self.head(torch.repeat_interleave(relu(self.layer(x)), self.times, dim=1, output_size=6))
 
 
+class Regrouped(nn.Module):
+    """Units of two places, laid out anew so that no dimension holds them alone, for one that reads or normalises."""
+
+    def __init__(self, reader: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.reader = nn.Linear(4, 6), reader
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.reader(self.layer(x).reshape(-1, 3, 4))
+
+
+class SplitNorm(nn.Module):
+    """Units in rows and columns, each with an entry of its own in the norm's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.head = nn.Linear(4, 6), nn.LayerNorm([2, 3]), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.layer(x).unflatten(1, (2, 3))).flatten(1))
+
+
+def grouped_transposed() -> nn.Module:
+    return nn.Sequential(nn.ConvTranspose2d(4, 6, 3, groups=2), nn.ReLU(), nn.Conv2d(6, 2, 1))
+
+
 def depthwise() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4), nn.ReLU(), nn.Conv2d(4, 2, 1))
 
@@ -321,6 +347,14 @@ SKIPPED = {
     "packed maps": (Attending, (2, 3, 4), "attention.in_proj_weight", "it is part of attention"),
     "behind attention": (Attending, (2, 3, 4), "attention.out_proj", "it is an output of the model"),
     "data says where": (Repeated, (2, 4), "layer", "it goes through repeat_interleave in the model"),
+    "regrouped for a reader": (lambda: Regrouped(nn.Linear(4, 3)), (2, 2, 4), "layer",
+                               "it is mixed with others before reader reads it"),
+    "regrouped for a layer norm": (lambda: Regrouped(nn.LayerNorm(4)), (2, 2, 4), "layer",
+                                   "it is mixed with others before reader normalises it"),
+    "regrouped for a batch norm": (lambda: Regrouped(nn.BatchNorm1d(3)), (2, 2, 4), "layer",
+                                   "it is mixed with others before reader normalises it"),
+    "two dimensions of a norm": (SplitNorm, (2, 4), "layer", "it lies across two dimensions of 'norm.weight'"),
+    "a grouped maker": (grouped_transposed, (1, 4, 5, 5), "0", "it is made by a grouped transposed convolution"),
     "an unknown call": (Stray, (2, 4), "used", "it goes through gru in recurrent"),
 }  # fmt: skip
 
