@@ -150,7 +150,7 @@ def test_a_loss_may_write_into_what_it_gets() -> None:
         return cross_entropy(out, y)
 
     leaf = torch.randn(5, 7, requires_grad=True)
-    total, losses = summed_loss(masking, leaf * 1, Batch.of((X, Y)))
+    total, losses, _ = summed_loss(masking, leaf * 1, Batch.of((X, Y)))
     expected = cross_entropy(leaf[:, :5], Y, reduction="none")
     torch.testing.assert_close(losses, expected.detach())
     (ours,), (theirs,) = torch.autograd.grad(total, leaf), torch.autograd.grad(expected.sum(), leaf)
@@ -169,7 +169,8 @@ def test_the_sum_of_the_samples_losses_has_their_gradient(
     loss_fn: Callable[[Tensor, Tensor], Tensor], output: Tensor
 ) -> None:
     output, batch = output.requires_grad_(), Batch.of((X, Y))
-    total, losses = summed_loss(loss_fn, output, batch)
+    total, losses, reduced = summed_loss(loss_fn, output, batch, apart=True)
+    assert reduced == (loss_fn is not weighted)
     expected = cross_entropy(output, Y, reduction="none")
     torch.testing.assert_close(losses, expected.detach())
     (ours,), (theirs,) = torch.autograd.grad(total, output), torch.autograd.grad(expected.sum(), output)
@@ -185,7 +186,7 @@ def test_where_the_slope_is_zero_the_second_derivatives_are_still_those_of_the_s
         return (weight[y.flatten()] * out.square()).sum() / weight[y.flatten()].sum()
 
     output = torch.zeros(5, 1, requires_grad=True)
-    total, _ = summed_loss(loss_fn, output, Batch.of((X, Y)))
+    total = summed_loss(loss_fn, output, Batch.of((X, Y))).total
     (slope,) = torch.autograd.grad(total, output, create_graph=True)
     (curvature,) = torch.autograd.grad(slope.sum(), output)
     assert curvature.tolist() == [[2.0]] * 5

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from itertools import repeat
 from numbers import Number
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -177,8 +177,9 @@ def _merge(parts: list[Batch]) -> Batch:
 def sample_losses(loss_fn: LossFn, output: Any, batch: Batch) -> Tensor:
     """Return ℓ_i, the loss of each sample on its own: `loss_fn` on a batch of that sample alone.
 
-    So the reduction of the loss does not matter, and a mean over tokens is each sample's own mean. A `loss_fn` that
-    returns one number a sample is called once instead.
+    So a mean and a sum are the same, and a mean over tokens is each sample's own mean; but a mean that weights
+    samples, as by their classes, loses the weights, which a sum keeps. A `loss_fn` that returns one number a sample is
+    called once instead.
 
     Args:
         loss_fn: `loss_fn(output, target)`, a scalar or one number a sample.
@@ -186,17 +187,31 @@ def sample_losses(loss_fn: LossFn, output: Any, batch: Batch) -> Tensor:
         batch: Its samples.
 
     Raises:
-        ValueError: If the loss is neither, or if output or target cannot be cut into samples.
+        ValueError: If the loss is neither, if output or target cannot be cut into samples, or if a sample has no loss
+            of its own though the batch has one.
     """
+    losses, value = _losses(loss_fn, output, batch)
+    if losses.isnan().any() and value.isfinite().all():
+        raise ValueError(
+            f"the loss of {int(losses.isnan().sum())} of {batch.size} samples is NaN when each is taken alone, and "
+            "that of the batch is not, as where all targets of a sample are ignored: leave such samples out, or give a "
+            "loss with reduction='sum' or 'none'"
+        )
+    return losses
+
+
+def _losses(loss_fn: LossFn, output: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return ℓ_i, and what the loss is of the whole batch."""
     value = loss_fn(output, batch.target)
     if value.ndim == 1 and len(value) == batch.size > 1:
-        return value
+        return value, value
     if value.numel() != 1:
         raise ValueError(f"loss_fn must return a scalar or {batch.size} numbers, got shape {tuple(value.shape)}")
     if batch.size == 1:
-        return value.reshape(1)
+        return value.reshape(1), value
     _check_cuts(output, batch)
-    return torch.stack([loss_fn(*pair).reshape(()) for pair in _apart((output, batch.target), batch.size)])
+    losses = [loss_fn(*pair).reshape(()) for pair in _apart((output, batch.target), batch.size)]
+    return torch.stack(losses), value
 
 
 def _apart(tree: Any, size: int) -> Iterator[Any]:
@@ -237,29 +252,71 @@ def _described(value: Any) -> str:
     return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
-def summed_loss(loss_fn: LossFn, output: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return Σℓ_i with its graph, and the ℓ_i without.
-
-    If the loss of the whole batch is the mean or the sum of the ℓ_i, as most are, that is what carries the graph: one
-    small graph instead of one for each sample. It is if its value is, and its derivative by the output.
+def mean_loss(loss_fn: LossFn, output: Any, batch: Batch) -> float:
+    """Return the mean of the ℓ_i; where the loss of the whole batch is neither that nor their sum, that loss.
 
     Args:
         loss_fn: `loss_fn(output, target)`.
         output: The model's output on the batch.
         batch: Its samples.
     """
+    losses, whole = _losses(loss_fn, output, batch)
+    reduced = whole.numel() > 1 or any(_is_sum(factor, whole, losses) for factor in (batch.size, 1))
+    return float(losses.double().mean() if reduced else whole.double().sum())
+
+
+class Summed(NamedTuple):
+    """The losses of the samples of a batch.
+
+    Attributes:
+        total: Their sum, with its graph.
+        losses: The ℓ_i, without.
+        reduced: Whether the loss of the whole batch is their mean or their sum.
+    """
+
+    total: Tensor
+    losses: Tensor
+    reduced: bool
+
+
+def summed_loss(loss_fn: LossFn, output: Any, batch: Batch, apart: bool = False) -> Summed:
+    """Return Σℓ_i with its graph, and the ℓ_i without.
+
+    If the loss of the whole batch is the mean or the sum of the ℓ_i, as most are, that is what carries the graph: one
+    small graph instead of one for each sample. It is if its value is, and its derivative by the output. If it is
+    neither, as with class weights or ignored targets, it is taken as a mean all the same, times the number of samples.
+
+    Args:
+        loss_fn: `loss_fn(output, target)`.
+        output: The model's output on the batch.
+        batch: Its samples.
+        apart: Whether it must be Σℓ_i nevertheless.
+
+    Raises:
+        ValueError: As `sample_losses`, if it must be Σℓ_i.
+    """
     with torch.enable_grad():
-        apart, slopes = _with_slopes(lambda out: sample_losses(loss_fn, out, batch), output)
+        losses, slopes = _with_slopes(lambda out: _losses(loss_fn, out, batch)[0], output)
         whole, slopes_of_whole = _with_slopes(lambda out: loss_fn(out, batch.target), output)
+    by_value = [factor for factor in (batch.size, 1) if whole.numel() == 1 and _is_sum(factor, whole, losses)]
     # Where all slopes are zero, equal ones say nothing of the second derivatives.
-    if whole.numel() == 1 and any(bool(slope.any()) for slope in slopes):
-        for factor in (batch.size, 1):
+    told = whole.numel() == 1 and any(bool(slope.any()) for slope in slopes)
+    if told:
+        for factor in by_value:
             pairs = zip((factor * slope for slope in slopes_of_whole), slopes, strict=True)
-            if _near(factor * whole.double().sum(), apart.double().sum(), whole.dtype) and all(
-                _near(ours, theirs, theirs.dtype) for ours, theirs in pairs
-            ):
-                return factor * loss_fn(output, batch.target).reshape(()), apart
-    return sample_losses(loss_fn, output, batch).sum(), apart
+            if all(_near(ours, theirs, theirs.dtype) for ours, theirs in pairs):
+                return Summed(factor * loss_fn(output, batch.target).reshape(()), losses, True)
+        if not apart:
+            return Summed(batch.size * loss_fn(output, batch.target).reshape(()), losses, False)
+    reduced = not told and (whole.numel() > 1 or bool(by_value))
+    return Summed(sample_losses(loss_fn, output, batch).sum(), losses, reduced)
+
+
+def _is_sum(factor: int, whole: Tensor, losses: Tensor) -> bool:
+    """Say whether a multiple of a loss is the sum of others to rounding, relative to their sizes: they may cancel."""
+    losses = losses.double()
+    error = (factor * whole.double().sum() - losses.sum()).abs()
+    return bool(error <= torch.finfo(whole.dtype).eps ** 0.7 * losses.abs().sum())
 
 
 def _with_slopes(loss: Callable[[Any], Tensor], output: Any) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -35,7 +35,7 @@ def hessian(model: nn.Module, batch: Batch, loss_fn: LossFn) -> Tensor:
     """
     parameters = _parameters(model)
     with torch.enable_grad(), twice_differentiable():
-        total, _ = summed_loss(loss_fn, batch.forward(model), batch)
+        total = summed_loss(loss_fn, batch.forward(model), batch).total
         first = derivatives(total / batch.size, parameters, create_graph=True)
         return _jacobian(torch.cat([g.flatten() for g in first]), parameters)
 

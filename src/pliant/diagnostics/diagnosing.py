@@ -43,7 +43,8 @@ def diagnose(
         model: The network.
         data: A batch, or a loader whose first samples make one: a tensor, `(inputs, target)`, or a mapping
             (`pliant.diagnostics.batches`). New data, if the question is whether it can be learnt.
-        loss_fn: `loss_fn(output, target)`, with any reduction; or several by name, whose values are then keyed
+        loss_fn: `loss_fn(output, target)`, with any reduction, but `sum` or `none` if it weights samples (by class,
+            say), so that their gradients keep the weights; or several by name, whose values are then keyed
             `measure@name`.
         reference: The network to compare with: itself as it was at first, or a fresh one.
         measures: Names of `pliant.diagnostics.measures.names()`; by default all but those of a whole matrix of

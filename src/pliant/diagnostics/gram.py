@@ -35,7 +35,8 @@ class GradientGram:
         total: ⟨g_i, g_j⟩ over all learnable parameters, [M, M], float64.
         parameters: The same for each parameter by name; they sum to `total`.
         losses: ℓ_i, [M].
-        gradient: The gradient of the mean loss for each parameter: the mean of the g_i.
+        reduced: Whether the loss of the whole batch is the mean or the sum of the ℓ_i.
+        gradient: The mean of the g_i for each parameter: the gradient of the mean loss.
         one_by_one: Parameters whose gradients had to be taken sample by sample, and why.
         cut_off: Parameters that a use under `no_grad` (or in a reentrant checkpoint) adds nothing to the gradient of.
     """
@@ -43,6 +44,7 @@ class GradientGram:
     total: Tensor
     parameters: dict[str, Tensor]
     losses: Tensor
+    reduced: bool
     gradient: dict[str, Tensor]
     one_by_one: dict[str, str]
     cut_off: tuple[str, ...]
@@ -82,7 +84,7 @@ def gradient_gram(model: nn.Module, batch: Batch, loss_fn: LossFn) -> GradientGr
     with torch.enable_grad(), watch:
         output = batch.forward(model)
     with torch.enable_grad():
-        total_loss, losses = summed_loss(loss_fn, output, batch)
+        total_loss, losses, reduced = summed_loss(loss_fn, output, batch, apart=True)
         del output
         check.losses_agree(losses)
         found = _gradients(total_loss, parameters)
@@ -96,7 +98,7 @@ def gradient_gram(model: nn.Module, batch: Batch, loss_fn: LossFn) -> GradientGr
         grams |= _one_by_one(model, batch, loss_fn, {name: parameters[name] for name in reasons}, reasons)
     ordered = {name: grams[name] for name in parameters}
     total = torch.stack([matrix.to(losses.device) for matrix in ordered.values()]).sum(0)
-    return GradientGram(total, ordered, losses, gradient, reasons, tuple(sorted(watch.cut_off)))
+    return GradientGram(total, ordered, losses, reduced, gradient, reasons, tuple(sorted(watch.cut_off)))
 
 
 class _Check:

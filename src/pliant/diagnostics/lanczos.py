@@ -130,7 +130,7 @@ def hessian_product(model: nn.Module, batch: Batch, loss_fn: LossFn) -> tuple[Ca
     """
     parameters = list(learnable(model, real=True).values())
     with torch.enable_grad(), twice_differentiable():
-        total, _ = summed_loss(loss_fn, batch.forward(model), batch)
+        total = summed_loss(loss_fn, batch.forward(model), batch).total
         first = derivatives(total / batch.size, parameters, create_graph=True)
     used = [(p, g) for p, g in zip(parameters, first, strict=True) if g.requires_grad]
 

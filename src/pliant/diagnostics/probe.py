@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pliant.diagnostics import layers
-from pliant.diagnostics.batches import Batch, LossFn, sample_losses, summed_loss
+from pliant.diagnostics.batches import Batch, LossFn, mean_loss, summed_loss
 from pliant.diagnostics.capture import Captured, capture
 from pliant.diagnostics.differentiation import derivatives, learnable
 from pliant.diagnostics.gradients import Spectrum, spectrum
@@ -212,20 +212,20 @@ class Probe:
     @cached_property
     def loss(self) -> float:
         """The mean loss over the batch."""
-        if "gram" in self.__dict__:
+        if "gram" in self.__dict__ and self.gram.reduced:
             return float(self.gram.losses.double().mean())
         with torch.no_grad():
-            return float(sample_losses(self.loss_fn, self.captured.output, self.batch).double().mean())
+            return mean_loss(self.loss_fn, self.captured.output, self.batch)
 
     @cached_property
     def gradient(self) -> dict[str, Tensor]:
         """The gradient of each parameter that learns."""
         if self._gradient is not None:
             return self._gradient
-        if "gram" in self.__dict__:
+        if "gram" in self.__dict__ and self.gram.reduced:
             return self.gram.gradient
         named = learnable(self.model)
         with torch.enable_grad():
-            total, _ = summed_loss(self.loss_fn, self.batch.forward(self.model), self.batch)
+            total = summed_loss(self.loss_fn, self.batch.forward(self.model), self.batch).total
             found = derivatives(total / self.batch.size, list(named.values()))
         return dict(zip(named, found, strict=True))
