@@ -1,5 +1,6 @@
 """Losses whose value of a batch is not the mean of its samples': class weights, and targets that are ignored."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -82,3 +83,23 @@ def test_losses_that_cancel_are_still_told_from_each_other(reduce: Callable[[Ten
     output.requires_grad_()
     (slope,) = torch.autograd.grad(summed_loss(loss_fn, output, batch).total, output)
     torch.testing.assert_close(slope[:, 0], advantage)
+
+
+def test_the_error_is_that_of_classes_wherever_they_are() -> None:
+    logits, target = torch.randn(4, 3, 5), torch.randint(0, 3, (4, 5))
+    wrong = float((logits.argmax(1) != target).double().mean())
+    for output in (logits, logits.movedim(1, -1)):
+        assert diagnose(nn.Identity(), (output, target), measures=["error"]).values["error"] == wrong
+
+
+@pytest.mark.parametrize(
+    ("output", "target", "reason"),
+    [
+        (torch.randn(6, 1), torch.tensor([0, 1, 0, 1, 1, 1]), "logits of at least two classes"),
+        (torch.randn(6), torch.tensor([0, 1, 0, 1, 1, 1]), r"got shapes \(6,\) and \(6,\)"),
+        (torch.randn(6, 3, 3), torch.zeros(6, 3, dtype=torch.long), r"of shape \(6, 3, 3\) do not tell"),
+        (torch.randn(6, 3), torch.zeros(6, 3, dtype=torch.long), r"got shapes \(6, 3\) and \(6, 3\)"),
+    ],
+)
+def test_an_error_that_has_no_classes_is_not_taken(output: Tensor, target: Tensor, reason: str) -> None:
+    assert re.search(reason, diagnose(nn.Identity(), (output, target), measures=["error"]).skipped["error"])

@@ -259,7 +259,19 @@ def error(probe: Probe) -> float:
         raise ValueError("it needs labels, and the batch has none")
     if not isinstance(output, Tensor) or not isinstance(target, Tensor) or target.is_floating_point():
         raise ValueError("it needs a tensor of logits and integer labels")
-    return error_rate(output, target)
+    # Classes are last, or second as torch's losses have them.
+    dims = {1, output.ndim - 1} if output.ndim > 1 else set()
+    places = [dim for dim in dims if output.shape[:dim] + output.shape[dim + 1 :] == target.shape]
+    if not places or output.shape[places[0]] < 2:
+        raise ValueError(
+            "it needs logits of at least two classes, [samples, …, classes] or [samples, classes, …], and a label for "
+            f"each of the others, got shapes {tuple(output.shape)} and {tuple(target.shape)}"
+        )
+    if len(places) > 1:
+        raise ValueError(
+            f"it needs to know where classes are, which outputs of shape {tuple(output.shape)} do not tell"
+        )
+    return error_rate(output.movedim(places[0], -1), target)
 
 
 def hessian_exact_rank(probe: Probe) -> float:
