@@ -166,6 +166,9 @@ def test_random_labels_say_nothing_about_the_images(dataset: Dataset) -> None:
         assert (rows_of(task.train), task.changed <= {"labels"}) == (set(range(N)), True)
         agreement = (task.train.y == dataset.train.y).double().mean()
         assert agreement < 0.25  # A tenth by chance; 120 draws stay below a quarter but once in 10⁶.
+        assert set(task.train.y.tolist()) == set(range(CLASSES))
+        # No class is renamed as a whole, as label_flip does.
+        assert all(len(task.train.y[dataset.train.y == old].unique()) > 1 for old in range(CLASSES))
     assert len({tuple(task.train.y.tolist()) for task in tasks}) == len(tasks)
 
 
