@@ -7,6 +7,8 @@ import os
 import struct
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -16,15 +18,22 @@ import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from pliant import data
 from pliant.data import cache, hub
+from pliant.data.embedded import digits
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache: what this process has loaded, from here or for others, is forgotten on both sides."""
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    for remembered in (digits, hub.load_from_hub):
+        remembered.cache_clear()
+    yield tmp_path / "cache"
+    for remembered in (digits, hub.load_from_hub):
+        remembered.cache_clear()
 
 
 def picture(seed: int, size: tuple[int, int] = (6, 6), mode: str = "RGB") -> Image.Image:
@@ -40,12 +49,30 @@ def write_folder(root: Path, per_class: int = 5, mode: str = "RGB", **size: tupl
     return root
 
 
+def count_pairs(images: numpy.ndarray, labels: numpy.ndarray) -> Counter[tuple[bytes, int]]:
+    return Counter((image.tobytes(), int(label)) for image, label in zip(images, labels, strict=True))
+
+
 class TestDigits:
     def test_sizes_and_split(self) -> None:
-        digits = data.load("digits")
-        assert (len(digits.train), len(digits.test), digits.shape) == (1437, 360, (1, 8, 8))
-        assert digits.train.x.max() == 255
-        assert set(digits.test.y.tolist()) == set(range(10))
+        loaded = data.load("digits")
+        assert (len(loaded.train), len(loaded.test), loaded.shape) == (1437, 360, (1, 8, 8))
+        assert set(loaded.test.y.tolist()) == set(range(10))
+
+    def test_every_example_is_either_to_learn_from_or_to_be_tested_on(self) -> None:
+        bunch, loaded = load_digits(), data.load("digits")
+        images = (bunch.images * 255 / 16).round().astype(numpy.uint8)
+        x = torch.cat([loaded.train.x, loaded.test.x]).numpy()
+        y = torch.cat([loaded.train.y, loaded.test.y]).numpy()
+        assert count_pairs(x, y) == count_pairs(images, bunch.target)
+
+    def test_pixels_and_projection(self) -> None:
+        index = torch.arange(1437)
+        pixels, _ = data.load("digits", pixels="unit").train.batch(index)
+        assert (float(pixels.min()), float(pixels.max())) == (0.0, 1.0)
+        inputs, _ = data.load("digits", pixels="unit", project=5).train.batch(index)
+        assert inputs.shape == (1437, 5)
+        assert torch.equal(inputs, data.load("digits").in_unit_range().project(5).train.x)
 
     def test_first(self) -> None:
         assert len(data.load("digits", first=100).train) == 100
@@ -81,7 +108,6 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    hub.load_from_hub.cache_clear()
     return tmp_path / "hub"
 
 
@@ -245,6 +271,14 @@ class TestFolder:
         with pytest.raises(ValueError, match=r"differ in size: .* say which size they shall have \(size=32; "):
             data.load(str(root))
         assert data.load(str(root), size=5).shape == (3, 5, 5)
+
+    def test_a_wide_image_is_cropped_not_squeezed(self, tmp_path: Path) -> None:
+        root = write_folder(tmp_path / "zoo")
+        wide = Image.new("RGB", (30, 10), "red")
+        wide.paste("white", (10, 0, 20, 10))
+        wide.save(root / "cat" / "wide.png")
+        loaded = data.load(str(root), size=10)
+        assert any((image == 255).all() for part in (loaded.train, loaded.test) for image in part.x)
 
     def test_corrupt_files_are_named_and_skipped_only_if_asked(self, tmp_path: Path) -> None:
         root = write_folder(tmp_path / "zoo")
