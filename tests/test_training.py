@@ -20,10 +20,12 @@ from pliant.streams.base import Stream
 from pliant.training import (
     DivergedError,
     Learner,
+    OptimizerName,
     Reference,
     Settings,
     evaluate,
     learning_rate,
+    make_optimizer,
     summarise,
     train,
 )
@@ -172,6 +174,16 @@ def test_learning_rates() -> None:
     assert [learning_rate(decaying, 200, epoch, 0, 5) for epoch in (0, 99, 100, 149, 150)] == pytest.approx(
         [1e-3, 1e-3, 1e-4, 1e-4, 1e-5]
     )
+    halving = Settings(lr=1.0, decay_epochs=(1, 2), decay_factor=0.5)
+    assert [learning_rate(halving, 3, epoch, 0, 1) for epoch in range(3)] == [1, 0.5, 0.25]
+
+
+@pytest.mark.parametrize("name", get_args(OptimizerName))
+def test_the_optimizer_is_the_one_that_settings_ask_for(name: str) -> None:
+    rates = {"lr": 0.25, "weight_decay": 0.125} | ({"momentum": 0.75} if name == "sgd" else {})
+    optimizer = make_optimizer(nn.Linear(2, 2), Settings(optimizer=name, **rates))
+    assert type(optimizer).__name__.lower() == name
+    assert optimizer.defaults.items() >= rates.items()
 
 
 def test_warm_up_and_decay_start_again_with_every_task(dataset: Dataset) -> None:
