@@ -30,13 +30,13 @@ def cosine(a: Tensor, b: Tensor) -> float:
 
 @torch.no_grad()
 def dash(model: nn.Module, average: dict[str, Tensor], lam: float) -> None:
-    """Shrink every row of a linear layer, every kernel of a convolution and every bias; leave norm layers."""
+    """Shrink every row of a linear layer, every kernel of a convolution, every token and bias; leave norm layers."""
     for path, module in model.named_modules():
         if isinstance(module, NORMS):
             continue
         for leaf, weight in module.named_parameters(recurse=False):
             g = average[f"{path}.{leaf}" if path else leaf]
-            if weight.ndim == 4:
+            if weight.ndim >= 3:
                 places = [(i, j) for i in range(weight.shape[0]) for j in range(weight.shape[1])]
             elif weight.ndim == 2:
                 places = [(i,) for i in range(weight.shape[0])]
