@@ -149,7 +149,11 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "clamp to six": lambda h: torch.clamp(h, 0, 6),
     "clamp_min": lambda h: h.clamp_min(0),
     "clamp_": lambda h: h.clamp_(0),
+    "clamp to a tensor": lambda h: h.clamp(min=torch.zeros(())),
     "maximum": lambda h: torch.maximum(h, torch.zeros_like(h)),
+    "max": lambda h: torch.max(h, torch.zeros_like(h)),
+    "method max": lambda h: h.max(other=torch.zeros_like(h)),
+    "fmax": lambda h: torch.fmax(h, torch.zeros_like(h)),
 }
 
 
@@ -179,6 +183,7 @@ def test_functions_with_other_uses_are_no_activations() -> None:
 
     def others(h: Tensor) -> Tensor:
         h = h / h.norm(dim=-1, keepdim=True).clamp_min(0)
+        h = h.clamp(max=5) - h.max(-1, keepdim=True).values - torch.max(h)
         return h.clamp(-5, 5) * torch.sigmoid(gate)[0] + torch.maximum(h.mean(), h.sum())
 
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Between(others))
@@ -199,6 +204,58 @@ def test_units_are_found_where_dimensions_were_permuted() -> None:
     torch.testing.assert_close(capture(model, batch).layers["a"].mean_abs, h.double().abs().mean((0, 1)))
     halves = nn.Sequential(nn.Linear(4, 6), nn.GLU(), nn.Linear(3, 2))
     assert len(capture(halves, Batch.of(torch.randn(3, 6, 4))).layers["0"].mean_abs) == 3, "as many positions as units"
+
+
+class Reshaped(nn.Module):
+    """A layer, an activation of its output in another shape, and a linear layer."""
+
+    def __init__(self, layer: nn.Module, reshape: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.reshape, self.head = layer, reshape, nn.LazyLinear(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.reshape(self.layer(x))).flatten(1))
+
+
+RESHAPED: dict[str, tuple[nn.Module, Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    "to images": (nn.Linear(4, 36), lambda h: h.view(-1, 4, 3, 3), (6, 4)),
+    "to heads": (nn.Linear(4, 12), lambda h: h.view(-1, 3, 4), (6, 4)),
+    "to tokens": (nn.Conv2d(2, 5, 3), lambda h: h.flatten(2).transpose(1, 2), (6, 2, 8, 8)),
+    "to one row": (nn.Conv2d(2, 5, 3), lambda h: h.flatten(1), (6, 2, 8, 8)),
+    "heads of tokens": (nn.Linear(4, 12), lambda h: h.unflatten(-1, (3, 4)), (6, 5, 4)),
+    "tokens as samples": (nn.Linear(4, 12), lambda h: h.flatten(0, 1), (6, 5, 4)),
+}
+
+
+@pytest.mark.parametrize("case", RESHAPED)
+def test_units_are_found_where_the_shape_changed(case: str) -> None:
+    layer, reshape, shape = RESHAPED[case]
+    batch = Batch.of(torch.randn(*shape))
+    h = torch.relu(layer(batch.args[0])).detach().double()
+    if isinstance(layer, nn.Linear):
+        h = h.movedim(-1, 1)
+    found = capture(Reshaped(layer, reshape), batch)
+    torch.testing.assert_close(found.layers["layer"].mean_abs, h.abs().transpose(0, 1).flatten(1).mean(1))
+    assert found.unclear == ()
+
+
+def test_layers_whose_units_cannot_be_found_are_left_out_and_named() -> None:
+    """Four channels of two times two places, with places before channels: either may be the units."""
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.ReLU(), Reshaped(nn.Conv2d(3, 4, 5), lambda h: h.flatten(2).transpose(1, 2))
+    )
+    model(IMAGES.args[0])
+    found = capture(model, IMAGES)
+    assert list(found.layers) == ["0"]
+    assert found.unclear == ("2.layer",)
+    (note,) = diagnose(model, IMAGES, measures=["dead_fraction"]).notes
+    assert note.endswith("it cannot be told where units are: 2.layer")
+
+
+def test_a_network_that_ends_in_convolutions_has_no_representation() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Conv2d(2, 3, 3))
+    assert capture(model, IMAGES).representation is None
+    assert "a linear layer at the end" in diagnose(model, IMAGES, measures=["feature_rank"]).skipped["feature_rank"]
 
 
 def test_layers_of_the_model_itself_go_by_their_weights() -> None:

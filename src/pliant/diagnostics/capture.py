@@ -5,7 +5,8 @@ pass calls, as a module or as a function. The *hidden features of a layer* are t
 follows it, so after the norm layer and the nonlinearity; in a network without activations between its layers, its own
 output. The *representation* is what the last linear layer receives: the last hidden features, which it maps to the
 outputs. Units are channels after a convolution, and entries of the last dimension after a linear layer; where
-dimensions are permuted before the activation, those of the dimension that has as many entries, if there is but one.
+dimensions are permuted or reshaped before the activation, those of the dimension that has as many entries, if there is
+but one, and else where they were before the reshaping.
 
 Activations are recognised from a list of functions. A clamp is one if its lower bound is 0, and a maximum of two
 tensors is, where they leave the layer its units: both have other uses.
@@ -50,7 +51,9 @@ _CLAMPS = frozenset(
         torch.Tensor.clamp_min_,
     }
 )  # fmt: skip
-_MAXIMA = frozenset({torch.maximum, torch.Tensor.maximum})
+_MAXIMA = frozenset(
+    {torch.maximum, torch.Tensor.maximum, torch.fmax, torch.Tensor.fmax, torch.max, torch.Tensor.max}
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,12 +78,15 @@ class Captured:
     Attributes:
         output: The model's output.
         layers: Hidden features by the layer that they follow.
-        representation: What the last linear layer received, [samples × positions, units]; `None` if there is none.
+        representation: What the last linear layer received, [samples × positions, units]; `None` if there is none, or
+            if a convolution comes after it.
+        unclear: Layers whose hidden features are left out, since it cannot be told where their units are.
     """
 
     output: Any
     layers: dict[str, Features]
     representation: Tensor | None
+    unclear: tuple[str, ...]
 
 
 class _Layer(NamedTuple):
@@ -94,10 +100,18 @@ class _Layer(NamedTuple):
     def units(self) -> int:
         return self.shape[self.dim]
 
-    def where(self, out: Tensor) -> int:
-        """Return the dimension of a later tensor where the units are: the same, unless it was permuted."""
-        fits = [dim for dim in range(1, out.ndim) if out.shape[dim] == self.units]
-        return fits[0] if len(fits) == 1 and sorted(out.shape) == sorted(self.shape) else self.dim
+    def by_unit(self, out: Tensor) -> Tensor | None:
+        """Return a later tensor as [units, everything else]; `None` if it cannot be told where its units are."""
+        dim = self.dim
+        if out.shape != self.shape and out.numel() == self.shape.numel():
+            fits = [dim for dim in range(1, out.ndim) if out.shape[dim] == self.units]
+            if len(fits) == 1:
+                dim = fits[0]
+            elif sorted(out.shape) != sorted(self.shape):
+                if not out.is_contiguous():  # its entries are in another order than the layer's
+                    return None
+                out = out.reshape(self.shape)
+        return out.movedim(dim, 0).flatten(1)
 
 
 def _is_activation(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], out: Any, layer: _Layer) -> bool:
@@ -105,11 +119,12 @@ def _is_activation(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any
         return not isinstance(args[0] if args else kwargs["input"], nn.Parameter)  # a gate that was learnt, not units
     if func in _CLAMPS:
         low = args[1] if len(args) > 1 else kwargs.get("min")
-        if not isinstance(low, int | float) or low != 0:
+        if low is None or torch.as_tensor(low).any():
             return False
-    elif func not in _MAXIMA:
+    elif func not in _MAXIMA or not isinstance(args[1] if len(args) > 1 else kwargs.get("other"), Tensor):
         return False
-    return isinstance(out, Tensor) and out.ndim > 1 and out.shape[layer.where(out)] == layer.units
+    by_unit = layer.by_unit(out) if isinstance(out, Tensor) and out.ndim > 1 else None
+    return by_unit is not None and len(by_unit) == layer.units
 
 
 class _Watch(TorchFunctionMode):
@@ -121,8 +136,8 @@ class _Watch(TorchFunctionMode):
         self._model = model
         self._own = {id(p): name for name, p in model.named_parameters(recurse=False)}
         self._layer: _Layer | None = None  # the last one that was called
-        self._activations: dict[str, Features] = {}
-        self._outputs: dict[str, Features] = {}
+        self._activations: dict[str, Features | None] = {}
+        self._outputs: dict[str, Features | None] = {}
         self._after_last: list[str] = []
         self.representation: Tensor | None = None
 
@@ -151,6 +166,8 @@ class _Watch(TorchFunctionMode):
         if linear:
             x = args[0] if args else kwargs["input"]
             self.representation = x.detach().reshape(-1, x.shape[-1]).clone()
+        elif func in _CONVOLUTIONS:
+            self.representation = None
         out = func(*args, **kwargs)
         if linear or func in _CONVOLUTIONS:
             weight = args[1] if len(args) > 1 else kwargs["weight"]
@@ -165,23 +182,28 @@ class _Watch(TorchFunctionMode):
         """Return the name of the module at work; in the model itself that of the weight, as other measures have it."""
         return (self._path[-1] if self._path else "") or self._own.get(id(weight), func.__name__)
 
-    def _note(self, found: dict[str, Features], layer: _Layer, out: Tensor) -> str:
+    def _note(self, found: dict[str, Features | None], layer: _Layer, out: Tensor) -> str:
         name, again = layer.name, 2
         while name in found:
             name, again = f"{layer.name}:{again}", again + 1
         h = out.detach()
         if h.ndim < 2:  # one sample without a dimension of its own
             h = h.reshape(1, -1)
-        by_unit = h.movedim(layer.where(h), 0).flatten(1)
-        found[name] = Features(
-            by_unit.abs().mean(1, dtype=torch.float64),
-            (by_unit != 0).sum(1),
-            h.flatten(1).clone() if self._keep and len(h) == self._samples else None,
-        )
+        by_unit = layer.by_unit(h)
+        found[name] = None
+        if by_unit is not None:
+            found[name] = Features(
+                by_unit.abs().mean(1, dtype=torch.float64),
+                (by_unit != 0).sum(1),
+                h.flatten(1).clone() if self._keep and len(h) == self._samples else None,
+            )
         return name
 
-    def layers(self) -> dict[str, Features]:
-        """Return the hidden features: those after the last layer with a weight are outputs, not hidden."""
+    def layers(self) -> dict[str, Features | None]:
+        """Return the hidden features: those after the last layer with a weight are outputs, not hidden.
+
+        `None` stands for features that are unclear.
+        """
         hidden = {name: f for name, f in self._activations.items() if name not in self._after_last}
         return hidden or dict(list(self._outputs.items())[:-1])
 
@@ -197,7 +219,9 @@ def capture(model: nn.Module, batch: Batch, keep: bool = False) -> Captured:
     watch = _Watch(model, batch.size, keep)
     with torch.no_grad(), _uncompiled(), watch.named(), watch:
         output = batch.forward(model)
-    return Captured(output, watch.layers(), watch.representation)
+    found = watch.layers()
+    told = {name: features for name, features in found.items() if features is not None}
+    return Captured(output, told, watch.representation, tuple(name for name in found if name not in told))
 
 
 def _uncompiled() -> AbstractContextManager[None]:

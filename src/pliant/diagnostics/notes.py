@@ -49,6 +49,11 @@ def on_probe(probe: Probe, loss: str = "") -> Notes:
         strange = sum(non_finite(leaf) for leaf in outputs if leaf.is_floating_point())
         if strange:
             notes["output"] = f"{strange} entries of the model's output are NaN or infinite"
+        if probe.captured.unclear:
+            notes["units"] = (
+                "hidden units are left out, since entries were reordered between layer and activation and it cannot be "
+                f"told where units are: {', '.join(probe.captured.unclear)}"
+            )
     if "gram" in done:
         if not probe.gram.reduced:
             notes[f"samples{of}"] = (
