@@ -129,16 +129,69 @@ def test_bounds_hold_for_the_operator_of_a_convolution(layer: nn.Module, places:
         assert operator > found["spectral_norm"], "σ₁ of the matrix alone does not bound it"
 
 
-@pytest.mark.parametrize("wrap", [parametrizations.weight_norm, parametrizations.spectral_norm, nn.utils.spectral_norm])
+OF_MATRICES = [
+    "spectral_norm", "condition_number", "stable_rank", "isometry_deviation", "frobenius_error", "lipschitz_bound",
+    "frobenius_bound", "layer_balance",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wrap", [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal]
+)
 @pytest.mark.parametrize("layer", [nn.Conv2d(2, 3, 3), nn.Linear(4, 3)], ids=["conv", "linear"])
-def test_no_bound_is_told_of_a_weight_that_is_computed(
+def test_a_weight_that_is_computed_is_measured_as_it_is_used(
     layer: nn.Module, wrap: Callable[[nn.Module], nn.Module]
 ) -> None:
-    model = nn.Sequential(wrap(copy.deepcopy(layer)))
+    model = nn.Sequential(wrap(copy.deepcopy(layer)), nn.Linear(3, 2))
+    other = copy.deepcopy(model)
+    nn.init.normal_(next(other[0].parametrizations.weight.parameters()))
+    before = copy.deepcopy(model.state_dict())
+    found = diagnose(model, reference=other, measures=OF_MATRICES)
+    plain = []
+    for wrapped in (model, other):
+        bare = nn.Sequential(copy.deepcopy(layer), copy.deepcopy(wrapped[1]))
+        with torch.no_grad():
+            bare[0].weight.copy_(wrapped.eval()[0].weight)
+        plain.append(bare)
+    expected = diagnose(plain[0], reference=plain[1], measures=OF_MATRICES)
+    assert found.values == pytest.approx(expected.values)
+    assert found.skipped == {}
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items()), "reading it is no step"
+
+
+def test_no_bound_is_told_of_a_weight_that_a_hook_computes() -> None:
+    model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 3)))
     found = diagnose(model, measures=["spectral_norm", "lipschitz_bound", "frobenius_bound"])
     for name in ("lipschitz_bound", "frobenius_bound"):
         assert found.skipped[name] == "the weight of 0 is computed from others, whose norms do not bound it"
     assert found.values["spectral_norm"] > 0
+    assert found.notes[0].startswith("the model has weights that a hook computes (0)")
+
+
+class Positions(nn.Module):
+    """Positions of several rows, which are added and multiply nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.layer = nn.Parameter(torch.zeros(5, 4)), nn.Linear(4, 3)
+
+
+def test_no_bound_is_told_of_what_may_be_no_weight() -> None:
+    found = diagnose(Positions(), measures=["spectral_norm", "lipschitz_bound", "frobenius_bound"])
+    for name in ("lipschitz_bound", "frobenius_bound"):
+        assert "not known whether positions is a weight" in found.skipped[name]
+    assert found.values["spectral_norm/positions"] == 0
+
+
+def test_scales_shifts_and_counters_are_no_weights() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.LayerNorm([4, 6, 6]), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4))
+    model[0].register_parameter("place_bias", nn.Parameter(torch.zeros(6, 6)))
+    model[0].register_parameter("steps", nn.Parameter(torch.ones(2, 2, dtype=torch.long), requires_grad=False))
+    found = diagnose(model, measures=["spectral_norm", "lipschitz_bound", "isometry_deviation"])
+    assert {row.layer for row in found.rows()} == {"", "0", "4"}
+    assert found.values["lipschitz_bound"] == pytest.approx(
+        3 * found.values["spectral_norm/0"] * found.values["spectral_norm/4"]
+    )
 
 
 def test_a_weight_of_many_dimensions_is_no_convolution() -> None:

@@ -14,11 +14,10 @@ from pliant.diagnostics import curvature, features, spectra, weights
 from pliant.diagnostics.balance import balancedness
 from pliant.diagnostics.capture import Features
 from pliant.diagnostics.gradients import Spectrum
-from pliant.diagnostics.layers import layer_names
+from pliant.diagnostics.layers import hooked, layer_names, named_matrices
 from pliant.diagnostics.plasticity import error_rate
 from pliant.diagnostics.probe import TOTAL, Probe
 from pliant.diagnostics.record import Compute
-from pliant.graph.layers import WEIGHT_LAYERS
 
 Values = dict[str, float]
 Reduce = Callable[[Iterable[float]], float]
@@ -183,16 +182,18 @@ def lipschitz(norm: Callable[[Probe, str], float]) -> Compute:
     """The product over a chain of what bounds each layer by a norm of its weight."""
 
     def bound(probe: Probe) -> float:
-        for name, module in probe.model.named_modules():
-            if isinstance(module, WEIGHT_LAYERS) and "weight" not in module._parameters:
-                raise ValueError(
-                    f"the weight of {name or 'the model'} is computed from others, whose norms do not bound it"
-                )
-        convolutions = [m for m in probe.model.modules() if isinstance(m, _ConvNd)]
-        places = {id(m._parameters["weight"]): math.prod(m.kernel_size) for m in convolutions}
-        found = probe.matrices.items()
+        found = probe.matrices
+        for name in hooked(probe.model):
+            raise ValueError(
+                f"the weight of {name or 'the model'} is computed from others, whose norms do not bound it"
+            )
+        for name in named_matrices(probe.model):
+            if "weight" not in name.rpartition(".")[2]:  # a table of positions, or a weight by another name
+                raise ValueError(f"it is not known whether {name} is a weight that its layer's input is multiplied by")
+        modules = probe.model.named_modules()
+        places = {name or "weight": math.prod(m.kernel_size) for name, m in modules if isinstance(m, _ConvNd)}
         return weights.product_bound(
-            weights.layer_bound(norm(probe, layer), places.get(id(weight), 1)) for layer, weight in found
+            weights.layer_bound(norm(probe, layer), places.get(layer.removesuffix(".weight"), 1)) for layer in found
         )
 
     return total(bound)

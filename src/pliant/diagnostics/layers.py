@@ -1,11 +1,13 @@
 """Which tensors of a model are measured, and under which name."""
 
 from collections import Counter
+from collections.abc import Iterator
 
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrize import is_parametrized
 
 from pliant.diagnostics.spectra import as_matrix
+from pliant.graph.layers import NORM_LAYERS, WEIGHT_LAYERS
 
 
 def layer_names(model: nn.Module) -> dict[str, str]:
@@ -19,19 +21,54 @@ def layer_names(model: nn.Module) -> dict[str, str]:
 
 
 def matrices(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights that are matrices, by layer; one that shares its layer with another goes by its own name.
+    """Return the weights that are matrices, by layer; one that shares its layer with another goes by its own name."""
+    found = named_matrices(model)
+    layers = {name: name.rpartition(".")[0] or name for name in found}
+    several = Counter(layers.values())
+    return {name if several[layers[name]] > 1 else layers[name]: weight for name, weight in found.items()}
 
-    All parameters of two or more dimensions are, except those with a single row that belong to no linear or
-    convolution layer: tokens and positions.
+
+def named_matrices(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights that are matrices, by their own names.
+
+    All parameters of two or more dimensions are, except those of norm layers, biases, whole numbers, and those with a
+    single row that belong to no linear or convolution layer: tokens and positions. In the place of what a
+    parametrization stores stands the weight that it makes of it.
+
+    Args:
+        model: In eval mode, for a parametrization may count a reading of its weight as a step of training.
     """
     found: dict[str, Tensor] = {}
-    layers = layer_names(model)
-    for name, parameter in model.named_parameters():
-        owner = model.get_submodule(name.rpartition(".")[0])
-        if parameter.ndim >= 2 and (isinstance(owner, nn.Linear | _ConvNd) or min(as_matrix(parameter).shape) > 1):
-            found[name] = parameter
-    several = Counter(layers[name] for name in found)
-    return {name if several[layers[name]] > 1 else layers[name]: weight for name, weight in found.items()}
+    for name, owner, tensor in _tensors(model):
+        numbers = tensor.is_floating_point() or tensor.is_complex()
+        if tensor.ndim < 2 or not numbers or isinstance(owner, NORM_LAYERS) or name.endswith("bias"):
+            continue
+        if isinstance(owner, WEIGHT_LAYERS) or min(as_matrix(tensor).shape) > 1:
+            found[name] = tensor
+    return found
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
+    """Yield parameters, each once, and what parametrizations compute, with names and owners."""
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        if "parametrizations" in path.split("."):
+            continue
+        prefix = f"{path}." if path else ""
+        if is_parametrized(module):
+            assert isinstance(module.parametrizations, nn.ModuleDict)
+            for leaf in module.parametrizations:
+                yield prefix + leaf, module, getattr(module, leaf).detach()
+        for leaf, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield prefix + leaf, module, parameter
+
+
+def hooked(model: nn.Module) -> list[str]:
+    """Return the linear and convolution layers whose weight a hook computes when they are called."""
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, WEIGHT_LAYERS)]
+    return [name for name, m in layers if "weight" not in m._parameters and not is_parametrized(m, "weight")]
 
 
 def tensors_by_layer(model: nn.Module) -> dict[str, list[Tensor]]:

@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
 from pliant.diagnostics.batches import Batch
+from pliant.diagnostics.layers import hooked
 from pliant.diagnostics.probe import Probe, Statistics
 from pliant.diagnostics.weights import non_finite
 
@@ -15,14 +16,20 @@ Notes = dict[str, str]
 
 
 def on_weights(model: nn.Module, whose: str) -> Notes:
-    """Name the parameters and buffers that hold what is no number."""
+    """Name the parameters and buffers that hold what is no number, and weights that hooks compute."""
     named = [*model.named_parameters(), *model.named_buffers()]
     counts = {name: non_finite(tensor) for name, tensor in named if tensor.is_floating_point()}
-    return {
+    notes = {
         f"{whose}: {name}": f"{whose} has {count} NaN or infinite entries in {name}"
         for name, count in counts.items()
         if count
     }
+    if computed := hooked(model):
+        notes[f"{whose}: hooks"] = (
+            f"{whose} has weights that a hook computes ({', '.join(computed)}): measures of weights are of what is "
+            "stored, not of those; of torch.nn.utils.parametrizations they are of the weights themselves"
+        )
+    return notes
 
 
 def on_statistics(model: nn.Module, batch: Batch | None, statistics: Statistics) -> Notes:
