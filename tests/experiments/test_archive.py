@@ -21,7 +21,11 @@ def experiment(tmp_path: Path) -> Path:
             "model": {"name": "mlp", "widths": [8]},
             "stream": {"name": "continual_full", "chunks": 2, "epochs": 3},
             "training": {"evaluate_every": 2},
-            "methods": ["vanilla", {"name": "l2", "grid": {"lam": [0.1, 0.2]}}],
+            "methods": [
+                "vanilla",
+                {"name": "l2", "grid": {"lam": [0.1, 0.2]}},
+                {"label": "too fast", "parts": [], "training": {"optimizer": "sgd", "lr": 1e30}},
+            ],
             "selection": {"seeds": 1},
             "seeds": 2,
         }
@@ -33,15 +37,16 @@ def experiment(tmp_path: Path) -> Path:
 
 def test_packed_experiment_comes_back(experiment: Path, tmp_path: Path) -> None:
     before = load_runs(experiment)
-    assert pack(experiment, tmp_path / "kept.jsonl.gz") == len(before) == 6
-    assert unpack(tmp_path / "kept.jsonl.gz", tmp_path / "again") == 6
+    assert pack(experiment, tmp_path / "kept.jsonl.gz") == len(before) == 8
+    assert unpack(tmp_path / "kept.jsonl.gz", tmp_path / "again") == 8
     after = load_runs(tmp_path / "again")
     assert load_recipe_values(tmp_path / "again") == load_recipe_values(experiment)
     assert load_selection(tmp_path / "again") == load_selection(experiment)
+    assert [run.status for run in before].count("diverged") == 2
     for old, new in zip(before, after, strict=True):
         assert (new.id, new.config, new.status, new.error) == (old.id, old.config, old.status, old.error)
         assert new.result == pytest.approx(old.result, rel=1e-5)
-        assert len(new.records) == len(old.records) == 6
+        assert len(new.records) == len(old.records) == (1 if old.status == "diverged" else 6)
         for kept, record in zip(new.records, old.records, strict=True):
             expected = {key: value for key, value in record.items() if key not in ("progress", "receipts")}
             assert kept.pop("receipts") == []
@@ -55,7 +60,7 @@ def test_packing_is_repeatable_and_leaves_unfinished_runs_out(experiment: Path, 
     pack(experiment, two)
     assert one.read_bytes() == two.read_bytes()
     (load_runs(experiment)[0].path / "result.json").unlink()
-    assert pack(experiment, two) == 5
+    assert pack(experiment, two) == 7
 
 
 def test_unpacking_over_runs_is_refused(experiment: Path, tmp_path: Path) -> None:
