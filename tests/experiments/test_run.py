@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -283,6 +284,21 @@ def test_a_diverging_run_is_a_result(tmp_path: Path) -> None:
     assert "the training loss is nan" in run.error
     assert execute(config, tmp_path).status == "diverged"
     assert len(run.events) == 2
+
+
+def test_a_fresh_network_for_every_task_is_another_one(tmp_path: Path) -> None:
+    """The tasks are the same, and steps too small to change anything: only the networks may differ."""
+    config = small(
+        methods=(),
+        fresh=True,
+        stream=Part("warm_start", {"fraction": 1.0, "first_epochs": 1, "epochs": 1}),
+        training=Settings(optimizer="sgd", lr=1e-30, batch_size=16),
+    )
+    for each in (config, replace(config, fresh=False)):
+        assert execute(each, tmp_path).status == "finished"
+    losses = {run.config.fresh: [record["train_loss"] for record in run.records] for run in load_runs(tmp_path)}
+    assert losses[False] == pytest.approx([losses[True][0]] * 2)
+    assert losses[True][1] != pytest.approx(losses[True][0])
 
 
 def test_a_failing_run_is_recorded_with_its_traceback_and_tried_again(tmp_path: Path) -> None:
