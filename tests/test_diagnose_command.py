@@ -19,6 +19,7 @@ from pliant.diagnostics.checkpoint import load_into, load_weights
 from pliant.diagnostics.page import page
 from pliant.experiments.run import make_learner, make_stream
 from pliant.experiments.store import RunFolder
+from pliant.training import evaluate
 from tests import zoo
 from tests.experiments.helpers import small
 
@@ -69,6 +70,23 @@ def test_a_checkpoint_gives_a_table_a_verdict_and_a_page(weights: Path, tmp_path
     rows = pyarrow.parquet.read_table(table).to_pylist()
     (total,) = [row for row in rows if row["measure"] == "weight_l2" and not row["layer"]]
     assert total["value"] > 2 * total["reference"], "the fresh network is the reference"
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_examples_and_labels_are_those_that_are_asked_for(weights: Path, tmp_path: Path, split: str) -> None:
+    def loss(*arguments: str) -> float:
+        table = tmp_path / "values.parquet"
+        run(str(weights), "--model", "mlp", "--data", "digits", "--measures", "loss", "--samples", "2000",
+            "--html", str(tmp_path / "page.html"), "--parquet", str(table), "--split", split, *arguments)  # fmt: skip
+        (row,) = pyarrow.parquet.read_table(table).to_pylist()
+        return row["value"]
+
+    dataset = data.load("digits")
+    model = load_into(models.create("mlp", dataset.shape, 10), weights)
+    _, expected = evaluate(model, dataset.train if split == "train" else dataset.test)
+    assert loss() == pytest.approx(expected, rel=1e-6)
+    first, second = (loss("--labels", "random", "--seed", seed) for seed in ("1", "2"))
+    assert abs(first - expected) > 1e-3 < abs(second - first)
 
 
 @pytest.mark.parametrize(("flags", "shown"), [((), True), (("--layers",), True), (("--no-layers",), False)])
