@@ -349,6 +349,19 @@ def test_score_is_taken_after_norm_and_nonlinearity() -> None:
     assert redo.receipt.details["units"]["0"] == [2]
 
 
+def test_a_unit_is_new_even_if_the_initialiser_does_not_know_its_layer() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    nn.init.zeros_(model[0].weight)
+    nn.init.constant_(model[0].bias, -5.0)
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    redo = ReDo(model, torch.zeros(1, 4), every=1, init=lambda layer: None).attach(optimizer)
+    training_step(model, optimizer, (torch.randn(16, 4), torch.randint(0, 2, (16,))))
+    assert redo.receipt is not None
+    assert redo.receipt.details["units"] == {"0": list(range(8))}
+    assert (model[0].weight != 0).all()
+
+
 def test_where_chooses_layers() -> None:
     model = zoo.build("mlp")
     redo = ReDo(model, zoo.batch("mlp")[0], where=lambda name, _: name.startswith("2."))

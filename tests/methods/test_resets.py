@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -143,6 +144,88 @@ def test_own_initialiser() -> None:
 
     FullReset(model, init=fill).apply()
     assert all((p == 0.25).all() for p in model.parameters())
+
+
+def scale_up(model: nn.Module) -> None:
+    """As many a training script has it: its own draw for some layers, and only for their weights."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.constant_(module.weight, 0.25)
+
+
+def test_what_the_initialiser_does_not_write_is_new_too() -> None:
+    model, optimizer = trained("cnn_bn")
+    before = snapshot(model)
+    receipt = FullReset(model, init=scale_up, seed=1).apply(optimizer)
+    assert receipt.tensors == len(list(model.parameters()))
+    assert not any(torch.equal(value, before[name]) for name, value in snapshot(model).items())
+    assert all((p == 0.25).all() for p in model.parameters() if p.dim() > 1)
+    assert (model[1].weight == 1).all()
+    assert not model[1].running_mean.any()
+
+    model, optimizer = trained("mlp")
+    old = snapshot(model)["4.bias"]
+    HeadReset(model, zoo.batch("mlp")[0], init=scale_up).apply(optimizer)
+    assert not torch.equal(model[4].bias, old)
+
+    model, _ = trained("mlp")
+    old = snapshot(model)["4.bias"]
+    ShrinkPerturb(model, lam=1.0, toward="fresh", init=scale_up).apply()
+    assert not torch.equal(model[4].bias, old)
+
+
+def test_an_initialiser_that_cannot_be_used_is_an_error_at_once() -> None:
+    model = zoo.build("mlp")
+    x = zoo.batch("mlp")[0]
+    state = torch.get_rng_state()
+
+    def layer_init(layer: nn.Linear) -> None:
+        nn.init.orthogonal_(layer.weight)
+
+    message = r"init: it fails on Sequential: AttributeError: .*; it is given the whole model"
+    for make in (FullReset, lambda m, init: HeadReset(m, x, init=init), lambda m, init: Layerwise(m, x, init=init)):
+        with pytest.raises(ValueError, match=message):
+            make(model, init=layer_init)
+    with pytest.raises(ValueError, match=r"init: it fails on '0': TypeError: .*; it is given single layers"):
+        ReDo(model, x, init=lambda: None)
+    ReDo(model, x, init=layer_init)
+    assert torch.equal(torch.get_rng_state(), state)
+
+    class Shift(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.ones(3))
+
+    message = "init: it leaves the parameter '1.shift' as it is, and no reset_parameters.. writes it"
+    with pytest.raises(ValueError, match=message):
+        FullReset(nn.Sequential(nn.Linear(2, 3), Shift()), init=scale_up)
+
+
+class TiedToEmbedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(100, 16)
+        self.head = nn.Linear(16, 100, bias=False)
+        self.head.weight = self.embed.weight
+
+
+class Decided(TiedToEmbedding):
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.head.weight, 0.5)
+
+
+def test_that_shared_weights_are_drawn_in_two_ways_is_said() -> None:
+    model = TiedToEmbedding()
+    message = "'embed.weight' is shared by Embedding 'embed' and Linear 'head', which .* the last of them .* pass init="
+    for make in (FullReset, lambda m: HeadReset(m, head=["head"]), lambda m: ShrinkPerturb(m, toward="fresh")):
+        with pytest.warns(UserWarning, match=message) as caught:
+            make(model)
+        assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FullReset(model, init=lambda m: nn.init.normal_(m.embed.weight))
+        FullReset(zoo.build("tied"))  # two linear layers draw alike
+        FullReset(Decided())  # a parent has the last word
 
 
 def test_what_cannot_be_drawn_is_an_error() -> None:

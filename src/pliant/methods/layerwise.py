@@ -49,7 +49,7 @@ class Layerwise(Reinitializer):
             Not needed if `blocks` is given.
         blocks: The blocks in order, each a list of module names. Parameters in none of them are left alone.
         optimizer_state: "reset" (default: a stage is a training of its own) or "keep" the moments.
-        init: How to initialise a model in place; each module's `reset_parameters` if None.
+        init: What else initialises a model in place, after each module's own `reset_parameters`.
         seed: Draw from a stream of its own; from torch's global generators if None.
         where: Which parameters to touch; all learnable ones if None.
     """

@@ -48,7 +48,7 @@ class ReDo(Recycler):
         every: How many steps lie between two renewals.
         first: The step of the first renewal, counted from 1; `every` if None. Where tasks last a multiple of
             `every`, it says how far from their ends the method acts.
-        init: How to initialise a layer in place; the layer's `reset_parameters` if None.
+        init: What else initialises a layer in place, after the layer's own `reset_parameters`.
         seed: Draw from a stream of its own; from torch's global generators if None.
         where: Whose units to renew, as a predicate on name and value of the weight that makes them; all if None.
     """

@@ -1,6 +1,7 @@
 """Fresh draws of a model's initial values, in the distribution that its own modules initialise themselves with."""
 
 import copy
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -19,16 +20,34 @@ def reset_function(module: nn.Module) -> Callable[[], object] | None:
 
 
 def check_redrawable(model: nn.Module, init: Init | None, parameters: Iterable[str], *, whole: bool = True) -> None:
-    """Raise a ValueError naming the first of these parameters that its module cannot re-draw, or what cannot be copied.
+    """Raise a ValueError naming the first of these parameters that cannot be re-drawn, or what cannot be copied.
 
     Args:
         model: The model.
-        init: A function that initialises a model in place; each module's own `reset_parameters` if None.
+        init: A function that initialises a model in place, after each module's own `reset_parameters`.
         parameters: The parameters to re-draw, by their names in the model.
         whole: Whether the model is re-drawn, and so copied, as a whole, not only modules of it.
     """
+    names = list(parameters)
+    if init is None:
+        _check_resets(model, names)
+        if whole:
+            _copy(model, type(model).__name__)
+            _warn_of_tied(model, names)
+    elif whole:
+        _check_init(model, type(model).__name__, init, names, "the whole model: init=lambda model: model.apply(…)")
+    else:
+        leaves: dict[str, list[str]] = {}
+        for name in names:
+            leaves.setdefault(name.rpartition(".")[0], []).append(name.rpartition(".")[2])
+        for path, own in leaves.items():
+            _check_init(model.get_submodule(path), repr(path or type(model).__name__), init, own, "single layers")
+
+
+def _check_resets(model: nn.Module, names: Iterable[str]) -> None:
+    """Raise a ValueError naming the first parameter that its module's own initialiser does not write."""
     written: dict[str, set[str]] = {}
-    for name in parameters if init is None else ():
+    for name in names:
         path, _, leaf = name.rpartition(".")
         module, shown = model.get_submodule(path), repr(path or type(model).__name__)
         if reset_function(module) is None:
@@ -37,17 +56,52 @@ def check_redrawable(model: nn.Module, init: Init | None, parameters: Iterable[s
                 "reset_parameters(); give it one, or pass init=, a function that initialises a model in place"
             )
         if path not in written:
-            written[path] = _parameters_written(module, shown)
+            written[path] = _parameters_written(module, shown, _reset)
         if leaf not in written[path]:
             raise ValueError(
                 f"model: reset_parameters() of module {shown} leaves its parameter {leaf!r} as it is (that of a hook "
                 "such as spectral_norm?); pass init=, a function that initialises a model in place"
             )
-    if whole:
-        _copy(model, type(model).__name__)
-    elif init is not None:
-        for path in dict.fromkeys(name.rpartition(".")[0] for name in parameters):
-            _copy(model.get_submodule(path), repr(path or type(model).__name__))
+
+
+def _check_init(module: nn.Module, shown: str, init: Init, names: Iterable[str], given: str) -> None:
+    """Try on a copy whether an initialiser runs, and whether all that is to be drawn is written."""
+
+    def initialise(trial: nn.Module) -> None:
+        _reset_all(trial)
+        try:
+            init(trial)
+        except Exception as error:
+            raise ValueError(
+                f"init: it fails on {shown}: {type(error).__name__}: {error}; it is given {given}"
+            ) from error
+
+    written = _parameters_written(module, shown, initialise)
+    for name in names:
+        if name not in written:
+            raise ValueError(f"init: it leaves the parameter {name!r} as it is, and no reset_parameters() writes it")
+
+
+def _warn_of_tied(model: nn.Module, names: Iterable[str]) -> None:
+    """Warn of parameters that modules of several kinds hold, each of which would draw them in its own way."""
+    chosen = {id(model.get_parameter(name)): name for name in names}
+    holders: dict[int, dict[str, nn.Module]] = {}
+    for path, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            if id(parameter) in chosen and reset_function(module) is not None:
+                holders.setdefault(id(parameter), {})[path] = module
+    tied = {key: held for key, held in holders.items() if len({type(module) for module in held.values()}) > 1}
+    if not tied:
+        return
+    decided = {id(parameter) for parent in _split_resets(model)[1] for parameter in parent.parameters()}
+    for key, held in tied.items():
+        if key not in decided:
+            shown = " and ".join(f"{type(module).__name__} {path!r}" for path, module in held.items())
+            warnings.warn(
+                f"model: {chosen[key]!r} is shared by {shown}, which initialise it differently, and is drawn as the "
+                "last of them draws it; pass init=, a function that initialises a model in place, if that is wrong",
+                stacklevel=4,
+            )
 
 
 @contextmanager
@@ -73,17 +127,16 @@ def draw_fresh(model: nn.Module, init: Init | None = None) -> dict[str, Tensor]:
 
     Args:
         model: The model.
-        init: A function that initialises a model in place; each module's own `reset_parameters` if None.
+        init: A function that initialises a model in place, after each module's own `reset_parameters`: what it does
+            not write is new all the same.
     """
     fresh = _copy(model, type(model).__name__)
     for parameter in fresh.parameters():
         # A draw fills memory in order: the layout of the weights must not decide which entry gets which value.
         parameter.data = parameter.data.contiguous()
+    _reset_all(fresh)
     if init is not None:
         init(fresh)
-    else:
-        for reset in _ordered_resets(fresh):
-            reset()
     # Tied tensors appear under each of their names, so that a caller finds whichever it knows.
     return {
         name: tensor.detach()
@@ -104,7 +157,7 @@ def redraw_(
     Args:
         model: The model.
         parameters: The parameters to re-draw, by their names in the model.
-        init: A function that initialises a model in place; each module's own `reset_parameters` if None.
+        init: A function that initialises a model in place, after each module's own `reset_parameters`.
         bare: Modules without parameters whose buffers start anew too.
     """
     fresh = draw_fresh(model, init)
@@ -133,33 +186,43 @@ def bare_modules(model: nn.Module, below: Iterable[str] = ("",)) -> list[str]:
     ]
 
 
-def _ordered_resets(model: nn.Module) -> list[Callable[[], object]]:
-    """Return the initialisers of all modules, a parent's before its children's unless it writes to these."""
-    first: list[Callable[[], object]] = []
-    last: list[Callable[[], object]] = []
+def _reset_all(model: nn.Module) -> None:
+    """Run the initialisers of all modules, a parent's before its children's unless it writes to these."""
+    first, last = _split_resets(model)
+    for module in (*first, *reversed(last)):
+        _reset(module)
+
+
+def _split_resets(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
+    """Return the modules whose initialisers write to themselves alone, and those that write to their children."""
+    first: list[nn.Module] = []
+    last: list[nn.Module] = []
     for module in model.modules():
-        reset = reset_function(module)
-        if reset is not None:
-            (last if _writes_to_children(module) else first).append(reset)
-    return [*first, *reversed(last)]
+        if reset_function(module) is not None:
+            (last if _writes_to_children(module) else first).append(module)
+    return first, last
+
+
+def _reset(module: nn.Module) -> None:
+    reset = reset_function(module)
+    assert reset is not None
+    reset()
 
 
 def _writes_to_children(module: nn.Module) -> bool:
     """Try on a copy whether a module's initialiser changes parameters of its children."""
     if all(next(child.parameters(), None) is None for child in module.children()):
         return False
-    return any("." in name for name in _parameters_written(module, repr(type(module).__name__)))
+    return any("." in name for name in _parameters_written(module, repr(type(module).__name__), _reset))
 
 
-def _parameters_written(module: nn.Module, shown: str) -> set[str]:
-    """Try on a copy which parameters a module's initialiser writes, its own and those of what it holds."""
+def _parameters_written(module: nn.Module, shown: str, initialise: Init) -> set[str]:
+    """Try on a copy which parameters of a module an initialiser writes, its own and those of what it holds."""
     mark, trial = 0.123, _copy(module, shown)
     named = trial.named_parameters(remove_duplicate=False)
     marked = {name: parameter.detach().fill_(mark) for name, parameter in named}
-    reset = reset_function(trial)
-    assert reset is not None
-    with torch.random.fork_rng():
-        reset()
+    with torch.no_grad(), torch.random.fork_rng():
+        initialise(trial)
     return {name for name, parameter in marked.items() if not (parameter == torch.full_like(parameter, mark)).all()}
 
 

@@ -18,7 +18,7 @@ class FullReset(Reinitializer):
     Args:
         model: The model.
         optimizer_state: "reset" (default: a fresh network has no history) or "keep" the moments.
-        init: How to initialise a model in place; each module's `reset_parameters` if None.
+        init: What else initialises a model in place, after each module's own `reset_parameters`.
         seed: Draw from a stream of its own; from torch's global generators if None.
         where: Which parameters to re-draw; all learnable ones if None. Running statistics of the norm layers
             that are re-drawn start anew too, and without `where` those of norm layers that have no parameters.
@@ -60,7 +60,7 @@ class HeadReset(FullReset):
             head is found. Not needed if `head` is given.
         head: The head's modules by name, if the tail is not what you mean.
         optimizer_state: "reset" (default) or "keep" the moments of the head.
-        init: How to initialise a model in place; each module's `reset_parameters` if None.
+        init: What else initialises a model in place, after each module's own `reset_parameters`.
         seed: Draw from a stream of its own; from torch's global generators if None.
     """
 

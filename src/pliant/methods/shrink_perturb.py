@@ -47,7 +47,7 @@ class ShrinkPerturb(Reinitializer):
         toward: "initial", "fresh" or "noise".
         noise_std: The noise's standard deviation, for toward="noise".
         optimizer_state: "keep" (as in the sources) or "reset" the moments of the parameters.
-        init: How to initialise a model in place, for toward="fresh"; each module's `reset_parameters` if None.
+        init: What else initialises a model in place, after each module's own `reset_parameters`, for toward="fresh".
         seed: Draw from a stream of its own; from torch's global generators if None.
         where: Which parameters to move; all learnable ones if None. Buffers are left alone; noise does not spare the
             row of an embedding that stands for padding.
