@@ -181,7 +181,7 @@ def test_a_checkpoint_of_a_run_is_read(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, config)
     with folder.open():
         folder.append({"epoch": 0})
-        folder.save_checkpoint(learner.state_dict(), 1)
+        folder.save_checkpoint(learner.state_dict(), 1, {})
     (path,) = folder.path.glob("checkpoint-*.pt")
     found = load_weights(path)
     assert all(tensor.equal(found[name]) for name, tensor in learner.model.state_dict().items())

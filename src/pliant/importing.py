@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pliant.seeding import undrawn
+
 
 def import_object(reference: str) -> Any:
-    """Import what a reference names.
+    """Import what a reference names; the global random generators stay as they were.
 
     Args:
         reference: `package.module:name`, or `path/to/file.py:name`. Modules are also looked for in the
@@ -30,7 +32,8 @@ def import_object(reference: str) -> Any:
     if not (colon and module_name and name):
         raise ValueError(f"{reference!r} must be of the form module:name or path/to/file.py:name")
     try:
-        module = _import_file(Path(module_name)) if module_name.endswith(".py") else _import_module(module_name)
+        with undrawn():  # A module may seed, and is imported by the first run of a process alone.
+            module = _import_file(Path(module_name)) if module_name.endswith(".py") else _import_module(module_name)
     except SyntaxError as error:
         raise ValueError(f"{reference!r} is no valid Python: {error}") from error
     try:

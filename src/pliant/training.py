@@ -168,8 +168,15 @@ class Learner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state made by `state_dict()` of a learner with the same model, settings and methods."""
-        self.model.load_state_dict(state["model"])
+        """Restore a state made by `state_dict()` of a learner with the same model, settings and methods.
+
+        Raises:
+            ValueError: If it does not fit.
+        """
+        try:
+            self.model.load_state_dict(state["model"])
+        except RuntimeError as error:
+            raise ValueError(" ".join(str(error).split())) from error
         self.optimizer.load_state_dict(state["optimizer"])
         for method, saved in zip(self._stateful(), state["methods"], strict=True):
             method.load_state_dict(saved)

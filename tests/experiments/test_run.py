@@ -10,9 +10,12 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -163,18 +166,23 @@ def test_without_any_sound_checkpoint_the_run_starts_over(tmp_path: Path) -> Non
     assert_nothing_shows(tmp_path, config)
 
 
-def test_a_state_that_another_version_saved_is_not_taken(tmp_path: Path) -> None:
-    """It is sound, and loads in part: the model fits, a method's state does not."""
-    config, folder = interrupted(tmp_path)
+def change_checkpoints(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change what checkpoints hold, and name them by it."""
     for checkpoint in folder.glob("checkpoint-*.pt"):
         saved = torch.load(checkpoint, weights_only=True)
-        del saved["state"]["methods"][0]["state"]["initial"]
+        change(saved)
         buffer = io.BytesIO()
         torch.save(saved, buffer)
         digest = hashlib.sha256(buffer.getvalue()).hexdigest()[:32]
         checkpoint.unlink()
         number = checkpoint.name.split("-")[1]
         (folder / f"checkpoint-{number}-{digest}.pt").write_bytes(buffer.getvalue())
+
+
+def test_a_state_that_another_version_saved_is_not_taken(tmp_path: Path) -> None:
+    """It is sound, and loads in part: the model fits, a method's state does not."""
+    config, folder = interrupted(tmp_path)
+    change_checkpoints(folder, lambda saved: saved["state"]["methods"][0]["state"].pop("initial"))
     outcome = execute(config, tmp_path)
     assert outcome.status == "finished"
     *bad, over = outcome.notes
@@ -193,6 +201,67 @@ def test_memory_that_is_full_for_a_moment_costs_no_checkpoint(tmp_path: Path, mo
     assert sorted(folder.glob("checkpoint-*")) == before
     assert execute(config, tmp_path).status == "finished"
     assert events(tmp_path, config)[-3:] == ["start", "resume", "end"]
+    assert_nothing_shows(tmp_path, config)
+
+
+def test_a_disk_that_does_not_answer_costs_no_checkpoint(tmp_path: Path) -> None:
+    config, folder = interrupted(tmp_path)
+    checkpoint = newest(folder)
+    checkpoint.rename(tmp_path / "kept")
+    checkpoint.mkdir()  # What cannot be read as a file, for now.
+    assert "IsADirectoryError" in execute(config, tmp_path).error
+    checkpoint.rmdir()
+    (tmp_path / "kept").rename(checkpoint)
+    assert execute(config, tmp_path).notes == ()
+    assert events(tmp_path, config)[-3:] == ["start", "resume", "end"]
+    assert_nothing_shows(tmp_path, config)
+
+
+def write_npz(path: Path, seed: int) -> Part:
+    x = numpy.random.default_rng(seed).normal(size=(200, 5))
+    numpy.savez(path, x=x, y=numpy.arange(200) % 3)
+    return Part(str(path))
+
+
+@pytest.mark.parametrize("changed", ["data", "model"])
+def test_a_run_does_not_go_on_with_other_data_or_another_network(tmp_path: Path, changed: str) -> None:
+    config = small(data=write_npz(tmp_path / "own.npz", 0), model=write_waiting_network(tmp_path, step=75))
+    folder = interrupt(config, tmp_path)
+    assert len(list(folder.glob("checkpoint-*.pt"))) == 2
+    if changed == "data":
+        write_npz(tmp_path / "own.npz", 1)
+    else:
+        own = tmp_path / "own.py"
+        own.write_text(own.read_text().replace("widths=[16]", "widths=[16], layer_norm=True"))
+    outcome = execute(config, tmp_path)
+    assert outcome.status == "finished"
+    *bad, over = outcome.notes
+    assert len(bad) == 2
+    assert all(f"is no good (ValueError: the {changed} changed since it was saved)" in note for note in bad)
+    assert over == "no checkpoint is left: the run starts over"
+    assert_nothing_shows(tmp_path, config)
+
+
+def test_a_checkpoint_that_does_not_tell_what_it_is_made_of_is_taken(tmp_path: Path) -> None:
+    """As those of older versions."""
+    config, folder = interrupted(tmp_path)
+    change_checkpoints(folder, lambda saved: saved.pop("sources"))
+    assert execute(config, tmp_path).notes == ()
+    assert events(tmp_path, config)[-3:] == ["start", "resume", "end"]
+
+
+def test_a_network_of_another_shape_starts_over(tmp_path: Path) -> None:
+    """Its file is the same, what that reads is not."""
+    (tmp_path / "width").write_text("16")
+    network = f"mlp(shape, classes, widths=[int(Path({str(tmp_path / 'width')!r}).read_text())])"
+    config = small(model=write_waiting_network(tmp_path, step=75, network=network))
+    interrupt(config, tmp_path)
+    (tmp_path / "width").write_text("17")
+    outcome = execute(config, tmp_path)
+    assert outcome.status == "finished"
+    *bad, over = outcome.notes
+    assert all("size mismatch for" in note for note in bad)
+    assert over == "no checkpoint is left: the run starts over"
     assert_nothing_shows(tmp_path, config)
 
 
@@ -282,8 +351,75 @@ def test_a_diverging_run_is_a_result(tmp_path: Path) -> None:
     (run,) = load_runs(tmp_path)
     assert (run.status, run.result) == ("diverged", {})
     assert "the training loss is nan" in run.error
+    assert run.events[-1]["sources"]["data"]
     assert execute(config, tmp_path).status == "diverged"
     assert len(run.events) == 2
+
+
+def test_a_run_that_diverges_late_leaves_no_checkpoints(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import itertools\n"
+        "from pliant.models import mlp\n"
+        "def build(shape, classes):\n"
+        "    network, steps = mlp(shape, classes, widths=[16]), itertools.count()\n"
+        "    def spoil(module, inputs, output):\n"
+        "        return output * float('nan') if module.training and next(steps) > 50 else output\n"
+        "    network.register_forward_hook(spoil)\n"
+        "    return network\n"
+    )
+    config = small(model=Part(f"{own}:build"), methods=())
+    assert execute(config, tmp_path, checkpoint_seconds=0).status == "diverged"
+    (run,) = load_runs(tmp_path)
+    assert len(run.records) == 5
+    assert list(run.path.glob("checkpoint-*")) == []
+
+
+def test_a_result_stands_though_a_checkpoint_cannot_be_removed(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from pathlib import Path\n"
+        "from pliant.models import mlp\n"
+        "def build(shape, classes):\n"
+        "    network = mlp(shape, classes, widths=[16])\n"
+        "    def hinder(module, inputs):\n"
+        "        if module.training:\n"
+        f"            (run,) = Path({str(tmp_path / 'runs')!r}).iterdir()\n"
+        f"            (run / 'checkpoint-000000000001-{'0' * 32}.pt').mkdir(exist_ok=True)\n"
+        "    network.register_forward_pre_hook(hinder)\n"
+        "    return network\n"
+    )
+    config = small(model=Part(f"{own}:build"))
+    assert execute(config, tmp_path).status == "finished"
+    (run,) = load_runs(tmp_path)
+    assert run.status == "finished"
+    assert list(run.path.glob("checkpoint-*"))
+
+
+def test_a_module_that_seeds_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is imported by the first run of a process alone; the second run would differ."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "seeding_module.py").write_text(
+        "import numpy, random, torch\n"
+        "torch.manual_seed(1), random.seed(1), numpy.random.seed(1)\n"
+        "def load():\n"
+        "    torch.manual_seed(2)\n"
+        "    x, y = torch.randn(64, 5), torch.arange(64) % 2\n"
+        "    return (x, y), (x, y)\n"
+        "def build(shape, classes):\n"
+        "    width = 8 + numpy.random.randint(8)\n"
+        "    layers = torch.nn.Linear(5, width), torch.nn.Dropout(0.5), torch.nn.Linear(width, classes)\n"
+        "    return torch.nn.Sequential(*layers)\n"
+    )
+    config = small(data=Part("seeding_module:load"), model=Part("seeding_module:build"), methods=())
+    for root in ("first", "second"):
+        assert execute(config, tmp_path / root).status == "finished"
+    assert outputs(tmp_path / "first", config) == outputs(tmp_path / "second", config)
+    states = []
+    for seed in (0, 1):
+        execute(replace(config, seed=seed), tmp_path / "other")
+        states.append(torch.get_rng_state())
+    assert not torch.equal(*states)
 
 
 def test_a_fresh_network_for_every_task_is_another_one(tmp_path: Path) -> None:

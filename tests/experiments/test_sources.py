@@ -16,6 +16,15 @@ from tests.data.test_sources import picture, write_folder
 MODEL = "from torch import nn\ndef build(shape, classes): return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))\n"
 
 
+READ = """
+import numpy, torch
+def load():
+    with numpy.load({file!r}) as file:
+        pair = torch.from_numpy(file["x"]).float(), torch.from_numpy(file["y"])
+    return pair, pair
+"""
+
+
 def run(root: Path, **values: Any) -> list[str]:
     """Do an experiment, as the command line does it; return the warnings."""
     recipe = make_recipe(
@@ -39,22 +48,24 @@ def test_a_changed_network_is_noticed(tmp_path: Path) -> None:
     assert run(tmp_path) == []
 
 
-@pytest.mark.parametrize("form", ["folder", "npz"])
+@pytest.mark.parametrize("form", ["folder", "npz", "function"])
 def test_changed_data_is_noticed_and_a_mere_copy_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
-    own = tmp_path / ("zoo" if form == "folder" else "zoo.npz")
+    own = tmp_path / {"folder": "zoo", "npz": "zoo.npz", "function": "own.py:load"}[form]
 
     def write(seed: int) -> None:
         if form == "folder":
             picture(seed).save(own / "cat" / "0.png")
         else:
             x = numpy.random.default_rng(seed).normal(size=(30, 4))
-            numpy.savez(own, x=x, y=numpy.arange(30) % 3)
+            numpy.savez(tmp_path / "zoo.npz", x=x, y=numpy.arange(30) % 3)
 
     if form == "folder":
         write_folder(own)
+    if form == "function":  # The same code all the time; what it reads changes.
+        (tmp_path / "own.py").write_text(READ.format(file=str(tmp_path / "zoo.npz")))
     write(0)
     assert run(tmp_path, data=str(own)) == []
     write(0)

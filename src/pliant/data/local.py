@@ -1,5 +1,6 @@
 """Data of the user's own: a folder of images, a NumPy file, a function."""
 
+import hashlib
 import inspect
 import os
 import zipfile
@@ -265,13 +266,27 @@ def load_function(reference: str, **options: Any) -> Dataset:
     except TypeError as error:
         raise ValueError(f"{reference} cannot be called with ({', '.join(options)}): {error}") from error
     result = function(**options)
-    if isinstance(result, Dataset):
-        return result
     try:
-        train, test = result
-        return from_tensors(reference, tuple(train), tuple(test))
+        dataset = result if isinstance(result, Dataset) else _from_pairs(reference, *result)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{reference} returned {type(result).__name__}; it must return a pliant.data.Dataset, or "
             f"(x_train, y_train), (x_test, y_test) as tensors: {error}"
         ) from error
+    return replace(dataset, fingerprint=_digest(dataset))
+
+
+def _from_pairs(name: str, train: Sequence[Tensor], test: Sequence[Tensor]) -> Dataset:
+    (x_train, y_train), (x_test, y_test) = train, test
+    return from_tensors(name, (x_train, y_train), (x_test, y_test))
+
+
+def _digest(dataset: Dataset) -> str:
+    """Return the SHA-256 of all that a data set in memory holds."""
+    found = hashlib.sha256(repr(dataset.classes).encode())
+    for examples in (dataset.train, dataset.test):
+        for name, value in vars(examples).items():
+            if isinstance(value, Tensor):
+                found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+                found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from pliant import data, methods, models, streams
 from pliant.experiments.config import Part, RunConfig
-from pliant.experiments.sources import find_sources
+from pliant.experiments.sources import Sources, find_sources
 from pliant.experiments.store import FINAL, RunFolder, Status, environment
 from pliant.files import BusyError
 from pliant.graph.layers import called_layers
@@ -65,30 +65,38 @@ def execute(config: RunConfig, root: Path, checkpoint_seconds: float = 30.0) -> 
 def _attempt(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> Outcome:
     status: Status = "finished"
     error = ""
-    cost: dict[str, Any] = {}
+    told: dict[str, Any] = {}
     try:
         folder.start(environment())
-        cost = _train(config, folder, checkpoint_seconds)
+        stream, learner = _begin(config)
+        told["sources"] = find_sources(config, stream.dataset)
+        told |= _train(config, folder, stream, learner, told["sources"], checkpoint_seconds)
         folder.finish(status, summarise(folder.records()))
-        folder.drop_checkpoints()
     except DivergedError as problem:
         status, error = "diverged", str(problem)
     except Exception:
         status, error = "failed", traceback.format_exc()
-    if error:
-        # On a full disk even this may fail; the outcome tells nevertheless.
-        with contextlib.suppress(OSError):
-            folder.finish(status, {}, error)
+    # On a full disk even this may fail; the outcome tells nevertheless.
     with contextlib.suppress(OSError):
-        folder.note("end", status=status, **cost)
+        if error:
+            folder.finish(status, {}, error)
+        if status in FINAL:
+            folder.drop_checkpoints()
+    with contextlib.suppress(OSError):
+        folder.note("end", status=status, **told)
     return Outcome(status, error, tuple(folder.troubles))
 
 
-def _train(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> dict[str, Any]:
-    """Train to the end, and tell by what: time and steps of this attempt, bytes kept for good, sources, tests."""
-    stream, learner = _begin(config)
-    sources = find_sources(config, stream.dataset)
-    if folder.load_checkpoint(learner.load_state_dict):
+def _train(
+    config: RunConfig,
+    folder: RunFolder,
+    stream: Stream,
+    learner: Learner,
+    sources: Sources,
+    checkpoint_seconds: float,
+) -> dict[str, Any]:
+    """Train to the end, and tell by what: time and steps of this attempt, bytes kept for good, tests."""
+    if folder.load_checkpoint(learner.load_state_dict, sources):
         folder.note("resume", task=learner.task, epoch=learner.epoch)
     elif folder.troubles:
         folder.troubles.append("no checkpoint is left: the run starts over")
@@ -99,7 +107,7 @@ def _train(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> d
     for record in train(learner, stream, config.seed, fresh=fresh):
         folder.append(record)
         if time.monotonic() - saved >= checkpoint_seconds:
-            folder.save_checkpoint(learner.state_dict(), learner.step)
+            folder.save_checkpoint(learner.state_dict(), learner.step, sources)
             saved = time.monotonic()
     if learner.monitor is not None and learner.monitor.skipped:
         folder.note("measures skipped", **learner.monitor.skipped)
@@ -108,13 +116,15 @@ def _train(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> d
     seconds, steps = time.monotonic() - begun, learner.step - first_step
     tests = [task.test for task in (stream[0], stream[len(stream) - 1]) if task.test is not None]
     tested = {"test_examples": min(map(len, tests))} if tests else {}
-    return {"seconds": seconds, "steps": steps, "bytes": sizes, "sources": sources} | tested
+    return {"seconds": seconds, "steps": steps, "bytes": sizes} | tested
 
 
 def _begin(config: RunConfig) -> tuple[Stream, Learner]:
     seed_everything(config.seed)
     stream = make_stream(config)
-    return stream, make_learner(config, stream)
+    learner = make_learner(config, stream)
+    seed_everything(config.seed)  # Once more: data and networks of the user's own may draw, or seed by themselves.
+    return stream, learner
 
 
 def _count_bytes(state: Any) -> int:

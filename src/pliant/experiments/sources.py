@@ -23,9 +23,9 @@ def find_sources(config: RunConfig, dataset: Dataset) -> Sources:
         dataset: Its data set, loaded.
 
     Returns:
-        Digests: of the data's content, and of the file with the function that makes a network or a data set.
+        Digests: of the data's content, and of the file with the function that makes a network.
     """
-    found = {"data": _digest_code(config.data.name) or dataset.fingerprint, "model": _digest_code(config.model.name)}
+    found = {"data": dataset.fingerprint, "model": _digest_code(config.model.name)}
     return {kind: digest for kind, digest in found.items() if digest}
 
 

@@ -19,6 +19,7 @@ import hashlib
 import io
 import json
 import os
+import pickle
 import platform
 import re
 import socket
@@ -222,47 +223,49 @@ class RunFolder:
         end = {"config": json.loads(self.config.to_json()), "status": status, "result": result, "error": error}
         write_atomically(self.path / "result.json", json.dumps(end, sort_keys=True, allow_nan=False).encode())
 
-    def save_checkpoint(self, state: dict[str, Any], number: int) -> None:
+    def save_checkpoint(self, state: dict[str, Any], number: int, sources: dict[str, str]) -> None:
         """Save a state, and keep the one before it in case this one goes bad.
 
         Args:
             state: Tensors and plain types.
             number: Grows from checkpoint to checkpoint.
+            sources: Digests of what the state was made of.
         """
         metrics = self.path / "metrics.jsonl"
         sync(metrics)  # A checkpoint must not outlive the metrics that it counts on.
         buffer = io.BytesIO()
-        torch.save({"state": state, "metrics_bytes": metrics.stat().st_size}, buffer)
+        torch.save({"state": state, "metrics_bytes": metrics.stat().st_size, "sources": sources}, buffer)
         content = buffer.getvalue()
         digest = hashlib.sha256(content).hexdigest()[:32]
         write_atomically(self.path / f"checkpoint-{number:012d}-{digest}.pt", content)
         for old in self._checkpoints()[2:]:
             old.unlink()
 
-    def load_checkpoint(self, load: Callable[[dict[str, Any]], None]) -> bool:
+    def load_checkpoint(self, load: Callable[[dict[str, Any]], None], sources: dict[str, str]) -> bool:
         """Load the newest state that is sound and can be loaded, and cut the metrics back to where it was saved.
 
         Args:
             load: What takes a state. It raises a KeyError, TypeError or ValueError if the state does not fit, as one
                 that another version saved may not.
+            sources: Digests of what the run is made of now; a state that was made of something else is not taken.
 
         Returns:
             Whether there is one; if not, no metrics are left.
         """
         metrics = self.path / "metrics.jsonl"
+        written = metrics.stat().st_size if metrics.exists() else 0
         for path in self._checkpoints():
             try:
                 checkpoint = _read_checkpoint(path)
                 size = checkpoint["metrics_bytes"]
-                if metrics.stat().st_size < size:
+                if written < size:
                     raise ValueError(f"{metrics.name} is shorter than when the checkpoint was saved")
-            except Exception as error:
-                self._distrust(path, error)
-                continue
-            try:
+                then = checkpoint.get("sources", sources)  # Older versions did not tell.
+                if changed := [kind for kind, digest in sources.items() if then.get(kind, digest) != digest]:
+                    raise ValueError(f"the {' and the '.join(changed)} changed since it was saved")
                 load(checkpoint["state"])
-            except (KeyError, TypeError, ValueError) as error:
-                # It does not fit. All else, such as full memory, may pass.
+            except (KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
+                # It is damaged or does not fit. All else may pass: full memory, a disk that does not answer.
                 self._distrust(path, error)
                 continue
             os.truncate(metrics, size)
