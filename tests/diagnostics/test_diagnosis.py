@@ -57,6 +57,45 @@ def test_what_cannot_be_judged_is_named_and_not_called_absent() -> None:
     assert all(f"{name} could not be judged" in page(found, "") for name in reasons)
 
 
+def test_layers_are_named_in_the_order_of_what_made_them_a_sign() -> None:
+    """By amount a layer that went from 0 to 0.9 is worse than one from 0.01 to 0.2; by factor it is the other way."""
+    dormant = {"dormant_fraction": 0.5, "dormant_fraction/a": 0.2, "dormant_fraction/b": 0.9}
+    found = diagnosis(dormant, {"dormant_fraction": 0.1, "dormant_fraction/a": 0.01, "dormant_fraction/b": 0.5})
+    assert found.findings()[0].layers == ("b", "a")
+    grown = {"weight_l2": 9.0, "weight_l2/a": 2.1, "weight_l2/b": 8.0, "weight_l2/c": 0.9}
+    found = diagnosis(grown, {"weight_l2": 3.0, "weight_l2/a": 0.1, "weight_l2/b": 2.0, "weight_l2/c": 0.3})
+    assert found.findings()[0].layers == ("a", "b", "c")
+    lost = {"hessian_rank": 0.1, "hessian_rank/a": 0.3, "hessian_rank/b": 0.1}
+    found = diagnosis(lost, {"hessian_rank": 0.9, "hessian_rank/a": 1.0, "hessian_rank/b": 0.2})
+    assert found.findings()[0].layers == ("a", "b")
+
+
+def test_no_sign_is_judged_by_a_reference_of_another_shape() -> None:
+    def build(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(12, width), nn.ReLU(), nn.Linear(width, 5)).double()
+
+    found = diagnose(build(40), zoo.batch("mlp"), cross_entropy, build(4))
+    assert [finding.measure for finding in found.findings()] == ["dormant_fraction"], "which has a level of its own"
+    assert found.unjudged()["weight_l2"] == "the reference has other parameters"
+    assert found.reference["weight_l2"] > 0
+    assert "no sign is judged by them" in found.notes[-1]
+    assert diagnose(build(4), reference=build(4), measures=["weight_l2"]).unjudged() == {}
+
+
+@pytest.mark.parametrize("frozen", ["model", "reference", "all of the reference"])
+def test_frozen_layers_are_no_sign(frozen: str) -> None:
+    """Gradients of both networks are taken by the same parameters, and what is frozen stays so."""
+    model, reference = zoo.build("mlp"), zoo.build("mlp")
+    (model if frozen == "model" else reference)[: 5 if frozen.startswith("all") else 3].requires_grad_(False)
+    before = [p.requires_grad for net in (model, reference) for p in net.parameters()]
+    found = diagnose(model, zoo.batch("mlp"), cross_entropy, reference)
+    assert found.values["hessian_rank"] == found.reference["hessian_rank"]
+    assert found.values["sharpness"] == found.reference["sharpness"]
+    assert found.values["gradient_l2"] == found.reference["gradient_l2"]
+    assert [p.requires_grad for net in (model, reference) for p in net.parameters()] == before
+    assert found.unjudged() == {}
+
+
 def test_without_any_reference_only_what_is_nan_is_named() -> None:
     found = diagnosis({"weight_l2": 3.0, "sharpness": math.nan, "dormant_fraction": 0.5}, {})
     assert found.unjudged() == {"sharpness": "it is nan"}

@@ -14,7 +14,7 @@ from pliant.diagnostics import curvature, features, spectra, weights
 from pliant.diagnostics.balance import balancedness
 from pliant.diagnostics.capture import Features
 from pliant.diagnostics.gradients import Spectrum
-from pliant.diagnostics.layers import hooked, layer_names, named_matrices
+from pliant.diagnostics.layers import hooked, layer_names, named_matrices, same_parameters
 from pliant.diagnostics.plasticity import error_rate
 from pliant.diagnostics.probe import TOTAL, Probe
 from pliant.diagnostics.record import Compute
@@ -152,8 +152,7 @@ def _hidden(probe: Probe) -> dict[str, Features]:
 def _same(probe: Probe, reference: Probe | None) -> Probe:
     if reference is None:
         raise ValueError("it needs a reference")
-    ours, theirs = ({name: p.shape for name, p in r.model.named_parameters()} for r in (probe, reference))
-    if ours != theirs:
+    if not same_parameters(probe.model, reference.model):
         raise ValueError("it needs a reference whose parameters have the same names and shapes")
     return reference
 

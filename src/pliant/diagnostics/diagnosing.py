@@ -13,7 +13,8 @@ from pliant.diagnostics import measures as registry
 from pliant.diagnostics import notes as note
 from pliant.diagnostics.batches import Batch, LossFn, gather
 from pliant.diagnostics.diagnosis import Diagnosis, combine
-from pliant.diagnostics.probe import Probe, Statistics, batch_norms, batch_statistics, undisturbed
+from pliant.diagnostics.layers import same_parameters
+from pliant.diagnostics.probe import Probe, Statistics, batch_norms, batch_statistics, learning_alike, undisturbed
 from pliant.diagnostics.record import Measure
 from pliant.graph.layers import WEIGHT_LAYERS, check_callable
 
@@ -46,7 +47,8 @@ def diagnose(
         loss_fn: `loss_fn(output, target)`, with any reduction, but `sum` or `none` if it weights samples (by class,
             say), so that their gradients keep the weights; or several by name, whose values are then keyed
             `measure@name`.
-        reference: The network to compare with: itself as it was at first, or a fresh one.
+        reference: The network to compare with: itself as it was at first, or a fresh one. Its gradients are taken by
+            those parameters that learn in the model.
         measures: Names of `pliant.diagnostics.measures.names()`; by default all but those of a whole matrix of
             curvature.
         samples: How many samples to take of a loader.
@@ -77,6 +79,8 @@ def diagnose(
         ours = prepare(stack, model, batch, statistics)
         # A model that is at rest already does not tell any more which of its layers are frozen.
         theirs = ours if reference is None or reference is model else prepare(stack, reference, batch, statistics)
+        if reference is not None:
+            stack.enter_context(learning_alike(reference, model))
         notes = note.on_weights(model, "the model") | note.on_statistics(model, ours, statistics)
         if reference is not None:
             notes |= note.on_weights(reference, "the reference") | note.on_statistics(reference, theirs, statistics)
@@ -96,7 +100,13 @@ def diagnose(
             notes |= note.on_probe(probe, name)
     values, compared = combine(found), combine(beside)
     notes |= note.on_values(values)
-    return Diagnosis(values, compared, skipped, tuple(notes.values()), batch.size if batch else 0)
+    comparable = reference is None or same_parameters(model, reference)
+    if not comparable:
+        notes["comparable"] = (
+            "the reference has parameters of other names or shapes than the model: its values stand beside the "
+            "model's, but no sign is judged by them"
+        )
+    return Diagnosis(values, compared, skipped, tuple(notes.values()), batch.size if batch else 0, comparable)
 
 
 def _by_name(loss_fn: LossFn | Mapping[str, LossFn] | None) -> dict[str, LossFn | None]:

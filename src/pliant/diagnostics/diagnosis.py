@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -89,6 +89,8 @@ class Diagnosis:
         skipped: Measures that could not be taken, and why.
         notes: What else a reader must know.
         samples: The number of samples that were looked at; 0 without any.
+        comparable: Whether the reference has parameters of the network's names and shapes; signs are not judged by one
+            that has others.
     """
 
     values: dict[str, float]
@@ -96,6 +98,7 @@ class Diagnosis:
     skipped: dict[str, str]
     notes: tuple[str, ...]
     samples: int
+    comparable: bool = True
 
     def to_dict(self) -> dict[str, float]:
         """Return the values, flat: `measure` and `measure/layer`, the reference's under `reference/` and the same."""
@@ -138,17 +141,28 @@ class Diagnosis:
                 found[row.measure] = "it is nan"
             elif self.reference and sign.limit(row.reference) is None:
                 theirs = f"the reference's is {_text(row.reference)}"
-                found[row.measure] = theirs if row.reference is not None else "the reference has none"
+                lack = "the reference has none" if self.comparable else "the reference has other parameters"
+                found[row.measure] = theirs if row.reference is not None else lack
         return found
 
+    def _judged(self) -> list[Row]:
+        """Return the values one by one, beside a reference only if it can be compared with."""
+        return [row if self.comparable else replace(row, reference=None) for row in self.rows()]
+
     def _signs(self) -> list[tuple[Row, Sign]]:
-        totals = [(row, measures.info(row.measure.partition("@")[0]).sign) for row in self.rows() if not row.layer]
+        totals = [(row, measures.info(row.measure.partition("@")[0]).sign) for row in self._judged() if not row.layer]
         return [(row, sign) for row, sign in totals if sign is not None]
 
     def _where(self, measure: str, sign: Sign) -> tuple[str, ...]:
-        rows = [row for row in self.rows() if row.measure == measure and row.layer]
+        rows = [row for row in self._judged() if row.measure == measure and row.layer]
         shown = [row for row in rows if sign.present(row.value, row.reference)]
-        shown.sort(key=lambda row: row.value / (row.reference or 1.0), reverse=sign.worse == "higher")
+
+        def excess(row: Row) -> float:
+            if sign.factor is None:
+                return row.value - (row.reference or 0.0)
+            return row.value / (row.reference or 1.0)
+
+        shown.sort(key=excess, reverse=sign.worse == "higher")
         return tuple(row.layer for row in shown)
 
     @property

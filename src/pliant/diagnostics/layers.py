@@ -71,6 +71,12 @@ def hooked(model: nn.Module) -> list[str]:
     return [name for name, m in layers if "weight" not in m._parameters and not is_parametrized(m, "weight")]
 
 
+def same_parameters(model: nn.Module, other: nn.Module) -> bool:
+    """Say whether two models have parameters of the same names and shapes."""
+    ours, theirs = ({name: p.shape for name, p in m.named_parameters()} for m in (model, other))
+    return ours == theirs
+
+
 def tensors_by_layer(model: nn.Module) -> dict[str, list[Tensor]]:
     """Return all parameters, those of a module together."""
     found: dict[str, list[Tensor]] = {}

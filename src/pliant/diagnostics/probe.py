@@ -56,6 +56,27 @@ def _unwritten(model: nn.Module) -> Iterator[None]:
                     setattr(module, name, tensor)
 
 
+@contextmanager
+def learning_alike(reference: nn.Module, model: nn.Module) -> Iterator[None]:
+    """Let those parameters of a reference learn that do in a model of the same parameters; it is undone afterwards.
+
+    Gradients over other parameters could not be compared: part of the model may be frozen, and a reference that is not
+    trained often is altogether.
+    """
+    changed: list[nn.Parameter] = []
+    if layers.same_parameters(model, reference):
+        ours = dict(model.named_parameters())
+        pairs = ((p, ours[name]) for name, p in reference.named_parameters() if not p.is_inference())
+        changed = [theirs for theirs, own in pairs if theirs.requires_grad != own.requires_grad]
+    for parameter in changed:
+        parameter.requires_grad = not parameter.requires_grad
+    try:
+        yield
+    finally:
+        for parameter in changed:
+            parameter.requires_grad = not parameter.requires_grad
+
+
 def batch_norms(model: nn.Module, statistics: Statistics) -> list[_BatchNorm]:
     """Return the BatchNorm layers that normalise with the statistics of a batch.
 
