@@ -21,18 +21,17 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from pliant import data
-from pliant.data import cache, hub
-from pliant.data.embedded import digits
+from pliant.data import cache, embedded, hub
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache: what this process has loaded, from here or for others, is forgotten on both sides."""
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
-    for remembered in (digits, hub.load_from_hub):
+    for remembered in (embedded.digits, hub.load_from_hub):
         remembered.cache_clear()
     yield tmp_path / "cache"
-    for remembered in (digits, hub.load_from_hub):
+    for remembered in (embedded.digits, hub.load_from_hub):
         remembered.cache_clear()
 
 
@@ -65,6 +64,13 @@ class TestDigits:
         x = torch.cat([loaded.train.x, loaded.test.x]).numpy()
         y = torch.cat([loaded.train.y, loaded.test.y]).numpy()
         assert count_pairs(x, y) == count_pairs(images, bunch.target)
+
+    def test_what_another_decoder_left_is_not_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        data.load("digits")
+        monkeypatch.setattr(embedded, "_DECODER", "another")
+        embedded.digits.cache_clear()
+        data.load("digits")
+        assert len(cache.entries()) == 2
 
     def test_pixels_and_projection(self) -> None:
         index = torch.arange(1437)
@@ -126,6 +132,16 @@ class TestHub:
         assert loaded.train.y.tolist() == [3, 1, 2, 0, 5, 4]
         assert len(loaded.classes) == len(source.class_names)
 
+    def test_what_another_decoder_left_is_not_used(self, hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        source = hub.SOURCES["svhn"]
+        content = parquet([png(picture(0, (32, 32)))], [0], source.image, source.label)
+        fill_hub_cache(hub_cache, source, {source.train[0]: content, source.test[0]: content})
+        data.load("svhn")
+        monkeypatch.setattr(hub, "_DECODER", "another")
+        hub.load_from_hub.cache_clear()
+        data.load("svhn")
+        assert len(cache.entries()) == 2
+
     def test_grey_images_become_the_mode_that_the_data_set_declares(self, hub_cache: Path) -> None:
         source = hub.SOURCES["cifar100"]
         grey = picture(0, (32, 32), "L")
@@ -166,14 +182,26 @@ class TestHub:
         [("mnist", [0.1307], [0.3081]), ("cifar10", [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616])],
     )
     def test_the_real_ones_have_their_well_known_statistics(
-        self, name: str, mean: list[float], std: list[float], monkeypatch: pytest.MonkeyPatch
+        self, name: str, mean: list[float], std: list[float], request: pytest.FixtureRequest
     ) -> None:
-        monkeypatch.delenv("PLIANT_CACHE")  # Decoding takes a while: use what is there.
-        loaded = data.load(name)
+        source = hub.SOURCES[name]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("PLIANT_CACHE")  # Decoding takes a while: use what is there.
+            loaded = data.load(name)
+            file = pyarrow.parquet.ParquetFile(hub.download(source.repo, source.train[0]))
         assert (len(loaded.train), len(loaded.test)) == ({"mnist": 60_000, "cifar10": 50_000}[name], 10_000)
         scale, shift = loaded.train.scale.flatten(), loaded.train.shift.flatten()
         assert (1 / scale / 255).tolist() == pytest.approx(std, abs=5e-5)
         assert (-shift / scale / 255).tolist() == pytest.approx(mean, abs=5e-5)
+        # What is there was decoded as it would be now.
+        buffer = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow.Table.from_batches([next(file.iter_batches(100))]), buffer)
+        files = dict.fromkeys((source.train[0], source.test[0]), buffer.getvalue())
+        fill_hub_cache(request.getfixturevalue("hub_cache"), source, files)
+        hub.load_from_hub.cache_clear()
+        now = data.load(name).train
+        assert torch.equal(now.x, loaded.train.x[:100])
+        assert torch.equal(now.y, loaded.train.y[:100])
 
 
 class TestFolder:

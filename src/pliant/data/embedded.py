@@ -10,6 +10,9 @@ from pliant.data.dataset import Dataset
 from pliant.importing import naming_extra
 from pliant.seeding import permutation
 
+_DECODER = "1"
+"""Changes whenever the same images are decoded or split in another way."""
+
 
 @functools.cache
 def digits() -> Dataset:
@@ -21,7 +24,7 @@ def digits() -> Dataset:
     with naming_extra("the data set digits", "data"):
         release = version("scikit-learn")
     # From the cache after the first time: scikit-learn takes longer to import than a short run takes.
-    return cached("digits", f"scikit-learn {release}", _decode)
+    return cached("digits", f"{_DECODER}|scikit-learn {release}", _decode)
 
 
 def _decode() -> Decoded:

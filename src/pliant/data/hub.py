@@ -20,6 +20,9 @@ from pliant.importing import naming_extra
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_DECODER = "1"
+"""Changes whenever the same file is decoded in another way."""
+
 
 @dataclass(frozen=True)
 class HubSource:
@@ -133,7 +136,7 @@ def load_from_hub(name: str) -> Dataset:
     source = SOURCES[name]
     paths = [download(source.repo, file) for file in (*source.train, *source.test)]
     # The folder of a downloaded file is named after the revision, so a new one is decoded anew.
-    fingerprint = "|".join(f"{path}:{path.stat().st_size}" for path in paths)
+    fingerprint = "|".join([_DECODER, *(f"{path}:{path.stat().st_size}" for path in paths)])
     return cached(name, fingerprint, partial(_decode, source, paths))
 
 
