@@ -104,6 +104,7 @@ def test_statement_names_labels_and_numbers_of_its_recipe(statement: dict) -> No
         "early_train_error",
         "late_train_error",
         "train_error_growth",
+        "online_error_growth",
     }
     grids = [len(entry.variants()) for entry in recipe.methods]
     plain |= {f"setting_{place}" for place in range(1, max(grids) + 1)}
@@ -289,6 +290,10 @@ def test_sentence_says_what_all_settings_come_to() -> None:
     )
 
 
+AT_THE_END = {"train_accuracy": 1.0, "task_online_accuracy": 1.0}
+"""What a record of a task's last epoch has beside its test."""
+
+
 def make_run(records: list[dict[str, Any]], *measures: str) -> Run:
     config = RunConfig(
         label="a",
@@ -343,7 +348,7 @@ def test_change_is_from_the_first_tasks_to_the_last() -> None:
             measures = {"weight_l1": 1.0 + task + 100 * (epoch - 1), "update_l1": 2.0 + task + 2 * epoch, "loss": None}
             measures["update_l1"] += 1000.0 if epoch == 1 else 0.0
             records.append({"task": task, "epoch": epoch, "measures": measures})
-        records[-1]["train_accuracy"] = 0.9 - 0.01 * task
+        records[-1] |= {"train_accuracy": 0.9 - 0.01 * task, "task_online_accuracy": 0.8 - 0.03 * task}
     numbers = dict(more_numbers(make_run(records, "weight_l1", "update_l1", "loss")))
     assert numbers == pytest.approx(
         {
@@ -357,13 +362,14 @@ def test_change_is_from_the_first_tasks_to_the_last() -> None:
             "first_train_error": 0.1,
             "early_train_error": 0.105,
             "late_train_error": 0.185,
+            "online_error_growth": 0.24,
         }
     )
 
 
 def test_drop_is_at_once_and_first_loss_is_after_an_epoch() -> None:
     def epoch(task: int, accuracy: float, **more: float) -> dict[str, Any]:
-        return {"task": task, "test_accuracy": accuracy, "train_accuracy": 1.0} | more
+        return {"task": task, "test_accuracy": accuracy} | AT_THE_END | more
 
     records = [
         epoch(0, 0.9),
@@ -390,7 +396,7 @@ def test_late_accuracy_is_over_the_last_ten_tests() -> None:
 def test_least_gain_is_the_worst_step_between_the_ends_of_tasks() -> None:
     ends = (0.5, 0.7, 0.6, 0.9)
     records = [
-        {"task": task, "test_accuracy": 0.0 if epoch < 2 else end, "train_accuracy": 1.0, "entry_test_accuracy": 0.0}
+        {"task": task, "test_accuracy": 0.0 if epoch < 2 else end, "entry_test_accuracy": 0.0} | AT_THE_END
         for task, end in enumerate(ends)
         for epoch in range(12)
     ]
@@ -429,7 +435,7 @@ def test_single_task_has_its_last_measure() -> None:
 def test_approximations_of_a_rank_are_held_against_it() -> None:
     exact, approximate = (0.5, 0.6, 0.4, 0.3, 0.2), (0.6, 0.7, 0.5, 0.4, 0.4)
     records = [
-        {"task": task, "train_accuracy": 1.0, "measures": {EXACT: one, "fisher_rank": other}}
+        {"task": task, "measures": {EXACT: one, "fisher_rank": other}} | AT_THE_END
         for task, (one, other) in enumerate(zip(exact, approximate, strict=True))
     ]
     numbers = dict(more_numbers(make_run(records, EXACT, "fisher_rank")))
