@@ -8,6 +8,12 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils._pytree import tree_leaves
 
 
+def keeper_of(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer that remembers: ZeroRedundancyOptimizer has one of its own, `optim`, that steps for it."""
+    inner = getattr(optimizer, "optim", None)
+    return inner if isinstance(inner, Optimizer) else optimizer
+
+
 def forget_state_(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) -> int:
     """Drop all that the optimizers remember of these parameters, so that the next step starts them anew.
 
@@ -22,7 +28,7 @@ def forget_state_(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor])
     """
     chosen = list(parameters)
     dropped = 0
-    for optimizer in optimizers:
+    for optimizer in map(keeper_of, optimizers):
         concerned = chosen
         if isinstance(optimizer, LBFGS):
             held = optimizer.param_groups[0]["params"]
@@ -129,7 +135,7 @@ def _averages(
     optimizers: Iterable[Optimizer], parameter: Tensor, known: Sequence[str]
 ) -> list[tuple[Optimizer, str, Tensor]]:
     found = []
-    for optimizer in optimizers:
+    for optimizer in map(keeper_of, optimizers):
         for key, value in optimizer.state.get(parameter, {}).items():
             if not isinstance(value, Tensor) or value.ndim == 0:
                 continue

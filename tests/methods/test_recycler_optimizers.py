@@ -2,15 +2,18 @@
 
 import itertools
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy
 from torch.optim import ASGD, Adafactor, Adam, AdamW, Muon, Optimizer, Rprop
 
-from pliant import ContinualBackprop, ReDo
+from pliant import FIRE, ContinualBackprop, FullReset, ReDo
 from tests import zoo
 from tests.loops import training_step
 
@@ -46,6 +49,41 @@ def test_each_optimizer_is_looked_at_when_it_remembers_something() -> None:
     assert redo.receipt is not None
     with pytest.raises(ValueError, match="Rprop keeps 'prev', which cannot be rewritten in part"):
         head.step()
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_what_an_inner_optimizer_remembers_is_found() -> None:
+    """ZeroRedundancyOptimizer's own state is empty."""
+
+    def results(kind: type[Optimizer], **settings: Any) -> list[Any]:
+        model = zoo.build("mlp")
+        x, y = zoo.batch("mlp")
+        optimizer = kind(model.parameters(), lr=1e-2, **settings)
+        redo = make("redo", model).attach(optimizer)
+        training_step(model, optimizer, (x, y))
+        rotated = FIRE(model, optimizer_state="rotate").apply(optimizer).details["optimizer_tensors_rotated"]
+        reset = FullReset(model, seed=0).apply(optimizer).details["optimizer_tensors_reset"]
+        training_step(model, optimizer, (x, y))
+        return [redo.receipt.details["optimizer_tensors_cleared"], rotated, reset, *model.parameters()]
+
+    plain, sharded = results(Adam), results(ZeroRedundancyOptimizer, optimizer_class=Adam)
+    assert all(count > 0 for count in plain[:3])
+    assert sharded[:3] == plain[:3]
+    assert all(map(torch.equal, sharded[3:], plain[3:]))
+
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=Rprop, lr=1e-3)
+    ReDo(model, x, every=1000).attach(optimizer)
+    with pytest.raises(ValueError, match="Rprop keeps 'prev', which cannot be rewritten in part"):
+        training_step(model, optimizer, (x, y))
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])

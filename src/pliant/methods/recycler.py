@@ -27,7 +27,7 @@ from pliant.methods.module_hooks import ModuleHook, input_of
 from pliant.methods.parameters import check_not_replaced
 from pliant.methods.unit_choice import choose_units, is_linear_or_convolution
 from pliant.precision import wide_dtype
-from pliant.surgery import slice_mask, write_, zero_moments_
+from pliant.surgery import keeper_of, slice_mask, write_, zero_moments_
 
 _FEW = 32
 """Entries in a row below which torch sums slowly."""
@@ -380,7 +380,7 @@ class Recycler(Method):
     def _check_moments(self, optimizers: Iterable[Optimizer]) -> None:
         """Raise a ValueError if an optimizer keeps what cannot be cleared in part, as soon as it keeps anything."""
         for optimizer in optimizers:
-            if optimizer in self._checked or not optimizer.state:
+            if optimizer in self._checked or not keeper_of(optimizer).state:
                 continue
             tensors = [self._tensor(slices.tensor) for group in self.groups.values() for slices in _parts(group)]
             if isinstance(optimizer, LBFGS):  # it keeps what it knows of all parameters under its first
