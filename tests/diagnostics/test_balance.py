@@ -1,5 +1,6 @@
 import copy
 import math
+import threading
 from itertools import pairwise
 
 import pytest
@@ -218,6 +219,15 @@ def test_outputs_that_cannot_be_seen_prove_nothing() -> None:
 
     with pytest.raises(ValueError, match="proved on the outputs"):
         balancedness(Hidden(nn.Linear(12, 5)), Batch.of(zoo.batch("mlp")))
+
+
+@pytest.mark.parametrize("kept", [threading.Lock(), torch.ones(2, requires_grad=True) * 2], ids=["lock", "graph"])
+def test_a_model_that_cannot_be_copied_is_named(kept: object) -> None:
+    model = zoo.build("mlp")
+    model.kept = [kept]
+    found = pliant.diagnose(model, zoo.batch("mlp"), measures=["balancedness", "weight_l2"])
+    assert found.skipped["balancedness"].startswith("balancedness is proved on a copy of the model, which cannot be")
+    assert "weight_l2" in found.values
 
 
 def test_arguments_out_of_range_are_named() -> None:

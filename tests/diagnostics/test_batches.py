@@ -57,6 +57,8 @@ def test_a_loader_gives_its_first_samples() -> None:
         gather(iter([]), 3)
     with pytest.raises(ValueError, match="one structure"):
         gather(iter([(X, Y), X]), 10)
+    with pytest.raises(ValueError, match=r"one shape to make a batch, got \(3,\) and \(2,\)"):
+        gather(iter([(X, Y), (X[:, :2], Y)]), 10)
     with pytest.raises(ValueError, match=r"target must be made of tensors .* got a list"):
         gather(iter([(X, Y.tolist()), (X, Y.tolist())]), 10)
     with pytest.raises(ValueError, match="samples: 0 is not allowed; it must be an integer ≥ 1"):

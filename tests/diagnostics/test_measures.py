@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from pliant.diagnostics import measures
 
 
@@ -16,6 +18,12 @@ def test_records_are_complete() -> None:
         if record.sign is not None:
             assert record.sign.explains
             assert record.sign.factor or record.sign.amount
+
+
+def test_names_are_given_in_a_list() -> None:
+    with pytest.raises(ValueError, match=r"measures: 'loss' is a string; it must be a list of names, \['loss'\]"):
+        measures.select("loss")
+    assert [record.name for record in measures.select(["loss"])] == ["loss"]
 
 
 def test_the_docs_list_every_measure_as_its_record_says() -> None:

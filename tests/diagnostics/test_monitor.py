@@ -404,3 +404,37 @@ def test_a_measure_that_fails_on_the_way_does_not_stop_the_training() -> None:
     resumed = Monitor(model, SGD(model.parameters(), lr=0.1), measures=["weight_l2"])
     resumed.load_state_dict(monitor.state_dict())
     assert resumed.notes == monitor.notes
+
+
+def test_what_can_be_measured_again_is_no_longer_skipped() -> None:
+    model, batch = zoo.build("mlp", dtype=torch.float32), data("mlp")
+    optimizer = SGD(model.parameters(), 0.1)
+    monitor = Monitor(model, optimizer, every=1, budget=None, measures=["loss"], probe=batch, loss_fn=cross_entropy)
+    monitor.set_probe(batch[0])
+    train(model, optimizer, batch, 1)
+    assert "loss" in monitor.skipped
+    monitor.set_probe(batch)
+    train(model, optimizer, batch, 1)
+    assert monitor.skipped == {}
+    assert "loss" in monitor.records[-1].values
+
+
+def test_a_new_reference_loses_its_wrappers_as_the_first_did() -> None:
+    model, batch = zoo.build("mlp", dtype=torch.float32), data("mlp")
+    optimizer = SGD(model.parameters(), 0.1)
+    monitor = Monitor(model, optimizer, every=1, budget=None, measures=["distance_l2"], reference=model)
+    monitor.reference = nn.DataParallel(copy.deepcopy(model))
+    train(model, optimizer, batch, 2)
+    assert [r.values["distance_l2"] > 0 for r in monitor.records] == [False, True]
+    with pytest.raises(ValueError, match="reference must be initialised"):
+        monitor.reference = nn.LazyLinear(3)
+
+
+def test_a_training_that_diverges_is_not_ended_by_what_is_measured() -> None:
+    model, batch = zoo.build("mlp", dtype=torch.float32), data("mlp")
+    optimizer = SGD(model.parameters(), 1e30)
+    names = [name for name in EVERYTHING if measures.info(name).cost == "matrix"]
+    monitor = Monitor(model, optimizer, every=1, budget=None, measures=names, probe=batch, loss_fn=cross_entropy)
+    train(model, optimizer, batch, 3)
+    assert monitor.step == 3
+    assert set(monitor.skipped) == set(names)

@@ -123,7 +123,7 @@ def balancedness(model: nn.Module, batch: Batch, p: float = 2.0, q: float = 2.0)
 
     Raises:
         ValueError: If the model has other layers with parameters, or weights that are computed from others, is no
-            homogeneous chain, or has outputs on the batch that cannot tell.
+            homogeneous chain, cannot be copied, or has outputs on the batch that cannot tell.
     """
     batch = batch.on(model)
     layers = called_layers(model, batch.kwargs or batch.args)
@@ -139,7 +139,7 @@ def balancedness(model: nn.Module, batch: Batch, p: float = 2.0, q: float = 2.0)
     if len(set(names)) != len(names):
         raise ValueError(f"balancedness is defined for chains in which each layer is called once, got {names}")
     found = balance([layer.module.get_parameter("weight").detach() for layer in layers], p, q)
-    twin = copy.deepcopy(model)
+    twin = _copied(model)
     example = batch.kwargs or batch.args
     with eval_mode(twin), torch.no_grad():
         before = _floats(call_with(twin, example))
@@ -153,6 +153,14 @@ def balancedness(model: nn.Module, batch: Batch, p: float = 2.0, q: float = 2.0)
             "this model changes its outputs"
         )
     return found
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # a lock, an open file, an activation that was kept with its graph: each raises its own
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"balancedness is proved on a copy of the model, which cannot be copied: {reason}") from error
 
 
 def _is_close(one: Tensor, other: Tensor) -> bool:

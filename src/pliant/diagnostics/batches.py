@@ -167,7 +167,13 @@ def _merge(parts: list[Batch]) -> Batch:
             raise ValueError("batches of one loader must have one structure, got different ones")
 
     def join(pieces: tuple[Any, ...]) -> Any:
-        return torch.cat(pieces) if _by_sample(pieces[0], parts[0].size) else pieces[0]
+        if not _by_sample(pieces[0], parts[0].size):
+            return pieces[0]
+        try:
+            return torch.cat(pieces)
+        except RuntimeError as error:
+            shapes = " and ".join(dict.fromkeys(str(tuple(piece.shape[1:])) for piece in pieces))
+            raise ValueError(f"samples of one loader must have one shape to make a batch, got {shapes}") from error
 
     joined = [join(pieces) for pieces in zip(*(leaves for leaves, _ in flat), strict=True)]
     args, kwargs, target = tree_unflatten(joined, spec)

@@ -70,13 +70,16 @@ def fisher(model: nn.Module, batch: Batch, draws: int = 1, seed: int = 0) -> Ten
         seed: Of the generator that draws them.
 
     Raises:
-        ValueError: If the model has no or more than `MOST_PARAMETERS` learnable parameters, or `draws` is not positive.
+        ValueError: If the model has no or more than `MOST_PARAMETERS` learnable parameters, `draws` is not positive, or
+            the outputs are not finite.
     """
     check_positive_int("draws", draws)
     parameters = _parameters(model)
     with torch.enable_grad():
         logits = batch.forward(model)
         probabilities = logits.detach().double().softmax(-1).cpu()
+        if not torch.isfinite(probabilities).all():
+            raise ValueError("labels cannot be drawn from the model's outputs: they are NaN or infinite")
         labels = torch.multinomial(probabilities, draws, True, generator=torch.Generator().manual_seed(seed))
         total = torch.zeros(_size(parameters), _size(parameters), dtype=logits.dtype, device=logits.device)
         for drawn in labels.to(logits.device).unbind(1):

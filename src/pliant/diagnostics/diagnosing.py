@@ -129,7 +129,7 @@ def take(
         chosen: The measures.
         probe: What they look at.
         other: What they compare it with.
-        skipped: Where to note why a measure cannot be taken, by its name.
+        skipped: Where to note why a measure cannot be taken, by its name; one that can be is struck out.
         loss: The name of the loss, if there are several.
     """
     found: Found = {}
@@ -137,6 +137,7 @@ def take(
         name = f"{measure.name}@{loss}" if loss and "labels" in measure.needs else measure.name
         try:
             found[name] = measure.compute(probe, other)
+            skipped.pop(name, None)
         except SKIPPED as error:
             skipped[name] = _reason(error)
     return found

@@ -291,7 +291,13 @@ def info(name: str) -> Measure:
 
 
 def select(chosen: Sequence[str] | None) -> tuple[Measure, ...]:
-    """Return the records of some measures, or of all that need neither an optimizer's step nor a whole matrix."""
+    """Return the records of some measures, or of all that need neither an optimizer's step nor a whole matrix.
+
+    Raises:
+        ValueError: If there is none of a name, or a string stands where names should.
+    """
     if chosen is None:
         return tuple(record for record in _RECORDS if "step" not in record.needs and record.cost != "matrix")
+    if isinstance(chosen, str):
+        raise ValueError(f"measures: {chosen!r} is a string; it must be a list of names, [{chosen!r}]")
     return tuple(info(name) for name in dict.fromkeys(chosen))

@@ -45,8 +45,8 @@ class Monitor:
 
     Weights, features and curvature are those before the step that is measured; gradients and updates are those of the
     step itself. The training is bit-equal to one without a monitor: modes, buffers, gradients and random generators
-    are left as they were. `skipped` says which measures could not be taken and why; `notes`, what else a reader must
-    know, each when it was first met.
+    are left as they were. `skipped` says which measures could not be taken when they were last due, and why; `notes`,
+    what else a reader must know, each when it was first met.
 
     Args:
         model: The model.
@@ -103,7 +103,7 @@ class Monitor:
         self.every = every
         self.budget = budget
         self.loss_fn = loss_fn
-        self.reference = initialised(reference, "reference") if reference is not None else None
+        self.reference = reference
         self.statistics: Statistics = statistics
         self.on_record = on_record
         self.records: list[Record] = []
@@ -138,6 +138,15 @@ class Monitor:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    @property
+    def reference(self) -> nn.Module | None:
+        """The model to compare with, without wrappers such as DataParallel."""
+        return self._reference
+
+    @reference.setter
+    def reference(self, reference: nn.Module | None) -> None:
+        self._reference = initialised(reference, "reference") if reference is not None else None
 
     def set_probe(self, probe: Any) -> None:
         """Measure on another batch from now on: that of a new task."""
