@@ -42,7 +42,7 @@ $(VENV)/.torch: constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	$(PIP) -e '.[cli,report]'
+	$(PIP) -e '.[report]'
 	touch $@
 
 $(VENV)/.setup: $(VENV)/.torch pyproject.toml

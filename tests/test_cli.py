@@ -63,6 +63,7 @@ def pliant(
         (["compare", "--data", "nowhere/"], "nothing is at that path"),
         (["compare", "--set", "training.lr=fast"], "training.lr is 'fast': input should be a valid number"),
         (["compare", "--gpus", "1"], "--gpus and --address are for --engine ray"),
+        (["compare", "--engine", "ray", "--workers", "3"], "--workers is for --engine processes"),
         (["compare", "--workers", "0"], "workers: 0 is not allowed; it must be an integer ≥ 1"),
         (["run", "nothing"], "there is no recipe 'nothing'"),
         (["list", "method"], "did you mean 'methods'?"),

@@ -33,10 +33,10 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_readme_lists_every_method() -> None:
-    row = r"^\| \[`(\w+)`\]\(docs/methods/(\w+)\.md\) \| `(\w+)` \| .+ \| (.+?) \|$"
+    row = r"^\| \[`(\w+)`\]\(docs/methods/(\w+)\.md\) \| `(\w+)` \| (.+?) \| .+ \| (.+?) \|$"
     rows = re.findall(row, (ROOT / "README.md").read_text(), re.MULTILINE)
     infos = [methods.info(name) for name in methods.names()]
-    assert sorted(rows) == sorted((info.name, info.name, info.cls.__name__, info.paper) for info in infos)
+    assert sorted(rows) == sorted((info.name, info.name, info.cls.__name__, info.acts, info.paper) for info in infos)
 
 
 def test_every_method_has_a_card() -> None:

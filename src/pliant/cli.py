@@ -74,7 +74,7 @@ Out = Annotated[
     ),
 ]
 EngineOption = Annotated[EngineName, typer.Option("--engine", help="Where to run.")]
-Workers = Annotated[int | None, typer.Option(help="Processes at a time; as many as the cores by default.")]
+Workers = Annotated[int | None, typer.Option(help="Processes at a time; by default the cores divided by --threads.")]
 Threads = Annotated[int, typer.Option(help="Threads (on Ray: CPUs) of every run.")]
 Gpus = Annotated[float, typer.Option(help="GPUs that every run asks Ray for.")]
 Address = Annotated[str | None, typer.Option(help="Ray cluster to join; a new one on this machine by default.")]
@@ -128,14 +128,17 @@ def compare(
     ] = "vanilla,fresh,l2,swr",
     seeds: Annotated[int, typer.Option(help="How many seeds.")] = 5,
     tune: Annotated[
-        bool, typer.Option(help="Choose the strength of each method that stands alone on held-out data.")
+        bool,
+        typer.Option(
+            help="Choose the main setting (mostly the strength) of each method that stands alone, on held-out data."
+        ),
     ] = False,
     setting: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             help="Anything else: training.lr=1e-3 (`pliant list training`), stream.epochs=20, data.size=32, model.…, "
-            "selection.seeds=1, measures, device.",
+            "selection.seeds=1, 'measures=[\"loss\"]' (`pliant list measures`), device.",
         ),
     ] = None,
     out: Out = None,
@@ -169,7 +172,12 @@ def compare(
 
 @app.command()
 def run(
-    recipe: Annotated[str, typer.Argument(help="A recipe: its name (`pliant list recipes`) or a TOML file.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe: its name (`pliant list recipes`), a TOML file, or the recipe.json of a folder of runs."
+        ),
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="Changes, e.g. seeds=2 stream.epochs=5.")] = None,
     scale: Annotated[Scale, typer.Option(help="As published, or the same in minutes.")] = "paper",
     out: Out = None,
@@ -296,6 +304,8 @@ def _engine_maker(
     engine: EngineName, workers: int | None, threads: int, gpus: float, address: str | None
 ) -> Callable[[], Engine]:
     if engine is EngineName.RAY:
+        if workers is not None:
+            raise ValueError("--workers is for --engine processes; Ray starts as many runs as its CPUs allow")
         return lambda: RayEngine(address, threads, gpus)
     if gpus or address:
         raise ValueError("--gpus and --address are for --engine ray")

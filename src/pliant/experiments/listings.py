@@ -13,17 +13,8 @@ from pliant.data.local import load_folder
 from pliant.diagnostics import measures
 from pliant.experiments.recipe import recipe_folder
 from pliant.experiments.wanted import BASELINES
-from pliant.methods.base import Kind
 from pliant.spelling import keyword_options, read_arguments
 from pliant.training import Settings
-
-_WHEN: dict[Kind, str] = {
-    "rescaler": "after a step",
-    "penalty": "before a step",
-    "reinitializer": "on new data",
-    "recycler": "after a step, on single units",
-    "architecture": "at construction",
-}
 
 
 def method_listing() -> Table:
@@ -33,7 +24,7 @@ def method_listing() -> Table:
         table.add_row(name, "baseline", summary, "", "")
     for info in map(methods.info, methods.names()):
         settings = "\n".join(f"{each.name} ({each.default}): {each.meaning}" for each in info.tunables)
-        table.add_row(info.name, _WHEN[info.kind], escape(info.summary), escape(settings), info.paper)
+        table.add_row(info.name, info.acts, escape(info.summary), escape(settings), info.paper)
     return table
 
 

@@ -69,7 +69,7 @@ class GridPart(_Strict):
         name: A registered method.
         settings: Fixed settings.
         grid: Settings to choose, each from a list. The word "sweep" stands for the sources' own sweep of the
-            method's first tunable, its strength.
+            first of the method's tunables that has one: the strength, mostly.
     """
 
     name: str

@@ -63,6 +63,7 @@ class MethodInfo:
         paper: Where it comes from.
         summary: What it does, in a sentence.
         tunables: What to tune.
+        timing: When it acts, if its kind does not tell.
     """
 
     name: str
@@ -70,13 +71,26 @@ class MethodInfo:
     paper: str
     summary: str
     tunables: tuple[Tunable, ...] = ()
+    timing: str = ""
 
     @property
     def kind(self) -> Kind:
-        """When the method acts."""
+        """What kind of method it is."""
         return self.cls.kind
 
+    @property
+    def acts(self) -> str:
+        """When the method acts, in words."""
+        return self.timing or _TIMING[self.kind]
 
+
+_TIMING: dict[Kind, str] = {
+    "rescaler": "after a step",
+    "penalty": "before a step",
+    "reinitializer": "on new data",
+    "recycler": "after a step",
+    "architecture": "at construction",
+}
 _TENS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 
 _RECORDS = (
@@ -139,6 +153,7 @@ _RECORDS = (
             Tunable("tau", "the score up to which a unit counts as dormant", 0.025, 0.0, None, (0.0, 0.025, 0.1)),
             Tunable("every", "steps between two renewals", 1000, 1, None, (100, 1000)),
         ),
+        timing="every n steps",
     ),
     MethodInfo(
         "continual_backprop",
@@ -194,6 +209,7 @@ _RECORDS = (
         "Niehaus et al. 2024",
         "set each weight's standard deviation back to its initial one every n steps",
         (Tunable("every", "steps between two rescalings", 1, 1, None),),
+        timing="every n steps",
     ),
     MethodInfo(
         "spectral",
@@ -225,6 +241,7 @@ _RECORDS = (
         "Kumar et al. 2021; Curvature (2023), §3",
         "pull the extreme singular values of the last hidden features together",
         (Tunable("lam", "strength of the pull", 1e-4, 0.0, None),),
+        timing="in the backward pass",
     ),
     MethodInfo(
         "streaming_ewc",
@@ -263,6 +280,7 @@ _RECORDS = (
             Tunable("beta", "memory of the utilities", 0.999, 0.0, 0.99999, (0.9, 0.99, 0.999, 0.9999)),
             Tunable("weight_decay", "decay that is not gated", 0.0, 0.0, None, (0.1, 0.01, 0.001, 0.0)),
         ),
+        timing="around a step",
     ),
     MethodInfo(
         "hare_tortoise",
