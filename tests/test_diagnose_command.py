@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save_file, save_model
 from torch import nn
 from torch.nn.functional import cross_entropy
 from typer.testing import CliRunner
@@ -143,6 +143,7 @@ def test_state_dicts_are_found_where_loops_and_wrappers_put_them(tmp_path: Path)
         {"model": state, "epoch": 1},
         {"state_dict": state, "hyper": {"lr": 0.1}},
         {"model": {"module": state}},
+        {"model": {"arch": "small"}, "state_dict": state},
         {f"module.{k}": v for k, v in state.items()},
         {f"module.module.{k}": v for k, v in state.items()},
         {f"_orig_mod.module.{k}": v for k, v in state.items()},
@@ -173,6 +174,65 @@ def test_names_of_the_models_own_are_kept_and_wrappers_on_either_side_do_not_mat
     assert load_into(nn.Sequential(nn.Linear(3, 2), nn.ReLU()), path)[0].weight.equal(inside[0].weight)
     with pytest.raises(ValueError, match=r"Missing key.*\"module.weight\".*Unexpected key.*\"0._orig_mod.weight\""):
         load_into(Net(), path)
+
+
+def test_wrappers_anywhere_in_the_model_do_not_matter(tmp_path: Path) -> None:
+    path, plain = tmp_path / "saved.pt", nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    torch.save(plain.state_dict(), path)
+    assert (
+        load_into(nn.DataParallel(nn.Sequential(nn.Linear(3, 2), nn.ReLU())), path)
+        .module[0]
+        .weight.equal(plain[0].weight)
+    )
+    inside = nn.Sequential(nn.DataParallel(nn.Linear(3, 2)), nn.ReLU())
+    assert load_into(inside, path)[0].module.weight.equal(plain[0].weight)
+    nn.init.zeros_(inside[0].module.weight)
+    torch.save(inside.state_dict(), path)
+    assert not load_into(plain, path)[0].weight.any()
+
+
+def test_names_that_only_wrappers_would_tell_apart_are_kept(tmp_path: Path) -> None:
+    class Both(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 2)
+            self.module = nn.Linear(3, 2)
+
+    saved = Both()
+    torch.save(saved.state_dict(), tmp_path / "saved.pt")
+    loaded = load_into(Both(), tmp_path / "saved.pt")
+    assert loaded.weight.equal(saved.weight)
+    assert loaded.module.weight.equal(saved.module.weight)
+
+
+def test_a_shared_tensor_that_is_stored_once_is_loaded(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(5, 3), nn.Linear(3, 5)
+            self.head.weight = self.embed.weight
+
+    saved, path = Tied(), tmp_path / "saved.safetensors"
+    save_model(saved, str(path))
+    assert len(load_weights(path)) == len(saved.state_dict()) - 1
+    assert load_into(Tied(), path).head.weight.equal(saved.head.weight)
+
+
+def test_what_modules_save_beside_tensors_is_loaded(tmp_path: Path) -> None:
+    class Counting(nn.Linear):
+        steps = 0
+
+        def get_extra_state(self) -> dict[str, int]:
+            return {"steps": self.steps}
+
+        def set_extra_state(self, state: dict[str, int]) -> None:
+            self.steps = state["steps"]
+
+    saved = Counting(3, 2)
+    saved.steps = 7
+    torch.save({"model": nn.Sequential(saved).state_dict()}, tmp_path / "saved.pt")
+    (loaded,) = load_into(nn.Sequential(Counting(3, 2)), tmp_path / "saved.pt")
+    assert loaded.steps == 7
+    assert loaded.weight.equal(saved.weight)
 
 
 def test_a_checkpoint_of_a_run_is_read(tmp_path: Path) -> None:

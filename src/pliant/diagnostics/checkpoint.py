@@ -1,20 +1,22 @@
 """Weights from a file, without ever running code that the file holds."""
 
 import textwrap
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pliant.diagnostics.diagnosing import unwrapped
+
 # Where training loops (`pliant run`: "state") put a model's state dict among other things, and what `torch.compile`
 # and data parallelism put into its names.
 _PLACES = ("model", "state_dict", "model_state_dict", "module", "state")
-_COMPILED, _PARALLEL = "_orig_mod.", "module."
+_WRAPPERS = ("_orig_mod", "module")
 
 
-def load_weights(path: str | Path) -> dict[str, Tensor]:
+def load_weights(path: str | Path) -> dict[str, Any]:
     """Read a state dict from a safetensors file or from one that `torch.save` wrote, its names as they are.
 
     A checkpoint that holds more (an optimizer, a step) may keep the model's under `model`, `state_dict`,
@@ -30,40 +32,54 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no file {str(path)!r}")
-    found = _read(path)
-    while isinstance(found, Mapping) and not _is_state_dict(found):
-        place = next((place for place in _PLACES if isinstance(found.get(place), Mapping)), None)
-        if place is None:
-            raise ValueError(f"{str(path)!r} holds no state dict, at the top or under one of {', '.join(_PLACES)}")
-        found = found[place]
-    if not isinstance(found, Mapping):
-        raise ValueError(f"{str(path)!r} must hold a state dict, got {type(found).__name__}")
+    content = _read(path)
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{str(path)!r} must hold a state dict, got {type(content).__name__}")
+    found = _find(content)
+    if found is None:
+        raise ValueError(f"{str(path)!r} holds no state dict, at the top or under one of {', '.join(_PLACES)}")
     return dict(found)
+
+
+def _find(content: Mapping[Any, Any]) -> Mapping[str, Any] | None:
+    """Return the first state dict at any of the places, in their order."""
+    if _is_state_dict(content):
+        return content
+    inside = (content[place] for place in _PLACES if isinstance(content.get(place), Mapping))
+    return next((found for found in map(_find, inside) if found is not None), None)
 
 
 def load_into(model: nn.Module, path: str | Path) -> nn.Module:
     """Load the weights of a file into a model and return it, whichever of them was compiled or run in parallel.
 
+    A tensor that the model holds under several names may be stored under one of them alone, as safetensors does.
+
     Raises:
         ValueError: If the weights cannot be read, or are not those of the model.
     """
     weights = load_weights(path)
+    bare = unwrapped(model)
     try:
-        model.load_state_dict(_named_alike(weights, model.state_dict()))
+        bare.load_state_dict(_named_alike(weights, bare.state_dict(keep_vars=True)))
     except RuntimeError as error:
         reason = textwrap.shorten(str(error), 500, placeholder=" …")
         raise ValueError(f"{str(path)!r} does not fit the model: {reason}") from None
     return model
 
 
-def _named_alike(weights: dict[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
+def _named_alike(weights: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return weights under a model's names if they differ in what wrappers put into names; else as they are."""
-    theirs = {name.replace(_COMPILED, ""): name for name in names}
-    found = {name.replace(_COMPILED, ""): tensor for name, tensor in weights.items()}
-    # A model may have a child that is called `module`, so that only names that do not fit lose it.
-    while found.keys() != theirs.keys() and all(name.startswith(_PARALLEL) for name in found):
-        found = {name.removeprefix(_PARALLEL): tensor for name, tensor in found.items()}
+    theirs = {_without_wrappers(name): name for name in own}
+    found = {_without_wrappers(name): tensor for name, tensor in weights.items()}
+    if len(theirs) < len(own) or len(found) < len(weights):  # a child of the model's own is called as wrappers are
+        return weights
+    stored = {id(own[name]): found[bare] for bare, name in theirs.items() if bare in found}
+    found = {bare: stored[id(own[name])] for bare, name in theirs.items() if id(own[name]) in stored} | found
     return {theirs[name]: tensor for name, tensor in found.items()} if found.keys() == theirs.keys() else weights
+
+
+def _without_wrappers(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def _read(path: Path) -> Any:
@@ -87,5 +103,7 @@ def _read(path: Path) -> Any:
         ) from None
 
 
-def _is_state_dict(found: Mapping[Any, Any]) -> bool:
-    return bool(found) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items())
+def _is_state_dict(content: Mapping[Any, Any]) -> bool:
+    """Say whether all are tensors by name, but for what modules save as `_extra_state`."""
+    rest = {k: v for k, v in content.items() if not (isinstance(k, str) and k.endswith("_extra_state"))}
+    return bool(rest) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in rest.items())
