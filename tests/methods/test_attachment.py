@@ -304,6 +304,38 @@ def test_a_model_that_was_cast_is_shrunk_and_perturbed(toward: str) -> None:
     assert model[0].weight.dtype == torch.float32
 
 
+RENEWING = {
+    "redo": lambda model: ReDo(model, X, tau=0.9, every=3, seed=0),
+    "continual backprop": lambda model: ContinualBackprop(model, X, rate=0.3, maturity=1, seed=0),
+}
+UNDOING = {
+    "upgd": lambda model: UPGD(model, sigma=0.0),
+    "hare & tortoise": lambda model: HareTortoise(model, every=3),
+}
+
+
+@pytest.mark.parametrize("undoing", UNDOING)
+@pytest.mark.parametrize("renewing", RENEWING)
+def test_what_is_renewed_stays_whatever_was_attached_first(renewing: str, undoing: str) -> None:
+    def run(order: int) -> nn.Module:
+        model = zoo.build("mlp")
+        optimizer = Adam(model.parameters(), lr=1e-2)
+        recycler, other = RENEWING[renewing](model), UNDOING[undoing](model)
+        for method in (recycler, other)[::order]:
+            method.attach(optimizer)
+        train(model, optimizer, "mlp", range(3))
+        units = recycler.receipt.details["units"]["2"]
+        assert units
+        assert not model[4].weight[:, units].any()
+        assert not model[2].bias[units].any()
+        other.detach()
+        recycler.detach()
+        assert not optimizer._optimizer_step_post_hooks
+        return model
+
+    assert_same(snapshot(run(1)), snapshot(run(-1)))
+
+
 def test_a_seed_is_a_number_of_any_kind() -> None:
     assert derive_seed("draw", numpy.int64(1), True) == derive_seed("draw", 1, 1) != derive_seed("draw", "1", 1)
     with pytest.raises(TypeError):

@@ -102,11 +102,13 @@ def test_each_parameter_group_has_its_learning_rate() -> None:
         torch.testing.assert_close(mine.detach(), expected, rtol=1e-12, atol=1e-14)
 
 
-def test_with_a_rescaler_after_it() -> None:
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_rescaler_acts_after_it_whatever_was_attached_first(order: int) -> None:
     model = zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.05)
-    UPGD(model, sigma=0.01, seed=0).attach(optimizer)
-    swr = SWR(model, order=["0", "2", "4"], lam=1.0).attach(optimizer)
+    swr = SWR(model, order=["0", "2", "4"], lam=1.0)
+    for method in (UPGD(model, sigma=0.01, seed=0), swr)[::order]:
+        method.attach(optimizer)
     train(model, optimizer, "mlp", range(5))
     assert swr.receipt is not None
     for growth in swr.receipt.details["norm_growth"].values():

@@ -93,6 +93,18 @@ def ascending_names(optimizer: Optimizer, names: Sequence[str], groups: Sequence
     return [name for name, i in zip(names, groups, strict=True) if optimizer.param_groups[i].get("maximize")]
 
 
+def let_act_later(optimizer: Optimizer, chosen: Callable[[Any], bool]) -> None:
+    """Let what acts after steps of an optimizer do so behind all else, if it is chosen; in the order that it had.
+
+    Args:
+        optimizer: The optimizer.
+        chosen: A predicate on its post-hooks.
+    """
+    hooks = optimizer._optimizer_step_post_hooks
+    for key in [key for key, hook in hooks.items() if chosen(hook)]:
+        hooks[key] = hooks.pop(key)
+
+
 def check_timing(every: int, first: int | None) -> tuple[int, int | None]:
     """Return how many steps lie between two actions, and the first step to act on if one is given."""
     return check_positive_int("every", every), None if first is None else check_positive_int("first", first)

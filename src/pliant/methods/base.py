@@ -12,7 +12,7 @@ A method hangs on the optimizer's own hooks, so it works in any training loop an
 - an `Architecture` (architecture.py) changes the model once, when it is made.
 
 Methods on one optimizer act in the order in which they were attached; all penalties act before the step, all
-rescalers after it.
+rescalers and recyclers after it, UPGD first of these, and Hare & Tortoise before the recyclers.
 """
 
 from __future__ import annotations

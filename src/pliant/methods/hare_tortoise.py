@@ -3,7 +3,8 @@
 Paper: "Slow and Steady Wins the Race: Maintaining Plasticity with Hare and Tortoise Networks". The hare is the model
 that is trained. The tortoise follows it by an exponential moving average, τ ← βτ + (1 − β)θ after every step, over
 parameters and floating-point buffers; buffers that count are copied. Every n steps, and on `apply()`, the hare goes
-back to the tortoise: θ ← τ. The optimizer's state is kept. To evaluate the tortoise:
+back to the tortoise: θ ← τ. The optimizer's state is kept. Recyclers on the same optimizer act afterwards, in whatever
+order they were attached. To evaluate the tortoise:
 `with method.tortoise_weights(): …`.
 """
 
@@ -16,11 +17,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from pliant.checking import check_number
 from pliant.graph.plan import Block, BlockTensors
-from pliant.methods.attachment import check_timing, found_inf_of, is_due
+from pliant.methods.attachment import check_timing, found_inf_of, is_due, let_act_later
 from pliant.methods.base import Batches, Filter, LossFunction, Receipt, Rescaler
+from pliant.methods.recycler import Recycler
 from pliant.precision import widen
 
 
@@ -143,6 +146,12 @@ class HareTortoise(Rescaler):
         distance = float(torch.stack([gap.norm().float() for gap in gaps]).norm())
         details = {"distance": distance, "returns": self.returns, "steps": sum(self.steps.values())}
         return Receipt(self.name, "average", len(names), sum(tensor.numel() for tensor in hare), details)
+
+    def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
+        handles = super()._register_hooks(optimizer)
+        # Of a unit that is renewed after the step on which the hare goes back, nothing would be left.
+        let_act_later(optimizer, lambda hook: isinstance(getattr(hook, "__self__", None), Recycler))
+        return handles
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         attachment, found_inf = self._attachment(optimizer), found_inf_of(optimizer)

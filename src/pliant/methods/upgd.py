@@ -15,8 +15,8 @@ Around plain SGD that is UPGD as its experiments ran it. Around Adam it is the f
 gate on Adam's move: gating the gradient instead would be all but undone by Adam, which divides by the gradient's size.
 (The code for reinforcement learning, and the one in the authors' README, double the step, which undoes the halving of
 a gate of ½, and decay weights by 1e-3; here the learning rate is the optimizer's, and w is 0 unless given.) The
-optimizer's own weight decay and momentum are part of Δ, so they are gated; `weight_decay` here is not. A rescaler on
-the same optimizer (SWR) belongs after UPGD, or its rescaling would be gated too.
+optimizer's own weight decay and momentum are part of Δ, so they are gated; `weight_decay` here is not. What else acts
+after the step (SWR, ReDo) acts after UPGD, in whatever order they were attached, or it would be gated too.
 
 Where no weight has a positive utility, the printed ratio would turn its sign; then all weights with a negative
 utility take the whole step.
@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pliant.checking import check_number
-from pliant.methods.attachment import ascending_names, found_inf_of
+from pliant.methods.attachment import ascending_names, found_inf_of, let_act_later
 from pliant.methods.averages import start_averages, update_averages_
 from pliant.methods.base import Filter, Receipt, Rescaler
 from pliant.methods.redraw import draw_normal, seeded
@@ -108,7 +108,9 @@ class UPGD(Rescaler):
         return Receipt(self.name, "gate", len(gates), entries, details)
 
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
-        return [*super()._register_hooks(optimizer), optimizer.register_step_pre_hook(self._before_step)]
+        handles = super()._register_hooks(optimizer)
+        let_act_later(optimizer, lambda hook: hook != self._after_step)
+        return [*handles, optimizer.register_step_pre_hook(self._before_step)]
 
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
