@@ -9,7 +9,7 @@ from pathlib import Path
 from pliant.data.cache import digest_file
 from pliant.data.dataset import Dataset
 from pliant.experiments.config import RunConfig
-from pliant.experiments.store import FINAL, load_run
+from pliant.experiments.store import FINAL, Run, load_run
 
 Sources = dict[str, str]
 """Digests of "data" and "model", where there is something to take one of."""
@@ -47,10 +47,8 @@ def find_outdated(root: Path, present: Iterable[tuple[RunConfig, Sources]]) -> l
         with contextlib.suppress(ValueError):  # Damaged runs are done again.
             run = load_run(path)
             if run is None or run.status not in FINAL:
-                continue
-            then: Sources = next((event["sources"] for event in reversed(run.events) if "sources" in event), {})
-            for kind, digest in then.items():
-                key = kind, str(getattr(run.config, kind))
+                continue  # What is under way notices by itself.
+            for key, digest in read_sources(run).items():
                 if now.get(key, digest) != digest:
                     outdated[key].append(run.id)
     return [
@@ -58,6 +56,14 @@ def find_outdated(root: Path, present: Iterable[tuple[RunConfig, Sources]]) -> l
         "and new ones would be mixed with them: choose another folder (--out), or remove theirs"
         for (kind, name), runs in outdated.items()
     ]
+
+
+def read_sources(run: Run) -> dict[tuple[str, str], str]:
+    """Return the digests of what a run was made of by kind and name, such as data and its path, if its log tells."""
+    with contextlib.suppress(ValueError, KeyError, OSError):  # A damaged log tells nothing.
+        then: Sources = next((event["sources"] for event in reversed(run.events) if "sources" in event), {})
+        return {(kind, str(getattr(run.config, kind))): digest for kind, digest in then.items()}
+    return {}
 
 
 def _digest_code(reference: str) -> str:

@@ -47,6 +47,7 @@ def write_run(
     measures: dict[str, Sequence[float]] | None = None,
     entries: Sequence[float] | None = None,
     extra: dict[str, float] | None = None,
+    sources: dict[str, str] | None = None,
 ) -> Path:
     """Write a run that ends each task with these test accuracies.
 
@@ -61,6 +62,7 @@ def write_run(
         measures: For each measure its value in each task.
         entries: Test accuracy at the start of each task but the first.
         extra: More numbers of the result.
+        sources: Digests of what it was made of.
     """
     with RunFolder(root, run).open() as folder:
         folder.start({"host": "here", "pid": 1, "python": "3.11", "torch": "2.13"})
@@ -81,7 +83,8 @@ def write_run(
             result = {"final_test_accuracy": ends[-1], "mean_test_accuracy": sum(ends) / len(ends)} | (extra or {})
             folder.finish(status, result if status == "finished" else {}, error)
             sizes = {"model": 100, "optimizer": 200, "methods": 30 if run.methods else 0}
-            folder.note("end", status=status, seconds=seconds, steps=100, bytes=sizes)
+            told = {} if sources is None else {"sources": sources}
+            folder.note("end", status=status, seconds=seconds, steps=100, bytes=sizes, **told)
     return folder.path
 
 

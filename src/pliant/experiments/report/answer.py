@@ -62,7 +62,7 @@ def answer(analysis: Analysis) -> Answer:
 
 
 def _judge(analysis: Analysis, best: Contender) -> tuple[str, Certainty]:
-    row, headline = analysis.row(best), analysis.headline
+    headline, against_nothing = analysis.headline, _against(analysis, best, "vanilla")
     reached = f"{brief(analysis.score(best), headline)} {name_of(headline)}"
     others = list(analysis.rivals.values())
     told_apart = all(map(analysis.wins, others))
@@ -73,27 +73,46 @@ def _judge(analysis: Analysis, best: Contender) -> tuple[str, Certainty]:
         return f"No method has a better mean than doing nothing, which reaches {reached}; {unknown}.", "unclear"
     name = _name_with_settings(best, chosen=best.label in analysis.comparison.choices)
     above = _above(_references(analysis, best), headline)
-    if row.against_vanilla is not None:
-        if analysis.wins(row.against_vanilla):
+    if against_nothing is not None:
+        if analysis.wins(against_nothing):
             return f"Use {name}: {reached}, {above}.", "clear" if told_apart else "unclear"
         if surer := _better_than_nothing(analysis):
             verb = "is" if len(surer) == 1 else "are"
             shown = f"only {enumerate_names(surer)} {verb} shown to be better than doing nothing"
             return f"{name} looks best, {reached}, {above}, but {shown}.", "unclear"
-        if row.against_vanilla.distinguishable:
+        if against_nothing.distinguishable:
             return f"No method is shown to be better than doing nothing. {name}: {reached}, {above}.", "unclear"
         return f"No method can be told from doing nothing yet. {name} looks best: {reached}, {above}.", "unclear"
     if not others:
         told = f"{reached}, {above}" if above else reached
-        return f"{name} reaches {told}; there is no other method to compare it with.", "none"
+        return f"{name} reaches {told}; {_why_alone(analysis, best)}.", "none"
     if told_apart:
         return f"Use {name}: {reached}, better than every other, {above}.", "clear"
     return f"{name} has the best mean, {reached}, but cannot be told from others.", "unclear"
 
 
+def _why_alone(analysis: Analysis, best: Contender) -> str:
+    """Say why there is nothing to compare the only candidate with."""
+    others = [other for other in analysis.comparison.contenders if other is not best and other.role != "fresh"]
+    for other in others:
+        if other.role == "vanilla" and other.diverged:
+            return f"doing nothing diverged on {other.diverged} of {count(len(other.runs), 'seed')}"
+    if others and all(other.diverged for other in others):
+        return "every method diverged" if best.role == "vanilla" else "every other method diverged"
+    return "there is no other method to compare it with"
+
+
+def _against(analysis: Analysis, contender: Contender, role: Literal["vanilla", "fresh"]) -> Contrast | None:
+    """How a contender differs from a baseline; None if that diverged, as the seeds that are left flatter it."""
+    baseline, row = analysis.comparison.baseline(role), analysis.row(contender)
+    if baseline is None or baseline.diverged:
+        return None
+    return row.against_vanilla if role == "vanilla" else row.against_fresh
+
+
 def _better_than_nothing(analysis: Analysis) -> list[str]:
     """Name the candidates that are shown to be better than doing nothing."""
-    against = {candidate.name: analysis.row(candidate).against_vanilla for candidate in analysis.candidates}
+    against = {candidate.name: _against(analysis, candidate, "vanilla") for candidate in analysis.candidates}
     return [name for name, contrast in against.items() if contrast is not None and analysis.wins(contrast)]
 
 
@@ -108,12 +127,11 @@ def _name_with_settings(best: Contender, *, chosen: bool) -> str:
 
 def _references(analysis: Analysis, best: Contender) -> list[tuple[Contrast, str]]:
     """What the best is held against: doing nothing, or else the next best; and training from scratch."""
-    row = analysis.row(best)
-    first = (row.against_vanilla, "doing nothing")
-    if row.against_vanilla is None and analysis.rivals:
+    first = (_against(analysis, best, "vanilla"), "doing nothing")
+    if first[0] is None and analysis.rivals:
         rival, contrast = next(iter(analysis.rivals.items()))
         first = (contrast, f"the next best ({rival})")
-    named = (first, (row.against_fresh, "training from scratch"))
+    named = (first, (_against(analysis, best, "fresh"), "training from scratch"))
     return [(contrast, reference) for contrast, reference in named if contrast is not None]
 
 
@@ -122,7 +140,8 @@ def _above(references: Sequence[tuple[Contrast, str]], headline: str) -> str:
     parts = []
     for contrast, reference in references:
         mean = contrast.difference.interval.mean
-        parts.append(f"{size(mean, headline)} {'above' if mean > 0 else 'below'} {reference}")
+        gap = f"{size(mean, headline)} {'above' if mean > 0 else 'below'}" if mean else "as good as"
+        parts.append(f"{gap} {reference}")
     return " and ".join(parts)
 
 
@@ -227,7 +246,7 @@ def _ranking_sentence(analysis: Analysis) -> str:
 
 def _caveats(analysis: Analysis, best: Contender) -> list[str]:
     comparison = analysis.comparison
-    found = []
+    found = list(comparison.mixed)
     seeds = len(best.values(analysis.headline))
     if 2 <= seeds <= FEW_SEEDS:
         found.append(

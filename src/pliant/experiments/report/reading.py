@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pliant import streams
+from pliant import data, streams
 from pliant.experiments.choice import tell_choice
 from pliant.experiments.config import Part, RunConfig, describe, full_name, read_settings
 from pliant.experiments.recipe import Entry, GridPart, Recipe, Selection
+from pliant.experiments.sources import read_sources
 from pliant.experiments.store import Run, Status, load_recipe_values, load_run, load_selection
 
 Role = Literal["vanilla", "fresh", "method"]
@@ -80,6 +81,7 @@ class Comparison:
         selection: Which settings were chosen, by what, and how that is told; empty if there was nothing to choose.
         folders: Where the runs lie.
         broken: What could not be read there.
+        mixed: What was changed between some of the runs and others, a sentence each.
     """
 
     title: str
@@ -90,6 +92,7 @@ class Comparison:
     selection: dict[str, Any] = field(default_factory=dict)
     folders: tuple[Path, ...] = ()
     broken: tuple[Broken, ...] = ()
+    mixed: tuple[str, ...] = ()
 
     @property
     def runs(self) -> list[Run]:
@@ -119,6 +122,10 @@ class Comparison:
         return [name for name in names if any(name in run.result for run in self.runs)]
 
 
+_States = dict[tuple[str, str], set[str]]
+"""Digests of data and networks of the user's own, by kind and name."""
+
+
 @dataclass
 class _Question:
     """A comparison in the making."""
@@ -130,6 +137,11 @@ class _Question:
     ranked: dict[tuple[object, ...], tuple[tuple[bool, int], Run]] = field(default_factory=dict)
     folders: dict[Path, None] = field(default_factory=dict)
     broken: list[Broken] = field(default_factory=list)
+    states: _States = field(default_factory=dict)
+
+    def is_of(self, states: _States) -> bool:
+        """Whether runs of these states may be compared with those that are here."""
+        return all(self.states.get(key, digests) == digests for key, digests in states.items())
 
     def add(self, run: Run, *, asked: bool) -> None:
         """Take what is finite of a run, or leave it if there is a better one of the same variant and seed.
@@ -148,6 +160,9 @@ class _Question:
         return [run for _, run in self.ranked.values()]
 
 
+_Questions = dict[str, list[_Question]]
+"""By what is asked; several of one kind where data or network were changed between folders."""
+
 _PROGRESS: dict[Status, int] = {"unfinished": 0, "failed": 1, "diverged": 2, "finished": 2}
 """How far a run came: a failed one may finish at another attempt."""
 
@@ -155,8 +170,9 @@ _PROGRESS: dict[Status, int] = {"unfinished": 0, "failed": 1, "diverged": 2, "fi
 def read_folders(folders: Sequence[Path]) -> list[Comparison]:
     """Read the experiments in folders and bring together what belongs together.
 
-    Runs of one recipe are one comparison, wherever they lie; runs that the folder's recipe does not account for
-    (it was changed since) are compared with those of the same data, model, stream and training.
+    Runs of one recipe are one comparison, wherever they lie, unless data or network were changed between one folder
+    and another; runs that the folder's recipe does not account for (it was changed since) are compared with those of
+    the same data, model, stream and training.
 
     Args:
         folders: Experiments' folders.
@@ -164,39 +180,40 @@ def read_folders(folders: Sequence[Path]) -> list[Comparison]:
     Raises:
         ValueError: If one of them is no experiment's folder, or none of them holds a run.
     """
-    questions: dict[str, _Question] = {}
+    questions: _Questions = {}
     for folder in map(Path, folders):
         runs, broken = _read_runs(folder)
         recipe, problems = _read_recipe(folder)
         selection, unreadable = _read_selection(folder, recipe)
         broken += problems + unreadable
-        theirs = [_sort_in(run, recipe, questions) for run in runs]
-        for question in theirs:
-            question.folders[folder] = None
+        theirs = _sort_in(folder, runs, recipe, questions)
         # What the folder says beside its runs belongs to the recipe's question, if any of the runs answers it.
         main = next((question for question in theirs if question.recipe), theirs[0] if theirs else None)
         if main is None:
             if not broken:
                 continue
-            main = questions.setdefault(str(folder), _Question(folder.resolve().name))
-            main.folders[folder] = None
+            main = _Question(folder.resolve().name, folders={folder: None})
+            questions.setdefault(str(folder), []).append(main)
         main.broken += broken
         if selection and (recipe is None or main.recipe):
             labels = selection["labels"] | main.selection.get("labels", {})
             main.selection = selection | main.selection | {"labels": labels}
     if not questions:
         raise ValueError(f"there are no runs in {', '.join(map(str, folders))}")
-    return [_compare(question) for question in questions.values()]
+    return _compare_all(questions)
 
 
 def read_runs(runs: Iterable[Run]) -> list[Comparison]:
     """Bring runs together that are at hand already, by data, model, stream and training."""
-    questions: dict[str, _Question] = {}
+    folders: defaultdict[Path, list[Run]] = defaultdict(list)
     for run in runs:
-        _sort_in(run, None, questions).folders[run.path.parent.parent] = None
-    if not questions:
+        folders[run.path.parent.parent].append(run)
+    if not folders:
         raise ValueError("runs is empty; there must be at least one")
-    return [_compare(question) for question in questions.values()]
+    questions: _Questions = {}
+    for folder, members in folders.items():
+        _sort_in(folder, members, None, questions)
+    return _compare_all(questions)
 
 
 def _read_runs(folder: Path) -> tuple[list[Run], list[Broken]]:
@@ -298,8 +315,39 @@ def _read_selection(folder: Path, asked: _Asked | None) -> tuple[dict[str, Any],
         return {}, [Broken(folder / "selection.json", f"cannot be read: {error}")]
 
 
-def _sort_in(run: Run, asked: _Asked | None, questions: dict[str, _Question]) -> _Question:
-    """Add a run to the question that it answers."""
+def _sort_in(folder: Path, runs: Iterable[Run], asked: _Asked | None, questions: _Questions) -> list[_Question]:
+    """Add the runs of a folder to the questions that they answer, and return these."""
+    groups: dict[str, tuple[_Question, list[tuple[Run, bool]]]] = {}
+    for run in runs:
+        key, question, wanted = _find_question(run, asked)
+        groups.setdefault(key, (question, []))[1].append((run, wanted))
+    found = []
+    for key, (question, members) in groups.items():
+        states = _find_states(run for run, _ in members)
+        alike = questions.setdefault(key, [])
+        same = next((other for other in alike if other.is_of(states)), None)
+        if same is None:
+            alike.append(same := question)
+        same.states |= states
+        same.folders[folder] = None
+        for run, wanted in members:
+            same.add(run, asked=wanted)
+        found.append(same)
+    return found
+
+
+def _find_states(runs: Iterable[Run]) -> _States:
+    """Find out of what states of the user's own data and networks runs are; built-in ones need no look at the logs."""
+    states: _States = defaultdict(set)
+    for run in runs:
+        if ":" in run.config.model.name or run.config.data.name not in data.names():
+            for key, digest in read_sources(run).items():
+                states[key].add(digest)
+    return dict(states)
+
+
+def _find_question(run: Run, asked: _Asked | None) -> tuple[str, _Question, bool]:
+    """Say what a run's question is known by, how it begins, and whether the recipe asks for this very run."""
     expected = asked and _expected(asked.recipe, run)
     if (
         asked
@@ -309,11 +357,10 @@ def _sort_in(run: Run, asked: _Asked | None, questions: dict[str, _Question]) ->
         key = json.dumps([asked.values.get("title"), *(asked.values[name] for name in _SETTING)], sort_keys=True)
         order = [entry.label for entry in asked.recipe.methods]
         title = asked.recipe.title or _describe(run)
-        question = questions.setdefault(key, _Question(title, asked.values, order))
+        question = _Question(title, asked.values, order)
     else:
-        question = questions.setdefault(json.dumps(_setting(run), sort_keys=True), _Question(_describe(run)))
-    question.add(run, asked=run.config == expected)
-    return question
+        key, question = json.dumps(_setting(run), sort_keys=True), _Question(_describe(run))
+    return key, question, run.config == expected
 
 
 def _expected(recipe: Recipe, run: Run) -> RunConfig | None:
@@ -339,6 +386,13 @@ def _setting(run: Run) -> list[Any]:
 def _describe(run: Run) -> str:
     config = run.config
     return f"{config.stream.name.replace('_', ' ')} on {config.data} with {config.model}"
+
+
+def _compare_all(questions: _Questions) -> list[Comparison]:
+    for alike in questions.values():
+        for question in alike if len(alike) > 1 else ():  # Data or network changed between the folders.
+            question.title += f" ({', '.join(map(str, question.folders))})"
+    return [_compare(question) for alike in questions.values() for question in alike]
 
 
 def _compare(question: _Question) -> Comparison:
@@ -381,6 +435,11 @@ def _compare(question: _Question) -> Comparison:
         selection=question.selection,
         folders=tuple(question.folders),
         broken=tuple(question.broken),
+        mixed=tuple(
+            f"The runs are of {len(digests)} states of {kind} {name}, which was changed between them."
+            for (kind, name), digests in question.states.items()
+            if len(digests) > 1
+        ),
     )
 
 

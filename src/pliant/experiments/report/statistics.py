@@ -76,7 +76,8 @@ class Difference:
     def reversed(self) -> "Difference":
         """The second minus the first."""
         gap = self.interval
-        return Difference(Interval(-gap.mean, -gap.high, -gap.low, gap.count), self.p, self.paired, self.scatter)
+        mean, low, high = (0.0 - value for value in (gap.mean, gap.high, gap.low))  # Not −0 for 0.
+        return Difference(Interval(mean, low, high, gap.count), self.p, self.paired, self.scatter)
 
 
 def interval(values: Sequence[float]) -> Interval:

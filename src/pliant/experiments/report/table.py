@@ -149,10 +149,16 @@ def _notes(analysis: Analysis) -> list[str]:
     if contrasts:
         notes.append("All p-values are corrected by Holm's procedure for the number of comparisons.")
     marks = {mark for row in analysis.rows for mark in row.marks.values()}
+    diverged = any(row.contender.diverged for row in analysis.rows)
     if "best" in marks:
-        notes.append("Best: distinguishable from every other method.")
+        all_seeds = " that finished all seeds" if diverged else ""
+        notes.append(f"Best: distinguishable from every other method{all_seeds}.")
     if "tied" in marks:
         notes.append("Tied: the best mean, and those that cannot be told from it.")
+    if diverged:
+        notes.append(
+            "What diverged on a seed is not marked; its means and differences are over the seeds that survived."
+        )
     if marks and analysis.uneven:
         notes.append("Marks go by the seeds that all share, where they share any.")
     if len(analysis.candidates) > 1 and not all(_marked(analysis, metric) for metric in analysis.metrics[:_METRICS]):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from pliant.experiments.report.statistics import Interval
+from pliant.experiments.report.statistics import LEVEL, Interval
 
 _NAMES = {
     "final_test_accuracy": "final test accuracy",
@@ -106,15 +106,16 @@ def span(interval: Interval, metric: str, *, signed: bool = False) -> str:
 
 
 def probability(p: float) -> str:
-    """Write a p-value.
+    """Write a p-value, with as many digits as tell on which side of the level it is.
 
     Example:
-        >>> probability(0.0312), probability(1e-6)
-        ('p = 0.031', 'p < 0.001')
+        >>> probability(0.0312), probability(0.0496), probability(1e-6)
+        ('p = 0.031', 'p = 0.0496', 'p < 0.001')
     """
     if math.isnan(p):
         return "not tested"
-    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+    written = (f"{p:.{digits}g}" for digits in range(2, 18))
+    return "p < 0.001" if p < 0.001 else f"p = {next(text for text in written if (float(text) < LEVEL) == (p < LEVEL))}"
 
 
 def join_names(names: Sequence[str]) -> str:

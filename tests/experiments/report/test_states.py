@@ -1,0 +1,81 @@
+"""Runs of data and networks that were changed behind their names are not taken for runs of the same."""
+
+from pathlib import Path
+
+import pytest
+
+import pliant
+from pliant.experiments.config import Part, RunConfig
+from pliant.experiments.report.reading import Comparison, read_folders, read_runs
+from pliant.experiments.store import load_runs
+from tests.experiments.report.stores import config, write_recipe, write_run
+
+
+def own(label: str, seed: int) -> RunConfig:
+    return config(label, seed, data=Part("n.npz"), model=Part("own.py:build"))
+
+
+def write_night(root: Path, values: dict[str, float], digest: str | None, **more: str) -> Path:
+    """An experiment's folder; its methods' results are the same for all seeds."""
+    sources = {} if digest is None else {"data": digest}
+    for label, value in values.items():
+        for seed in range(3):
+            write_run(root, own(label, seed), [value + 0.01 * seed], sources=sources | more)
+    return root
+
+
+def means(comparison: Comparison) -> dict[str, float]:
+    return {each.name: each.values(comparison.headline)[0] for each in comparison.contenders}
+
+
+@pytest.mark.parametrize("changed", ["data", "model"])
+@pytest.mark.parametrize("by", ["folders", "runs"])
+def test_folders_of_different_states_are_told_apart(tmp_path: Path, changed: str, by: str) -> None:
+    nights = [tmp_path / "first", tmp_path / "second"]
+    for night, digest, value in zip(nights, "ab", (0.5, 0.8), strict=True):
+        digests = {"data": "same", "model": "same"} | {changed: digest}
+        write_night(night, {"vanilla": value, "L2": value + 0.1}, digests["data"], model=digests["model"])
+    read = read_folders(nights) if by == "folders" else read_runs(run for night in nights for run in load_runs(night))
+    first, second = read
+    assert means(first) == pytest.approx({"vanilla": 0.5, "L2": 0.6})
+    assert means(second) == pytest.approx({"vanilla": 0.8, "L2": 0.9})
+    assert [comparison.title for comparison in read] == [
+        f"label flip on n.npz with own.py:build ({night})" for night in nights
+    ]
+    assert first.mixed == second.mixed == ()
+
+
+def test_folders_of_the_same_recipe_and_different_states_are_told_apart(tmp_path: Path) -> None:
+    nights = [tmp_path / "first", tmp_path / "second"]
+    for night, digest in zip(nights, "ab", strict=True):
+        (tmp_path / "n.npz").touch()
+        write_recipe(night, data=str(tmp_path / "n.npz"))
+        run = config("L2", 0, data=Part(str(tmp_path / "n.npz")))
+        write_run(night, run, [0.5], sources={"data": digest})
+    assert [comparison.title for comparison in read_folders(nights)] == [f"Planted ({night})" for night in nights]
+
+
+@pytest.mark.parametrize(("first", "second"), [("a", "a"), ("a", None), (None, "a"), (None, None)])
+def test_what_is_the_same_or_does_not_tell_comes_together(
+    tmp_path: Path, first: str | None, second: str | None
+) -> None:
+    write_night(tmp_path / "first", {"vanilla": 0.5}, first)
+    write_night(tmp_path / "second", {"L2": 0.6}, second)
+    (comparison,) = read_folders([tmp_path / "first", tmp_path / "second"])
+    assert means(comparison) == pytest.approx({"vanilla": 0.5, "L2": 0.6})
+    assert comparison.title == "label flip on n.npz with own.py:build"
+
+
+def test_a_mixture_in_one_folder_is_said(tmp_path: Path) -> None:
+    write_night(tmp_path, {"vanilla": 0.5}, "a")
+    write_night(tmp_path, {"L2": 0.9}, "b")
+    (section,) = pliant.report(tmp_path).sections
+    assert "The runs are of 2 states of data n.npz, which was changed between them." in section.answer.reasons
+
+
+def test_a_damaged_log_tells_nothing(tmp_path: Path) -> None:
+    write_night(tmp_path, {"vanilla": 0.5}, "a")
+    for events in tmp_path.glob("runs/*/events.jsonl"):
+        events.write_text("{\n")
+    (comparison,) = read_folders([tmp_path])
+    assert comparison.mixed == ()
