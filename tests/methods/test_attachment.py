@@ -304,6 +304,41 @@ def test_a_model_that_was_cast_is_shrunk_and_perturbed(toward: str) -> None:
     assert model[0].weight.dtype == torch.float32
 
 
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(12, 8), nn.ReLU())
+        self.heads = nn.ModuleList(nn.Linear(8, 2) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        hidden = self.trunk(x)
+        return [head(hidden) for head in self.heads]
+
+    def optimizer(self, head: int) -> SGD:
+        return SGD([*self.trunk.parameters(), *self.heads[head].parameters()], lr=0.1)
+
+
+def test_that_an_old_optimizer_is_still_attached_is_said_where_steps_are_counted() -> None:
+    model = TwoHeads()
+    old, new = model.optimizer(0), model.optimizer(1)
+    method = HareTortoise(model, every=6).attach(old)
+    with pytest.warns(UserWarning, match=r"another optimizer, which holds 'trunk\.0\.weight' too, .* detach\(\)"):
+        method.attach(new)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method.detach()
+        for task in (old, new):  # the count goes on
+            method.attach(task)
+            for _ in range(4):
+                task.step()
+            method.detach()
+        assert method.returns == 1
+        method.attach(old, new)  # actor and critic
+        method.attach(model.optimizer(0))  # the same parameters
+        HareTortoise(model, every=None).attach(old).attach(new)
+        L2(model).attach(old).attach(new)
+
+
 RENEWING = {
     "redo": lambda model: ReDo(model, X, tau=0.9, every=3, seed=0),
     "continual backprop": lambda model: ContinualBackprop(model, X, rate=0.3, maturity=1, seed=0),

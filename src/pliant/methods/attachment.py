@@ -1,7 +1,8 @@
 """What a method knows of an optimizer that it serves, and of a step of it."""
 
 import operator
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -47,6 +48,38 @@ class Attachment:
             if len(params) != len(held) or not all(map(operator.is_, params, held)):
                 return False
         return not (self.frozen and any(p.requires_grad for p in self.frozen))
+
+
+def choose_counter(names: tuple[str, ...], others: Iterable[Attachment]) -> str:
+    """Return the first of an optimizer's parameters under which the steps of no other are counted.
+
+    Steps are counted by a parameter, not by optimizer: a loop that makes a new optimizer for each task keeps its
+    count, and an actor's steps are not mistaken for its critic's, even if both train the first layer.
+
+    Args:
+        names: The method's parameters that the optimizer holds.
+        others: The other optimizers that are attached.
+    """
+    taken = {other.counter for other in others if other.names != names}
+    return next((name for name in names if name not in taken), next(iter(names), ""))
+
+
+def warn_of_shared(method: str, names: tuple[str, ...], others: Iterable[Attachment]) -> None:
+    """Warn if an optimizer shares parameters with one that is attached already, but not all: its steps count anew.
+
+    Args:
+        method: The method's name.
+        names: The method's parameters that the optimizer holds.
+        others: The optimizers that are attached already.
+    """
+    held = [other.names for other in others]
+    shared = [name for name in names if any(name in each for each in held)]
+    if shared and names not in held:
+        warnings.warn(
+            f"{method} is attached to another optimizer, which holds {shared[0]!r} too, and counts the steps of each "
+            "apart; detach() the old one first if the new one takes its place, or attach both in one call",
+            stacklevel=4,
+        )
 
 
 def closure_of(args: Any, kwargs: Any) -> Callable[[], Any] | None:

@@ -3,9 +3,10 @@
 A method hangs on the optimizer's own hooks, so it works in any training loop and the loop does not change:
 
 - a `Penalty` adds its closed-form gradient to `.grad` before the step: the trajectory of the same term in the loss,
-  without an autograd graph. Two facts follow. Gradient clipping by the user happens before the hook, so the penalty is
-  not clipped (call `add_gradient_()` before clipping instead of attaching for the in-loss meaning), and a parameter
-  whose `.grad` is None is skipped, as the optimizer itself skips it;
+  without an autograd graph. Three facts follow. Gradient clipping by the user happens before the hook, so the penalty
+  is not clipped (call `add_gradient_()` before clipping instead of attaching for the in-loss meaning); a parameter
+  whose `.grad` is None is skipped, as the optimizer itself skips it; and two optimizers that share a parameter need
+  a backward pass each, or the second finds the penalty of the first in its gradient;
 - a `Rescaler` rewrites weights after the step;
 - a `Reinitializer` acts when its user says that the data is new: `apply()`;
 - a `Recycler` (recycler.py) renews single units after the step;
@@ -33,9 +34,11 @@ from pliant.checking import check_choice
 from pliant.methods.attachment import (
     Attachment,
     ascending_names,
+    choose_counter,
     closure_of,
     found_inf_of,
     is_due,
+    warn_of_shared,
     was_skipped,
     with_closure,
 )
@@ -114,7 +117,9 @@ class Method(ABC):
         """Act on every step of these optimizers from now on, each on the parameters that it holds.
 
         Args:
-            optimizers: One or more; a loop that makes a new optimizer attaches the method again.
+            optimizers: One or more; a loop that makes a new optimizer detaches the old one and attaches the new one.
+                Several that share parameters are attached in one call, in the same order again on resuming: by it
+                their steps are counted apart.
 
         Returns:
             The method itself.
@@ -139,11 +144,14 @@ class Method(ABC):
         for optimizer in optimizers:
             self._check_not_replaced(optimizer)
         prepared = {optimizer: self._match(optimizer) for optimizer in optimizers}
+        before = list(self._attachments.values())
         for optimizer, attachment in prepared.items():
             self._check_placement(attachment.names)
             attachment.frozen = warn_of_unknown(self.name, self.model, self._known, optimizer, self._told)
+            if getattr(self, "every", None) not in (None, 1):
+                warn_of_shared(self.name, attachment.names, before)
         for optimizer, attachment in prepared.items():
-            attachment.counter = self._choose_counter(attachment.names)
+            attachment.counter = choose_counter(attachment.names, self._attachments.values())
             attachment.handles = self._register_hooks(optimizer)
             self._attachments[optimizer] = attachment
         return self
@@ -258,15 +266,6 @@ class Method(ABC):
                 )
             gradients[name] = gradient
         return gradients
-
-    def _choose_counter(self, names: tuple[str, ...]) -> str:
-        """Return the first of the parameters under which no other optimizer's steps are counted.
-
-        Steps are counted by a parameter, not by optimizer: a loop that makes a new optimizer for each task keeps its
-        count, and an actor's steps are not mistaken for its critic's, even if both train the first layer.
-        """
-        taken = {other.counter for other in self._attachments.values() if other.names != names}
-        return next((name for name in names if name not in taken), next(iter(names), ""))
 
     def _count_step(self, counter: str) -> int:
         self.steps[counter] = self.steps.get(counter, 0) + 1
