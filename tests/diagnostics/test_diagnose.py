@@ -142,8 +142,8 @@ def test_every_kind_of_network_is_measured(name: str) -> None:
     found = diagnose(model, batch, loss_fn, copy.deepcopy(model))
     assert "hessian_rank" in found.values
     assert "sharpness" in found.values
-    allowed = {"balancedness", "feature_rank", "feature_effective_rank", "dormant_fraction", "dead_fraction",
-               "dormancy", "feature_covariance_distance", "representation_change"}  # fmt: skip
+    allowed = {"balancedness", "feature_rank", "feature_srank", "feature_effective_rank", "dormant_fraction",
+               "dead_fraction", "dormancy", "feature_covariance_distance", "representation_change"}  # fmt: skip
     if name == "language":  # the table that is added to its tokens may be a weight or not
         allowed |= {"lipschitz_bound", "frobenius_bound"}
     assert set(found.skipped) <= allowed

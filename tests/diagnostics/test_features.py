@@ -2,10 +2,10 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import softmax
 
-from pliant.diagnostics import features
+from pliant.diagnostics import diagnose, features
 from pliant.diagnostics.plasticity import Plasticity, error_rate, slope
 
 
@@ -43,9 +43,8 @@ def test_negative_entropy_between_all_alike_and_one_alone() -> None:
 
 def test_feature_rank_of_planted_rank() -> None:
     low = hidden(64, 3) @ hidden(3, 32, seed=1)
-    rank, share = features.feature_rank(low)
-    assert rank == 3
-    assert share == 3 / 32
+    found = diagnose(nn.Linear(32, 2).double(), low, measures=["feature_srank", "feature_rank"])
+    assert found.values == {"feature_srank": 3, "feature_rank": 3 / 32}
 
 
 def test_covariance_distance_ignores_scale_and_rotation_but_not_arrangement() -> None:

@@ -76,7 +76,9 @@ def of_weights(model: nn.Sequential, reference: nn.Sequential) -> dict[str, floa
     theta, theta0 = flat(model.parameters()), flat(reference.parameters())
     sigma = [torch.linalg.svd(m).S for m in w]
     tops = [float(s[0]) for s in sigma]
+    conditions = [float(s[0] / s[-1]) for s in sigma]
     sizes, sizes0 = ([float(m.square().sum().sqrt()) for m in each] for each in (w, w0))
+    stable = [size**2 / top**2 for size, top in zip(sizes, tops, strict=True)]
     errors = [float((a - b).square().sum()) for a, b in zip(w, w0, strict=True)]
     both = zip(model.parameters(), reference.parameters(), strict=True)
     moved = [p.flatten().sort().values - q.flatten().sort().values for p, q in both]
@@ -87,8 +89,10 @@ def of_weights(model: nn.Sequential, reference: nn.Sequential) -> dict[str, floa
         "weight_growth": float(theta.norm() / theta0.norm()),
         "spectral_norm": mean(tops),
         "spectral_norm_max": max(tops),
-        "condition_number": mean(float(s[0] / s[-1]) for s in sigma),
-        "stable_rank": mean(size**2 / top**2 for size, top in zip(sizes, tops, strict=True)),
+        "condition_number_max": max(conditions),
+        "stable_rank_max": max(stable),
+        "condition_number": mean(conditions),
+        "stable_rank": mean(stable),
         "weight_effective_rank": mean(map(entropy_rank, sigma)),
         "weight_srank": mean(map(rank_99, sigma)),
         "isometry_deviation": sum(
@@ -120,6 +124,7 @@ def of_features(model: nn.Sequential, reference: nn.Sequential, x: Tensor, y: Te
         "loss": -mean(float(row.log_softmax(0)[label]) for row, label in zip(logits, y, strict=True)),
         "error": mean(float(row.argmax() != label) for row, label in zip(logits, y, strict=True)),
         "feature_rank": rank_99(sigma) / 7,
+        "feature_srank": rank_99(sigma),
         "feature_effective_rank": entropy_rank(sigma),
         "dormant_fraction": sum(int((a <= 0.025 * a.mean()).sum()) for a in activity) / units,
         "dead_fraction": sum(int((h == 0).all(0).sum()) for h in ours) / units,

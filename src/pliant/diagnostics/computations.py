@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
-from pliant.diagnostics import curvature, features, spectra, weights
+from pliant.diagnostics import curvature, spectra, weights
 from pliant.diagnostics.balance import balancedness
 from pliant.diagnostics.capture import Features
 from pliant.diagnostics.gradients import Spectrum
@@ -234,17 +234,10 @@ def wasserstein(ours: list[Tensor], theirs: list[Tensor]) -> float:
     return math.sqrt(sum(weights.wasserstein_distance(t, r) ** 2 for t, r in pairs))
 
 
-def representation(probe: Probe) -> Tensor:
-    """Return the last hidden features."""
-    if probe.captured.representation is None:
-        raise ValueError("it needs a linear layer at the end, and none was seen in the forward pass")
-    return probe.captured.representation
-
-
 def feature_rank(probe: Probe) -> float:
     """Return the share of directions that the last hidden features use."""
-    found = representation(probe)
-    return features.feature_rank(found)[1] if torch.isfinite(found).all() else math.nan
+    sigma = probe.feature_singular_values
+    return rank_or_nan(sigma) / len(sigma)
 
 
 def balance_ratio(probe: Probe) -> float:

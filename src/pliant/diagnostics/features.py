@@ -1,4 +1,4 @@
-"""What the hidden activations of a batch say: rank, dormancy, and how far they moved.
+"""What the hidden activations of a batch say: dormancy, and how far they moved. Their ranks are those of `spectra`.
 
 A *unit* is a column of a [samples, units] matrix of activations; for a convolution, a channel, whose positions count as
 samples. Dormant (score ≤ τ) and dead (never active) are different things and have different names.
@@ -8,8 +8,6 @@ import math
 
 import torch
 from torch import Tensor
-
-from pliant.diagnostics.spectra import singular_values, srank
 
 
 def unit_scores(mean_abs: Tensor) -> Tensor:
@@ -72,21 +70,6 @@ def negative_entropy(mean_abs: Tensor) -> float:
     if total == 0:
         return 0.0
     return -float(torch.special.entr(mean_abs / total).sum()) + 0.0  # + 0.0 turns −0 into 0
-
-
-def feature_rank(features: Tensor, delta: float = 0.01) -> tuple[int, float]:
-    """Return srank_δ of a feature matrix, and that divided by the most it could be, min(samples, units).
-
-    Args:
-        features: [samples, units].
-        delta: The share of Σσ that may be left out.
-
-    Example:
-        >>> feature_rank(torch.eye(4)[:, :2])
-        (2, 1.0)
-    """
-    rank = srank(singular_values(features), delta)
-    return rank, rank / min(features.shape)
 
 
 def covariance_distance(features: Tensor, reference: Tensor) -> float:

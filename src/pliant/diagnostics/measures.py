@@ -71,8 +71,16 @@ _RECORDS = (
         f"{_SPECTRAL} §3", c.of_spectra(spectra.condition_number),
     ),
     _record(
+        "condition_number_max", "weights", "decomposition", "σ₁(W)/σ_min(W); total is the largest of all layers",
+        f"{_SPECTRAL} §3", c.of_spectra(spectra.condition_number, c.most),
+    ),
+    _record(
         "stable_rank", "weights", "decomposition", "‖W‖²_F/σ₁²; total is the mean over layers", f"{_SPECTRAL} app. C",
         c.of_spectra(spectra.stable_rank),
+    ),
+    _record(
+        "stable_rank_max", "weights", "decomposition", "‖W‖²_F/σ₁²; total is the largest of all layers",
+        f"{_SPECTRAL} app. C", c.of_spectra(spectra.stable_rank, c.most),
     ),
     _record(
         "weight_effective_rank", "weights", "decomposition",
@@ -145,9 +153,14 @@ _RECORDS = (
         ),
     ),
     _record(
+        "feature_srank", "batch", "forward",
+        "how many singular values of the last hidden features hold 99 % of their sum", f"{_CURVATURE} §3",
+        c.total(lambda p: c.rank_or_nan(p.feature_singular_values)),
+    ),
+    _record(
         "feature_effective_rank", "batch", "forward",
         "exp of the entropy of the normalised singular values of the last hidden features", f"{_SPECTRAL} §3.3",
-        c.total(lambda p: spectra.effective_rank(spectra.singular_values(c.representation(p)))),
+        c.total(lambda p: spectra.effective_rank(p.feature_singular_values)),
     ),
     _record(
         "dormant_fraction", "batch", "forward",

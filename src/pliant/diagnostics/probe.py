@@ -211,6 +211,13 @@ class Probe:
         return capture(self.model, self.batch, self._keep)
 
     @cached_property
+    def feature_singular_values(self) -> Tensor:
+        """The singular values of the last hidden features, as many as samples or units, whichever are fewer."""
+        if self.captured.representation is None:
+            raise ValueError("it needs a linear layer at the end, and none was seen in the forward pass")
+        return singular_values(self.captured.representation)
+
+    @cached_property
     def gram(self) -> GradientGram:
         """The inner products of the samples' gradients."""
         return gradient_gram(self.model, self.batch, self.loss_fn)
