@@ -339,6 +339,18 @@ def test_that_an_old_optimizer_is_still_attached_is_said_where_steps_are_counted
         L2(model).attach(old).attach(new)
 
 
+def test_detaching_from_what_is_not_attached_changes_nothing() -> None:
+    model = zoo.build("mlp")
+    one, other = SGD(model.parameters(), lr=0.1), SGD(model.parameters(), lr=0.1)
+    redo = ReDo(model, X).attach(one)
+    with pytest.raises(ValueError, match="redo is not attached to this SGD"):
+        redo.detach(one, other)
+    assert redo.optimizers == (one,)
+    redo.detach(one, one)
+    assert not one._optimizer_step_post_hooks
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
 RENEWING = {
     "redo": lambda model: ReDo(model, X, tau=0.9, every=3, seed=0),
     "continual backprop": lambda model: ContinualBackprop(model, X, rate=0.3, maturity=1, seed=0),

@@ -158,11 +158,11 @@ class Method(ABC):
 
     def detach(self, *optimizers: Optimizer) -> None:
         """Stop acting on these optimizers, or on all if none is given; no hook is left."""
-        for optimizer in optimizers or tuple(self._attachments):
-            attachment = self._attachments.pop(optimizer, None)
-            if attachment is None:
+        for optimizer in optimizers:
+            if optimizer not in self._attachments:
                 raise ValueError(f"{self.name} is not attached to this {type(optimizer).__name__}")
-            for handle in attachment.handles:
+        for optimizer in dict.fromkeys(optimizers) or tuple(self._attachments):
+            for handle in self._attachments.pop(optimizer).handles:
                 handle.remove()
 
     @property
