@@ -1,5 +1,6 @@
 """Recyclers beside the optimizers that hold the parts of their units: one, several, and ones that cannot be served."""
 
+import gc
 import itertools
 import warnings
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy
 from torch.optim import ASGD, Adafactor, Adam, AdamW, Muon, Optimizer, Rprop
@@ -139,6 +140,49 @@ def test_an_optimizer_without_units_leaves_the_receipt() -> None:
     assert redo.receipt.entries == receipt.entries
     assert redo.receipt.details["units"] == receipt.details["units"]
     assert redo.draws == 1
+
+
+class ActorCritic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+        self.actor, self.critic = nn.Linear(8, 2), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.trunk(x)
+        return self.actor(hidden), self.critic(hidden)
+
+    def optimizer(self, head: nn.Module) -> Adam:
+        return Adam([*self.trunk.parameters(), *head.parameters()], lr=1e-2)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_layer_of_two_optimizers_is_renewed_after_steps_of_the_last(name: str) -> None:
+    model, x = ActorCritic(), torch.randn(16, 4)
+    actor, critic = model.optimizer(model.actor), model.optimizer(model.critic)
+    maker, settings = MAKERS[name]
+    method = maker(model, x, seed=0, **settings).attach(actor, critic)
+
+    def step(*optimizers: Optimizer) -> None:
+        model.zero_grad()
+        sum(output.pow(2).mean() for output in model(x)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        while not method.draws:
+            step(critic, actor)
+        renewed = {key: int(counts.sum()) for key, counts in method.renewals.items()}
+        assert {key: len(units) for key, units in method.receipt.details["units"].items()} == renewed
+        step(actor)
+        assert method.draws == 1
+        del critic
+        gc.collect()
+        step(actor)
+        step(actor)
+    assert method.draws > 1
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -194,7 +194,9 @@ class Recycler(Method):
         if not self._probes:
             raise TypeError(f"{self.name} acts on activations, which it sees once attached: call attach()")
         names = tuple(self.parameters)
-        self._act_on(names, names[0], self._owners)
+        step = self._count_step(names[0])
+        if self._is_due(step):
+            self._act_on(list(self.groups.values()), step, names, self._owners)
 
     @property
     def receipt(self) -> Receipt | None:
@@ -314,25 +316,33 @@ class Recycler(Method):
             self._forget(attachment.names)
             return
         self._check_moments([optimizer])
-        self._act_on(attachment.names, attachment.counter, watched)
+        step = self._count_step(attachment.counter)
+        if self._is_due(step):
+            self._act_on(self._owned_by(attachment), step, attachment.names, watched)
+
+    def _owned_by(self, attachment: Attachment) -> list[UnitGroup]:
+        """Return the layers whose weights an optimizer holds, but those that are counted by steps of another."""
+        groups = self._groups_of(attachment.names)
+        owned = [group for group in groups if self._owners[group.name] == attachment.counter]
+        if len(owned) < len(groups):
+            self._find_owners()  # the other one may be gone
+            owned = [group for group in groups if self._owners[group.name] == attachment.counter]
+        return owned
 
     def _forget(self, names: Sequence[str]) -> None:
         for group in self._groups_of(names):
             self._seen.pop(group.name, None)
 
     @torch.no_grad()
-    def _act_on(self, names: Sequence[str], counter: str, watched: Container[str]) -> None:
-        """Count a step of the optimizer that holds these parameters, and act on their units if it is time.
+    def _act_on(self, groups: Sequence[UnitGroup], step: int, names: Sequence[str], watched: Container[str]) -> None:
+        """Act on units of these layers.
 
         Args:
-            names: The parameters.
-            counter: The name under which the steps are counted.
+            groups: The layers.
+            step: The number of the step that it is done after.
+            names: The parameters that were stepped.
             watched: The layers whose units were watched before the step.
         """
-        step = self._count_step(counter)
-        if not self._is_due(step):
-            return
-        groups = self._groups_of(names)
         if not groups:
             return
         seen = {group.name: self._seen.pop(group.name) for group in groups if group.name in self._seen}
