@@ -34,7 +34,12 @@ def options(name: str) -> dict[str, Any] | None:
         ValueError: If there is no such data set.
     """
     loader = find_loader(name)
-    return None if ":" in name else keyword_options(load) | keyword_options(loader)
+    return None if is_function(name) else keyword_options(load) | keyword_options(loader)
+
+
+def is_function(name: str) -> bool:
+    """Say whether a name is that of a function; paths may have colons too."""
+    return ":" in name and not Path(name).exists()
 
 
 def load(
@@ -52,7 +57,8 @@ def load(
         first: How many training examples to keep; all by default.
         pixels: How images are scaled: "standard" to mean 0 and deviation 1 per channel, "unit" to [0, 1].
         project: To how many features inputs are reduced, by one fixed random projection; not at all by default.
-        settings: For a folder `size` and `skip_corrupt`; for a function whatever it takes.
+        settings: For a folder `size` and `skip_corrupt`; for a function whatever it takes, but not under the names
+            above.
 
     Returns:
         The data set, its inputs in memory or memory-mapped.
@@ -78,13 +84,18 @@ def find_loader(name: str) -> Callable[..., Dataset]:
     Raises:
         ValueError: If there is no such data set.
     """
+    path = Path(name)
+    if name in names() and path.is_dir():
+        raise ValueError(
+            f"data {name!r} is a data set that Pliant knows, and a folder here; "
+            f"write './{name}' for the folder, or rename it to have the data set"
+        )
     if name == "digits":
         return digits
     if name in SOURCES:
         return partial(load_from_hub, name)
-    if ":" in name:
+    if is_function(name):
         return partial(load_function, name)
-    path = Path(name)
     if path.is_dir():
         return partial(load_folder, path)
     if path.suffix == ".npz" and path.is_file():

@@ -209,6 +209,9 @@ def from_tensors(
         The data set.
     """
     for part, (x, y) in {"train": train, "test": test}.items():
+        for what, value in {"inputs": x, "labels": y}.items():
+            if not isinstance(value, Tensor):
+                raise TypeError(f"{part} {what} are {type(value).__name__}; they must be a torch.Tensor")
         if len(y) == 0:
             raise ValueError(f"{part} has no examples")
         if x.dtype == torch.uint8 and x.ndim != 4:

@@ -42,6 +42,26 @@ def open_image(source: bytes | IO[bytes], name: str) -> "Image":
     return image
 
 
+def flatten(image: "Image") -> "Image":
+    """Turn palettes, bits and transparency into what they stand for: grey or colour, as it looks on white paper.
+
+    Where all of an image is equally transparent, its colours are taken as they are.
+    """
+    from PIL import Image
+
+    if image.mode.startswith("I;"):
+        return image.convert("I")  # The only one of the 16-bit modes whose pixels Pillow resizes and scales rightly.
+    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
+        grey, image = is_grey(image), image.convert("RGBA")
+        low, high = image.getchannel("A").getextrema()
+        if low != high:
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        return image.convert("L" if grey else "RGB")
+    if image.mode in ("1", "P"):  # Resizing would pick one of the pixels instead of their mean.
+        return image.convert("L" if is_grey(image) else "RGB")
+    return image
+
+
 def to_tensor(image: "Image", mode: Mode) -> Tensor:
     """Convert an image to uint8 [C, H, W]."""
     if image.mode.startswith("I"):

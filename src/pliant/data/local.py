@@ -4,7 +4,7 @@ import hashlib
 import inspect
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch import Tensor
 from pliant.checking import check_choice
 from pliant.data.cache import Decoded, cached, digest_file
 from pliant.data.dataset import Dataset, from_tensors
-from pliant.data.images import CorruptImageError, Mode, decode_all, is_grey, open_image
+from pliant.data.images import CorruptImageError, Mode, decode_all, flatten, is_grey, open_image
 from pliant.importing import import_object, naming_extra
 from pliant.seeding import permutation
 
@@ -25,12 +25,15 @@ if TYPE_CHECKING:
 
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm"})
 _TEST_FOLDERS = ("test", "val", "valid", "validation")
+_PARTS = ("train", "test", "val", "dev", "eval")
+"""What names of parts begin with, where they are not those above."""
 TEST_FRACTION = 0.2
 """Part of the examples of each class to test on, where the data has no test part of its own."""
 _LARGEST = 4096
 _MOST_CHANNELS = 4
-"""Colours and transparency. A dimension that is larger counts pixels, if the other could count channels."""
-_DECODER = "2"
+"""Colours and transparency. A dimension that is larger counts pixels, if the other could count channels; if both are
+larger, the two that are equal count pixels."""
+_DECODER = "3"
 """Changes whenever the same file is decoded in another way."""
 
 
@@ -51,12 +54,19 @@ def load_folder(path: Path, *, size: int | None = None, skip_corrupt: bool = Fal
     if size is not None and (not isinstance(size, int) or not 1 <= size <= _LARGEST):
         raise ValueError(f"size is {size!r}; it must be a whole number, 1 … {_LARGEST}")
     check_choice("skip_corrupt", skip_corrupt, (True, False))
-    train_root = path / "train" if (path / "train").is_dir() else path
-    test_root = next((path / name for name in _TEST_FOLDERS if (path / name).is_dir()), None)
+    folders = {entry.name.lower(): entry for entry in _list_folders(path)}
+    train_root = folders.get("train", path)
+    test_root = next((folders[name] for name in _TEST_FOLDERS if name in folders), None)
     if train_root is path:
         test_root = None
+        parts = [name for name in folders if name.startswith(_PARTS)]
+        if len(parts) == len(folders) > 1 and any(name.startswith("train") for name in parts):
+            raise ValueError(
+                f"{path} has the folders {', '.join(map(repr, folders))}, which look like parts of one data set; "
+                "call them 'train' and 'test', or if they are classes, call these otherwise"
+            )
     elif test_root is None:
-        raise ValueError(f"{path} has a folder 'train' but none of {', '.join(_TEST_FOLDERS)}")
+        raise ValueError(f"{path} has a folder {train_root.name!r} but none of {', '.join(_TEST_FOLDERS)}")
     train = _list_images(train_root)
     if len(train) < 2:
         raise ValueError(
@@ -87,18 +97,36 @@ def _shuffled(dataset: Dataset) -> Dataset:
     return replace(dataset, train=dataset.train.select(permutation(len(dataset.train), "shuffle")))
 
 
+def _list_folders(root: Path) -> list[Path]:
+    return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
 def _list_images(root: Path) -> dict[str, list[Path]]:
     """Find the images of each class, classes and files in order of their names."""
-    classes = sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    classes = _list_folders(root)
     if not classes:
         raise ValueError(f"{root} has no folders; every class is a folder of images")
     found = {}
     for folder in classes:
-        images = sorted(file for file in folder.rglob("*") if file.suffix.lower() in _SUFFIXES and not file.is_dir())
+        images = sorted(_walk(folder))
         if not images:
             raise ValueError(f"class {folder.name!r} is empty: there are no images in {folder}")
         found[folder.name] = images
     return found
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Find the images in a folder and the folders in it, be they links; not what is hidden."""
+    seen = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:  # A link may lead back to where it is.
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for file in (Path(place, name) for name in files if not name.startswith(".")):
+            if file.suffix.lower() in _SUFFIXES:
+                yield file
 
 
 def _decode_folder(
@@ -153,11 +181,14 @@ def _open(file: Path, size: int | None) -> "Image":
         raise CorruptImageError(f"{file} cannot be read: {error.strerror}") from error
     from PIL import ImageOps
 
-    image = ImageOps.exif_transpose(image)  # Cameras save what they see and say how they were held.
-    if size is None or image.size == (size, size):
-        return image
-    # Cropping keeps proportions, which squeezing would not.
-    return ImageOps.fit(image, (size, size))
+    try:
+        image = flatten(ImageOps.exif_transpose(image))  # Cameras save what they see and say how they were held.
+        if size is None or image.size == (size, size):
+            return image
+        # Cropping keeps proportions, which squeezing would not.
+        return ImageOps.fit(image, (size, size))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise CorruptImageError(f"{file} cannot be read: {error}") from error
 
 
 def split(
@@ -187,6 +218,10 @@ def split(
     return (x[~is_test], y[~is_test]), (x[is_test], y[is_test])
 
 
+_FOUR = ("x_train", "y_train", "x_test", "y_test")
+_TWO = ("x", "y")
+
+
 def load_npz(path: Path) -> Dataset:
     """Load a NumPy file with `x_train, y_train, x_test, y_test`, or with `x, y`, of which a fifth is for testing.
 
@@ -194,7 +229,7 @@ def load_npz(path: Path) -> Dataset:
 
     Args:
         path: The file. Labels are whole numbers from 0 on, without a gap. Images are uint8 [N, H, W], [N, H, W, C] or
-            [N, C, H, W]; other inputs are floating-point.
+            [N, C, H, W]; where it is not clear which, an error says so. Other inputs are floating-point.
 
     Returns:
         The data set.
@@ -204,15 +239,17 @@ def load_npz(path: Path) -> Dataset:
 
     try:
         with numpy.load(path, allow_pickle=False) as file:
-            arrays = {name: torch.from_numpy(file[name]) for name in file.files}
+            names = set(file.files)
+            wanted = next((each for each in (_FOUR, _TWO) if names >= set(each)), ())
+            arrays = {name: torch.from_numpy(file[name]) for name in wanted}
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read as a NumPy file of plain arrays: {error}") from error
-    if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
+    if wanted == _FOUR:
         train, test = _pair(path, arrays, "_train"), _pair(path, arrays, "_test")
-    elif {"x", "y"} <= arrays.keys():
+    elif wanted == _TWO:
         train, test = split(*_pair(path, arrays, ""), str(path))
     else:
-        raise ValueError(f"{path} holds {sorted(arrays)}; it must hold x and y, or x_train, y_train, x_test, y_test")
+        raise ValueError(f"{path} holds {sorted(names)}; it must hold {' and '.join(_TWO)}, or {', '.join(_FOUR)}")
     labels = torch.unique(torch.cat([train[1], test[1]]))
     if len(labels) < 2 or not torch.equal(labels, torch.arange(len(labels))):
         low, high = int(labels.min()), int(labels.max())
@@ -236,33 +273,52 @@ def _pair(path: Path, arrays: dict[str, Tensor], part: str) -> tuple[Tensor, Ten
     whole = y.to(torch.int64)
     if not torch.equal(whole.to(y.dtype), y):
         raise ValueError(f"{path}: y{part} holds {float(y[whole != y][0])}; labels must be whole numbers")
-    return _shape_images(x), whole
+    try:
+        return _shape_images(x), whole
+    except ValueError as error:
+        raise ValueError(f"{path}: x{part} {error}") from error
 
 
 def _shape_images(x: Tensor) -> Tensor:
     """Bring images into [N, C, H, W]; leave floating-point features as they are, in single precision."""
     if x.dtype != torch.uint8:
+        if x.ndim > 2 and not x.is_floating_point():
+            raise ValueError(f"has dtype {x.dtype}; images must be uint8, 0 … 255, and other inputs floating-point")
         return x.to(torch.float32)
     if x.ndim == 3:
         return x.unsqueeze(1)
-    if x.ndim == 4 and x.shape[1] > _MOST_CHANNELS >= x.shape[3]:
-        return x.permute(0, 3, 1, 2).contiguous()
+    if x.ndim == 4 and x.shape[1] > _MOST_CHANNELS:
+        first, middle, last = x.shape[1:]
+        if last > _MOST_CHANNELS and (first == middle) == (middle == last):
+            raise ValueError(
+                f"has shape {tuple(x.shape)}, which does not tell whether channels come first or last; "
+                "have a function return it as a tensor [N, C, H, W]"
+            )
+        if last <= _MOST_CHANNELS or first == middle:
+            return x.permute(0, 3, 1, 2).contiguous()
     return x
+
+
+RESERVED = ("first", "pixels", "project")
+"""What `pliant.data.load` does with any data set."""
 
 
 def load_function(reference: str, **options: Any) -> Dataset:
     """Load what a function of the user's own returns.
 
     Args:
-        reference: `module:function` or `path/to/file.py:function`.
+        reference: `module:function` or `path/to/file.py:function`. It has no arguments called as in `RESERVED`.
         options: Passed on to the function.
 
     Returns:
         The data set that the function returned, or one made of the two pairs of tensors that it returned.
     """
     function = import_object(reference)
+    signature = inspect.signature(function)
+    if taken := [name for name in RESERVED if name in signature.parameters]:
+        raise ValueError(f"{reference} has an argument {taken[0]!r}, which pliant.data.load takes itself; rename it")
     try:
-        inspect.signature(function).bind(**options)
+        signature.bind(**options)
     except TypeError as error:
         raise ValueError(f"{reference} cannot be called with ({', '.join(options)}): {error}") from error
     result = function(**options)
@@ -278,7 +334,12 @@ def load_function(reference: str, **options: Any) -> Dataset:
 
 def _from_pairs(name: str, train: Sequence[Tensor], test: Sequence[Tensor]) -> Dataset:
     (x_train, y_train), (x_test, y_test) = train, test
-    return from_tensors(name, (x_train, y_train), (x_test, y_test))
+    return from_tensors(name, (_in_single(x_train), y_train), (_in_single(x_test), y_test))
+
+
+def _in_single(x: Tensor) -> Tensor:
+    """Bring floating-point features, which NumPy has in double precision, into what networks compute in."""
+    return x.to(torch.float32) if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
 def _digest(dataset: Dataset) -> str:

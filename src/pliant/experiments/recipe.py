@@ -250,13 +250,13 @@ class Recipe(_Strict):
 
     def config(self, entry: Entry, parts: tuple[Part, ...], seed: int, purpose: Purpose) -> RunConfig:
         """Say completely what one run is."""
-        model = _change(self.model, entry.model)
+        dataset, model = _change(self.data, entry.data), _change(self.model, entry.model)
         stream = Part(self.stream.name, self.stream.options | entry.stream)
         return RunConfig(
             label=entry.label,
             methods=parts,
             fresh=entry.fresh,
-            data=_fit_part("data", _change(self.data, entry.data), _data_hints()),
+            data=_fit_part("data", dataset, _data_hints(data.is_function(dataset.name))),
             model=_fit_part("model", model, _model_hints(model.name)),
             stream=_fit_part("stream", stream, _hints(streams.stream_class(stream.name))),
             training=replace(self.training, **_fit("training", entry.training, _hints(Settings))),
@@ -320,8 +320,9 @@ def _model_hints(name: str) -> dict[str, Any]:
 
 
 @functools.cache
-def _data_hints() -> dict[str, Any]:
-    return {name: hint for load in (load_folder, data.load) for name, hint in get_type_hints(load).items()}
+def _data_hints(of_function: bool) -> dict[str, Any]:
+    loads = (data.load,) if of_function else (load_folder, data.load)
+    return {name: hint for load in loads for name, hint in get_type_hints(load).items()}
 
 
 def _check_data(part: Part) -> None:
