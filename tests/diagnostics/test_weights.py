@@ -165,7 +165,7 @@ def test_no_bound_is_told_of_a_weight_that_a_hook_computes() -> None:
     for name in ("lipschitz_bound", "frobenius_bound"):
         assert found.skipped[name] == "the weight of 0 is computed from others, whose norms do not bound it"
     assert found.values["spectral_norm"] > 0
-    assert found.notes[0].startswith("the model has weights that a hook computes (0)")
+    assert found.notes[0].startswith("weights that a hook computes (0) are measured as they are stored")
 
 
 class Positions(nn.Module):

@@ -199,9 +199,8 @@ def sample_losses(loss_fn: LossFn, output: Any, batch: Batch) -> Tensor:
     losses, value = _losses(loss_fn, output, batch)
     if losses.isnan().any() and value.isfinite().all():
         raise ValueError(
-            f"the loss of {int(losses.isnan().sum())} of {batch.size} samples is NaN when each is taken alone, and "
-            "that of the batch is not, as where all targets of a sample are ignored: leave such samples out, or give a "
-            "loss with reduction='sum' or 'none'"
+            "the loss of a sample is NaN when it is taken alone, and that of the batch is not, as where all targets of "
+            "a sample are ignored: leave such samples out, or give a loss with reduction='sum' or 'none'"
         )
     return losses
 

@@ -16,20 +16,14 @@ Notes = dict[str, str]
 
 
 def on_weights(model: nn.Module, whose: str) -> Notes:
-    """Name the parameters and buffers that hold what is no number, and weights that hooks compute."""
+    """Name the parameters and buffers that hold what is no number."""
     named = [*model.named_parameters(), *model.named_buffers()]
     counts = {name: non_finite(tensor) for name, tensor in named if tensor.is_floating_point()}
-    notes = {
+    return {
         f"{whose}: {name}": f"{whose} has {count} NaN or infinite entries in {name}"
         for name, count in counts.items()
         if count
     }
-    if computed := hooked(model):
-        notes[f"{whose}: hooks"] = (
-            f"{whose} has weights that a hook computes ({', '.join(computed)}): measures of weights are of what is "
-            "stored, not of those; of torch.nn.utils.parametrizations they are of the weights themselves"
-        )
-    return notes
 
 
 def on_statistics(model: nn.Module, batch: Batch | None, statistics: Statistics) -> Notes:
@@ -51,6 +45,11 @@ def on_probe(probe: Probe, loss: str = "") -> Notes:
     done = probe.__dict__
     of = f" of {loss}" if loss else ""
     notes = {}
+    if "matrices" in done and (computed := hooked(probe.model)):
+        notes["hooks"] = (
+            f"weights that a hook computes ({', '.join(computed)}) are measured as they are stored; those of "
+            "torch.nn.utils.parametrizations are measured as they are used"
+        )
     if "captured" in done:
         outputs = [leaf for leaf in tree_leaves(probe.captured.output) if isinstance(leaf, Tensor)]
         strange = sum(non_finite(leaf) for leaf in outputs if leaf.is_floating_point())
