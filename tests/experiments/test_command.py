@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from pliant import cli
+from pliant.experiments.recipe import load_recipe
 from pliant.experiments.run import execute
 from pliant.experiments.store import load_runs
 from pliant.experiments.tensorboard import export
@@ -24,6 +26,42 @@ def test_runs_are_told_of_even_if_no_report_can_be_written(pliant: Command, tmp_
     assert code == 1
     assert "the report could not be made: [Errno" in printed
     assert "1 of 1 runs did not finish" in printed
+
+
+def test_a_recipe_runs_at_its_quick_scale_is_packed_and_comes_back(
+    pliant: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(
+        'model = "mlp"\nseeds = 2\nmethods = ["vanilla", "l2"]\n'
+        'data = { name = "digits", first = 40 }\nstream = { name = "single", epochs = 2 }\n'
+        "[quick]\nstream = { epochs = 1 }\n"
+    )
+    code, printed = pliant("run", "mine.toml", "seeds=1", "--scale", "quick", "--threads", "2", "--workers", "1")
+    assert code == 0, printed
+    runs = load_runs(tmp_path / "runs" / "mine-quick")
+    assert [(run.config.label, run.config.seed, run.config.stream.options["epochs"]) for run in runs] == [
+        ("l2", 0, 1),
+        ("vanilla", 0, 1),
+    ]
+    assert {run.events[0]["environment"]["threads"] for run in runs} == {2}
+    assert pliant("pack", "runs/mine-quick", "kept.gz") == (0, "2 runs in kept.gz\n")
+    assert pliant("unpack", "kept.gz", "again") == (0, "2 runs in again\n")
+    assert [run.id for run in load_runs(tmp_path / "again")] == [run.id for run in runs]
+
+
+def test_the_demo_shows_its_seven_ways(pliant: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command as it is, on a recipe cut down to seconds."""
+    monkeypatch.chdir(tmp_path)
+    less = ("seeds=1", "data.first=40", "stream.first_epochs=1", "stream.epochs=1")
+    monkeypatch.setattr(cli, "load_recipe", lambda path: load_recipe(path, less))
+    code, printed = pliant("demo", "--workers", "1")
+    assert code == 0, printed
+    runs = load_runs(tmp_path / "demo")
+    assert len({run.config.label for run in runs}) == len(runs) == 7
+    assert {run.status for run in runs} == {"finished"}
+    assert all(run.config.label in printed for run in runs)
+    assert (tmp_path / "demo" / "report.html").is_file()
 
 
 @pytest.mark.parametrize(
