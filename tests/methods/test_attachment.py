@@ -351,6 +351,21 @@ def test_detaching_from_what_is_not_attached_changes_nothing() -> None:
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
+def test_an_optimizer_that_pulls_nothing_leaves_the_receipt() -> None:
+    model = zoo.build("mlp")
+    weights = SGD([p for p in model.parameters() if p.ndim == 2], lr=0.1)
+    biases = SGD([p for p in model.parameters() if p.ndim == 1], lr=0.1)
+    swr = SWR(model, X, lam=0.5).attach(weights, biases)
+    nn.functional.cross_entropy(model(X), Y).backward()
+    weights.step()
+    receipt = swr.receipt
+    assert receipt is not None
+    assert receipt.tensors == 6
+    biases.step()
+    assert swr.receipt is not None
+    assert swr.receipt.details["factors"] == receipt.details["factors"]
+
+
 RENEWING = {
     "redo": lambda model: ReDo(model, X, tau=0.9, every=3, seed=0),
     "continual backprop": lambda model: ContinualBackprop(model, X, rate=0.3, maturity=1, seed=0),

@@ -297,6 +297,8 @@ class SWR(Rescaler):
         attachment = self._attachment(optimizer)
         if not self._count_due_step(optimizer, attachment.counter, self.every):
             return
+        if not any(owner in attachment.names for owner in self._parameter_names):
+            return  # it pulls nothing (one for the biases): the receipt stays that of the last rescaling
         rates = self._relative_rates(optimizer) if self.coupled else None
         self._last = self._rescale(attachment.names, rates, found_inf_of(optimizer))
 
