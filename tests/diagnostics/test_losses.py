@@ -104,3 +104,13 @@ def test_the_error_is_that_of_classes_wherever_they_are() -> None:
 )
 def test_an_error_that_has_no_classes_is_not_taken(output: Tensor, target: Tensor, reason: str) -> None:
     assert re.search(reason, diagnose(nn.Identity(), (output, target), measures=["error"]).skipped["error"])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_is_not_taken_for_a_weight(bad: float) -> None:
+    model = zoo.build("mlp")
+    with torch.no_grad():
+        model[4].bias[0] = bad
+    notes = diagnose(model, (X, Y), cross_entropy, measures=["gradient_condition_number", "loss"]).notes
+    assert notes
+    assert not any("neither the mean nor the sum" in note for note in notes)

@@ -311,9 +311,10 @@ def summed_loss(loss_fn: LossFn, output: Any, batch: Batch, apart: bool = False)
             pairs = zip((factor * slope for slope in slopes_of_whole), slopes, strict=True)
             if all(_near(ours, theirs, theirs.dtype) for ours, theirs in pairs):
                 return Summed(factor * loss_fn(output, batch.target).reshape(()), losses, True)
-        if not apart:
-            return Summed(batch.size * loss_fn(output, batch.target).reshape(()), losses, False)
-    reduced = not told and (whole.numel() > 1 or bool(by_value))
+    # What is NaN or infinite is equal to nothing, and no sign of weights.
+    reduced = whole.numel() > 1 or not bool(whole.isfinite()) or (bool(by_value) and not told)
+    if told and not apart:
+        return Summed(batch.size * loss_fn(output, batch.target).reshape(()), losses, reduced)
     return Summed(sample_losses(loss_fn, output, batch).sum(), losses, reduced)
 
 
