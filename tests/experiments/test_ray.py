@@ -7,6 +7,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from pliant import cli
 from pliant.experiments.config import RunConfig
 from pliant.experiments.engines import RayEngine
 from pliant.experiments.run import execute
@@ -79,13 +80,16 @@ def test_a_node_that_dies_takes_no_run_with_it(tmp_path: Path, cluster: Cluster,
 
 
 def test_requests_reach_ray(tmp_path: Path, cluster: Cluster, engine: RayEngine) -> None:
-    """A run that asks for a GPU waits for a node that has one."""
-    node = cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=80_000_000)
+    """A run that asks for a GPU waits for a node that has one, as the command line's options say."""
+    node = cluster.add_node(num_cpus=2, num_gpus=1, object_store_memory=80_000_000)
     cluster.wait_for_nodes()
     where = write_network(
         tmp_path / "own.py", f"Path({str(tmp_path / 'gpu')!r}).write_text(os.environ['CUDA_VISIBLE_DEVICES'])"
     )
-    statuses = run_all([small(model=where)], tmp_path, RayEngine(cluster.address, gpus=1), Notebook())
+    make = cli._engine_maker(cli.EngineName.RAY, workers=None, threads=2, gpus=0.5, address=cluster.address)
+    statuses = run_all([small(model=where)], tmp_path, make(), Notebook())
     assert set(statuses.values()) == {"finished"}
     assert (tmp_path / "gpu").read_text() == "0"
+    (run,) = load_runs(tmp_path)
+    assert run.events[0]["environment"]["threads"] == 2
     cluster.remove_node(node)
