@@ -28,6 +28,10 @@ class Odd(nn.Module):
         self.mixer = nn.Parameter(torch.zeros(4, 4))
         self.gamma = nn.Parameter(torch.ones(4))
         self.temperature = nn.Parameter(torch.tensor(1.0))
+        self.log_std = nn.Parameter(torch.zeros(4))
+        self.actor_logstd = nn.Parameter(torch.zeros(1, 4))
+        self.queries = nn.Parameter(torch.zeros(4))
+        self.layer_scale = nn.Parameter(torch.ones(4))
         self.slope = nn.PReLU(4)
         self.norm = nn.LayerNorm((3, 4))
         self.attention = nn.MultiheadAttention(4, 2, add_bias_kv=True)
@@ -41,7 +45,8 @@ def test_roles() -> None:
     roles = {name: role_of(model, name, p) for name, p in model.named_parameters()}
     assert roles == {
         "embed.weight": "matrix", "class_token": "shift", "mixer": "matrix", "gamma": "scale",
-        "temperature": None, "slope.weight": None, "norm.weight": "scale", "norm.bias": "shift",
+        "temperature": None, "log_std": None, "actor_logstd": None, "queries": None, "layer_scale": "scale",
+        "slope.weight": None, "norm.weight": "scale", "norm.bias": "shift",
         "attention.in_proj_weight": "matrix", "attention.in_proj_bias": "shift", "attention.bias_k": "shift",
         "attention.bias_v": "shift", "attention.out_proj.weight": "matrix", "attention.out_proj.bias": "shift",
         "recurrent.weight_ih_l0": "matrix", "recurrent.weight_hh_l0": "matrix", "recurrent.bias_ih_l0": "shift",
