@@ -245,6 +245,20 @@ def test_evaluation_counts_every_example_and_leaves_the_mode_alone(dataset: Data
     assert loss == pytest.approx(float(cross_entropy(model(x), y).detach()), rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("side", "batch_size", "largest"), [(64, 8, 1000), (224, 8, 111), (224, 128, 128), (8, 2000, 1000)]
+)
+def test_evaluation_takes_fewer_large_inputs_at_a_time(side: int, batch_size: int, largest: int) -> None:
+    count = 1100 if side < 224 else 140
+    x, y = torch.zeros(count, 3, side, side, dtype=torch.uint8), torch.arange(count) % 2
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
+    sizes = []
+    model.register_forward_pre_hook(lambda module, inputs: None if module.training else sizes.append(len(inputs[0])))
+    stream = streams.create("single", from_tensors("own", (x, y), (x, y)), epochs=1)
+    list(train(Learner(model, Settings(batch_size=batch_size)), stream, 0))
+    assert sizes == 2 * [largest, count - largest]
+
+
 def test_records_say_when_a_task_ends(dataset: Dataset) -> None:
     stream = streams.create("continual_limited", dataset, chunks=3, epochs=4)
     settings = Settings(batch_size=32, evaluate_every=3)

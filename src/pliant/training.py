@@ -227,6 +227,11 @@ class References:
             self.start.load_state_dict(state["start"])
 
 
+_EVALUATED = 1000
+"""How many examples to evaluate at a time."""
+_EVALUATED_NUMBERS = 2**24
+"""How many numbers their inputs may have, if that is not fewer examples than are trained on at a time."""
+
 _POSITION = ("task", "epoch", "step", "examples", "online_correct")
 
 
@@ -370,14 +375,16 @@ def evaluate_epoch(learner: Learner, task: Task) -> Record:
 
 def _evaluate(learner: Learner, task: Task, examples: Examples, which: str) -> tuple[float, float]:
     """Evaluate, and notice what the last step has done: the loss before it does not tell."""
-    accuracy, loss = evaluate(learner.model, examples)
+    # No more at a time than fits wherever training does, unless inputs are small.
+    size = min(_EVALUATED, max(learner.settings.batch_size, _EVALUATED_NUMBERS // math.prod(examples.shape)))
+    accuracy, loss = evaluate(learner.model, examples, size)
     if not math.isfinite(loss):
         raise DivergedError(f"the {which} loss is {loss} after epoch {learner.epoch} of task {task.index}")
     return accuracy, loss
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, examples: Examples, batch_size: int = 1000) -> tuple[float, float]:
+def evaluate(model: nn.Module, examples: Examples, batch_size: int = _EVALUATED) -> tuple[float, float]:
     """Return accuracy and mean cross-entropy over examples, the model in evaluation mode meanwhile."""
     device = _device(model)
     correct, loss = torch.zeros((), dtype=torch.int64, device=device), torch.zeros((), device=device)

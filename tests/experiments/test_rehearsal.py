@@ -8,6 +8,7 @@ import pytest
 
 from pliant.experiments.recipe import make_recipe
 from pliant.experiments.rehearsal import check_device, rehearse
+from pliant.seeding import permutation
 
 GOOD: dict[str, Any] = {
     "data": {"name": "digits", "first": 100},
@@ -60,6 +61,26 @@ def test_networks_of_ones_own(tmp_path: Path) -> None:
         attempt("one")
     with pytest.raises(ValueError, match=r"outputs of shape \(2, 3\); .* there are 10 classes"):
         attempt("three")
+
+
+def test_every_draw_that_chooses_settings_is_tried(tmp_path: Path) -> None:
+    # A class with a single example, which the third of the trials' seeds alone holds out.
+    held = [set(permutation(40, "holdout", seed)[:20].tolist()) for seed in (0, 10**6, 10**6 + 1, 10**6 + 2)]
+    rare = min(held[3] - held[0] - held[1] - held[2])
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "def load():\n"
+        f"    x, y = torch.zeros(40, 3), torch.arange(40) % 2\n    y[{rare}] = 2\n"
+        "    return (x, y), (x, y)\n"
+    )
+    values = GOOD | {
+        "data": f"{tmp_path / 'own.py'}:load",
+        "stream": {"name": "class_incremental", "phases": 3, "accumulate": False},
+        "methods": ["l2:lam=1|2"],
+    }
+    rehearse(make_recipe(values | {"selection": {"fraction": 0.5, "seeds": 2}}))
+    with pytest.raises(ValueError, match="has no training examples"):
+        rehearse(make_recipe(values | {"selection": {"fraction": 0.5, "seeds": 3}}))
 
 
 def test_a_first_task_of_one_example_is_enough() -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from pliant.experiments.config import Part, RunConfig
-from pliant.experiments.run import execute, make_methods
+from pliant.experiments.run import execute, make_methods, make_model, make_stream
 from pliant.experiments.store import RunFolder, last_progress, load_runs
 from pliant.training import Learner, Settings
 from tests.experiments.helpers import in_process, interrupt, outputs, small, write_waiting_network
@@ -394,6 +394,22 @@ def test_a_result_stands_though_a_checkpoint_cannot_be_removed(tmp_path: Path) -
     (run,) = load_runs(tmp_path)
     assert run.status == "finished"
     assert list(run.path.glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize("changes", [{"methods": (Part("swr"), Part("l2"))}, {"methods": (), "fresh": True}])
+def test_layers_that_wait_for_an_input_get_their_weights_first(tmp_path: Path, changes: dict[str, Any]) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from torch import nn\n"
+        "def build(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.LazyLinear(16), nn.ReLU(), nn.LazyLinear(classes))\n"
+    )
+    config = small(model=Part(f"{own}:build"), **changes)
+    assert execute(config, tmp_path).error == ""
+    first, second = (dict(make_model(config, make_stream(config)).named_parameters()) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    other = make_model(replace(config, seed=1), make_stream(config))
+    assert not torch.equal(first["1.weight"], other[1].weight)
 
 
 def test_a_module_that_seeds_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

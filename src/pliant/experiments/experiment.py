@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from pliant.experiments.choice import tell_choice
-from pliant.experiments.config import SELECTION_SEEDS, Part, RunConfig, describe
+from pliant.experiments.config import Part, RunConfig, describe
 from pliant.experiments.recipe import Entry, Recipe
 from pliant.experiments.store import Run, Status, load_run
 from pliant.files import write_atomically
@@ -36,12 +36,11 @@ def run_experiment(
     _write_recipe(recipe, root, keep_choice=bool(contested))
     statuses: dict[str, Status] = {}
     if recipe.selection.on == "validation":
-        seeds = range(SELECTION_SEEDS, SELECTION_SEEDS + recipe.selection.seeds)
         trials = [
             recipe.config(entry, parts, seed, "selection")
             for entry in contested
             for parts in candidates[entry.label]
-            for seed in seeds
+            for seed in recipe.selection.drawn
         ]
         if trials:
             statuses |= run_all(trials)

@@ -21,7 +21,7 @@ from pliant import data, methods, models, streams
 from pliant.assignments import override
 from pliant.data.local import load_folder
 from pliant.diagnostics import measures
-from pliant.experiments.config import Part, Purpose, RunConfig
+from pliant.experiments.config import SELECTION_SEEDS, Part, Purpose, RunConfig
 from pliant.experiments.wanted import BASELINES, check_method, parse_part, split_methods
 from pliant.importing import import_object
 from pliant.spelling import check_names, suggest
@@ -175,6 +175,11 @@ class Selection(_Strict):
     on: Literal["validation", "test"] = "validation"
     fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
     seeds: Annotated[int, Field(ge=1)] = 3
+
+    @property
+    def drawn(self) -> range:
+        """The seeds of these runs."""
+        return range(SELECTION_SEEDS, SELECTION_SEEDS + self.seeds)
 
 
 class Recipe(_Strict):

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import torch
 from torch import Tensor, nn
 
-from pliant.experiments.config import RunConfig
+from pliant.experiments.config import Purpose, RunConfig
 from pliant.experiments.recipe import Entry, Recipe
 from pliant.experiments.run import make_methods, make_model, make_stream, take_example
 from pliant.experiments.sources import Sources, find_sources
@@ -33,9 +33,10 @@ def rehearse(recipe: Recipe) -> list[tuple[RunConfig, Sources]]:
     used: list[tuple[RunConfig, Sources]] = []
     for entry in recipe.methods:
         contested = len(entry.variants()) > 1 and recipe.selection.on == "validation"
-        for purpose in ("selection", "result") if contested else ("result",):
-            config = replace(recipe.config(entry, (), recipe.seeds[0], purpose), device="cpu")
-            key = json.dumps([asdict(config.data), asdict(config.stream), purpose])
+        wanted: list[tuple[Purpose, int]] = [("selection", seed) for seed in recipe.selection.drawn if contested]
+        for purpose, seed in (*wanted, ("result", recipe.seeds[0])):
+            config = replace(recipe.config(entry, (), seed, purpose), device="cpu")
+            key = json.dumps([asdict(config.data), asdict(config.stream), purpose, seed])
             if key not in made:
                 made[key] = make_stream(config)
                 _check_stream(made[key], recipe)
