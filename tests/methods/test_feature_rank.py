@@ -88,6 +88,18 @@ def gradients_of(model: nn.Module, inputs: Tensor, labels: Tensor, factor: float
     return [p.grad.clone() for p in model.parameters()]
 
 
+def test_one_example_without_its_dimension_is_a_batch_of_one() -> None:
+    """It has one singular value, and so no term."""
+    model, plain = zoo.build("mlp"), zoo.build("mlp")
+    method = FeatureRank(model, zoo.batch("mlp")[0], lam=1.0).attach(SGD(model.parameters(), lr=0.1))
+    x = zoo.batch("mlp")[0][0]
+    for each in (model, plain):
+        each(x).pow(2).sum().backward()
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+    assert float(method.value()) == 0
+
+
 def test_off_in_eval_mode_and_after_detaching_and_without_gradients() -> None:
     model = zoo.build("mlp")
     inputs, labels = zoo.batch("mlp")

@@ -194,4 +194,5 @@ def _as_matrix(features: Tensor) -> Tensor:
 
     A batch that overflowed must reach the GradScaler as an overflow of the loss, not fail in the eigenvalues here.
     """
-    return torch.nan_to_num(widen(features).flatten(0, -2), nan=0.0, posinf=0.0, neginf=0.0)
+    rows = features.unsqueeze(0) if features.ndim == 1 else features.flatten(0, -2)
+    return torch.nan_to_num(widen(rows), nan=0.0, posinf=0.0, neginf=0.0)
