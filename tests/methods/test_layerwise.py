@@ -156,3 +156,22 @@ def test_a_frozen_head_is_left_alone() -> None:
     after = snapshot(model)
     assert torch.equal(after["4.weight"], before["4.weight"])
     torch.testing.assert_close(after["0.weight"].norm(), before["0.weight"].norm())
+
+
+def test_a_stage_that_fails_changes_nothing() -> None:
+    model = zoo.build("mlp")
+    broken = False
+
+    def init(model: nn.Module) -> None:
+        if broken:
+            raise RuntimeError("no more")
+
+    method = Layerwise(model, zoo.batch("mlp")[0], init=init)
+    with torch.no_grad():
+        model[0].weight.mul_(3)
+    before = snapshot(model)
+    broken = True
+    with pytest.raises(RuntimeError, match="no more"):
+        method.apply()
+    assert_same(snapshot(model), before)
+    assert method.stage == 0

@@ -93,17 +93,17 @@ class Layerwise(Reinitializer):
         self.stage = 0
 
     def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
-        draw = self.stage
-        self.stage += 1
-        kept = min(self.stage, len(self.blocks) - 1)
-        for name in (name for block in self._members[:kept] for name in block):
-            if name in self.norms:
-                rescale_to_norm_(self.parameters[name], self.norms[name])
+        kept = min(self.stage + 1, len(self.blocks) - 1)
         fresh = [name for block in self._members[kept:] for name in block]
-        with seeded(self.seed, draw):
+        with seeded(self.seed, self.stage):
             bare = bare_modules(self.model, [name for block in self.blocks[kept:] for name in block])
             free = self._free()
             redraw_(self.model, {name: free[name] for name in fresh if name in free}, self.init, bare)
+        # After the draw, which may fail: then nothing has changed, and the stage is still to come.
+        for name in (name for block in self._members[:kept] for name in block):
+            if name in self.norms:
+                rescale_to_norm_(self.parameters[name], self.norms[name])
+        self.stage += 1
         return {"stage": self.stage, "blocks_kept": kept, "blocks_redrawn": len(self.blocks) - kept}
 
 
