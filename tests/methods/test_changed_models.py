@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, Optimizer
 
@@ -336,3 +338,15 @@ def test_a_new_head_that_is_no_part_of_the_units_may_come() -> None:
     model[2] = nn.Linear(model[2].in_features, model[2].out_features)
     with pytest.raises(ValueError, match=r"model: parameter '2.weight' was replaced since redo was made"):
         redo.attach(SGD(model.parameters(), lr=0.1))
+
+
+@pytest.mark.usefixtures("process_group")
+def test_wrappers_for_several_processes_are_named() -> None:
+    model = nn.parallel.DistributedDataParallel(zoo.build("mlp"))
+    for make in (SWR, ReDo, Shrink):
+        with pytest.raises(ValueError, match="a DistributedDataParallel cannot be traced; pass the model itself"):
+            make(model, X)
+    sharded = fully_shard(zoo.build("mlp"), mesh=init_device_mesh("cpu", (1,)))
+    for make in (lambda m: SWR(m, X), L2Init, FIRE, HareTortoise):
+        with pytest.raises(ValueError, match=r"parameter '0\.weight' is a DTensor, spread over devices"):
+            make(sharded)

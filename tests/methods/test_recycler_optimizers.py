@@ -3,8 +3,6 @@
 import gc
 import itertools
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,13 +48,6 @@ def test_each_optimizer_is_looked_at_when_it_remembers_something() -> None:
     assert redo.receipt is not None
     with pytest.raises(ValueError, match="Rprop keeps 'prev', which cannot be rewritten in part"):
         head.step()
-
-
-@pytest.fixture
-def process_group(tmp_path: Path) -> Iterator[None]:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.usefixtures("process_group")

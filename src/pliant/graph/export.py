@@ -38,6 +38,8 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 from pliant.graph.layers import Example, check_callable, split_example
 
 _TORCH = str(Path(torch.__file__).parent)
+_WRAPPERS = ("torch.nn.parallel.distributed", "torch.distributed.")
+"""Where models that train in several processes are defined."""
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s+(?P<code>.*)')
 
 
@@ -143,6 +145,11 @@ def export_graph(model: nn.Module, example: Example) -> ModelGraph:
         ValueError: The model has no forward().
     """
     check_callable(model)
+    if any(kind.__module__.startswith(_WRAPPERS) for kind in type(model).__mro__):
+        raise GraphError(
+            f"model: a {type(model).__name__} cannot be traced; pass the model itself, and make methods before it is "
+            "wrapped."
+        )
     arguments, keywords = split_example(example)
     shell = _Shell(model)
     fast_path = torch.backends.mha.get_fastpath_enabled()

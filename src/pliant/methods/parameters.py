@@ -18,7 +18,7 @@ def learnable_parameters(
         where: A predicate on name and parameter; all pass if None.
 
     Raises:
-        ValueError: If a parameter has no values yet, or none is left.
+        ValueError: If a parameter has no values yet, or is spread over devices, or none is left.
     """
     chosen = {}
     for name, parameter in model.named_parameters():
@@ -26,6 +26,11 @@ def learnable_parameters(
             raise ValueError(f"model: parameter {name!r} is not initialised yet; run one batch through the model first")
         if parameter.is_meta:
             raise ValueError(f"model: parameter {name!r} is on the meta device; materialise the model first (to_empty)")
+        if hasattr(parameter, "full_tensor"):  # a DTensor, whose module is slow to import
+            raise ValueError(
+                f"model: parameter {name!r} is a {type(parameter).__name__}, spread over devices (fully_shard, tensor "
+                "parallel); methods are for parameters that are whole"
+            )
         if parameter.requires_grad and parameter.numel() and (where is None or where(name, parameter)):
             chosen[name] = parameter
     if not chosen:
