@@ -107,6 +107,8 @@ def test_wrong_data_sets_are_named() -> None:
         make().holdout(1.5, 0)
     with pytest.raises(ValueError, match="leaves a part empty"):
         make().holdout(0.001, 0)
+    with pytest.raises(ValueError, match="order has 19 entries; inputs have 20 positions"):
+        make().train.permute_pixels(torch.arange(19))
     with pytest.raises(ValueError, match="first is 41; it must be 1 … 40"):
         make().first(41)
     with pytest.raises(ValueError, match=r"train labels have shape \(4, 1\); they must be \[N\]"):

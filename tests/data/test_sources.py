@@ -165,6 +165,28 @@ class TestHub:
         assert torch.equal(loaded.train.x[:, 0], columns.transpose(1, 2))
         assert loaded.train.y.tolist() == [46, 0, 3, 9]
 
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (struct.pack(">HBBI", 0, 9, 1, 3) + b"abc", "is no idx file of unsigned bytes: it starts with"),
+            (struct.pack(">HBBI", 1, 8, 1, 3) + b"abc", "is no idx file of unsigned bytes: it starts with"),
+            (struct.pack(">HBBI", 0, 8, 1, 4) + b"abc", r"holds 3 bytes; its shape \(4,\) asks for another number"),
+        ],
+        ids=["signed bytes", "no zeros", "too short"],
+    )
+    def test_wrong_idx_files_are_named(self, tmp_path: Path, content: bytes, message: str) -> None:
+        (tmp_path / "labels.gz").write_bytes(gzip.compress(content))
+        with pytest.raises(ValueError, match=message):
+            hub.read_idx(tmp_path / "labels.gz")
+
+    def test_an_image_of_another_size_is_named(self, hub_cache: Path) -> None:
+        source = hub.SOURCES["svhn"]
+        images = [png(picture(0, (32, 32))), png(picture(1, (32, 30)))]
+        content = parquet(images, [0, 1], source.image, source.label)
+        fill_hub_cache(hub_cache, source, {source.train[0]: content, source.test[0]: content})
+        with pytest.raises(ValueError, match=r"row 1 of .* has shape \(3, 32, 30\); the others have \(3, 32, 32\)"):
+            data.load("svhn")
+
     def test_a_corrupt_row_is_named(self, hub_cache: Path) -> None:
         source = hub.SOURCES["svhn"]
         images = [png(picture(0, (32, 32))), b"no image"]
@@ -213,9 +235,10 @@ class TestFolder:
         images = {bytes(each.numpy().tobytes()) for part in (loaded.train, loaded.test) for each in part.x}
         assert len(images) == 30
 
-    def test_a_test_folder_is_used(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("name", ["test", "val", "valid", "validation"])
+    def test_a_test_folder_is_used(self, tmp_path: Path, name: str) -> None:
         write_folder(tmp_path / "zoo" / "train", per_class=4)
-        write_folder(tmp_path / "zoo" / "val", per_class=3)
+        write_folder(tmp_path / "zoo" / name, per_class=3)
         loaded = data.load(str(tmp_path / "zoo"))
         assert (len(loaded.train), len(loaded.test)) == (12, 9)
         pixels = numpy.asarray(picture(100)).transpose(2, 0, 1)
@@ -279,8 +302,9 @@ class TestFolder:
         with pytest.raises(ValueError, match=rf"size is {size!r}; it must be a whole number, 1 … 4096"):
             data.load(str(write_folder(tmp_path / "zoo")), size=size)
 
-    def test_all_grey_is_grey(self, tmp_path: Path) -> None:
-        assert data.load(str(write_folder(tmp_path / "zoo", mode="L"))).shape == (1, 6, 6)
+    @pytest.mark.parametrize("mode", ["L", "LA", "1"])
+    def test_all_grey_is_grey(self, tmp_path: Path, mode: str) -> None:
+        assert data.load(str(write_folder(tmp_path / "zoo", mode=mode))).shape == (1, 6, 6)
 
     def test_one_colour_image_makes_it_colour(self, tmp_path: Path) -> None:
         root = write_folder(tmp_path / "zoo", mode="L")
@@ -404,6 +428,7 @@ class TestFiles:
                 "2 different numbers from 7 to 900000; they must be 0, 1",
             ),
             (numpy.zeros((4, 5)), numpy.zeros(4), "1 different numbers from 0 to 0; .* at least 2"),
+            (numpy.zeros((0, 5)), numpy.zeros(0), "y is empty"),
             (numpy.full((4, 5), numpy.nan), numpy.array([0, 1, 0, 1]), "inputs hold values that are not finite"),
         ],
     )
@@ -434,11 +459,15 @@ class TestFiles:
             "def load(n=8):\n"
             "    x, y = torch.arange(n * 3.0).view(n, 3), torch.arange(n) % 2\n"
             "    return (x, y), (x[:2], y[:2])\n"
+            "def ready():\n"
+            "    from pliant.data import from_tensors\n"
+            "    return from_tensors('ready', *load(), ('even', 'odd'))\n"
             "def wrong():\n"
             "    return 5\n"
         )
         loaded = data.load(f"{tmp_path / 'own.py'}:load", n=6)
         assert (len(loaded.train), len(loaded.test), loaded.shape) == (6, 2, (3,))
+        assert data.load(f"{tmp_path / 'own.py'}:ready").classes == ("even", "odd")
         with pytest.raises(
             ValueError, match=r"load cannot be called with \(m\): got an unexpected keyword argument 'm'"
         ):
@@ -502,6 +531,8 @@ class TestCache:
         (entry / "test.x").write_bytes(content[:-1])
         with pytest.raises(ValueError, match=r"test\.x has the wrong size; delete"):
             data.load(str(root))
+        (entry / "test.x").unlink()
+        assert cache.check(entry) == [problem]
 
     def test_processes_that_start_together_decode_once(self, tmp_path: Path, own_cache: Path) -> None:
         marks = tmp_path / "marks"
