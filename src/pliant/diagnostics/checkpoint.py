@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pliant.diagnostics.diagnosing import unwrapped
+from pliant.importing import naming_extra
 
 # Where training loops (`pliant run`: "state") put a model's state dict among other things, and what `torch.compile`
 # and data parallelism put into its names.
@@ -84,11 +85,9 @@ def _without_wrappers(name: str) -> str:
 
 def _read(path: Path) -> Any:
     if path.suffix == ".safetensors":
-        try:
+        with naming_extra("a safetensors file", "cli"):
             from safetensors import SafetensorError
             from safetensors.torch import load_file
-        except ImportError as error:
-            raise ImportError("safetensors files need that package: pip install safetensors") from error
         try:
             return load_file(path)
         except (SafetensorError, OSError) as error:

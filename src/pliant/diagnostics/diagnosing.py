@@ -50,7 +50,7 @@ def diagnose(
         reference: The network to compare with: itself as it was at first, or a fresh one. Its gradients are taken by
             those parameters that learn in the model.
         measures: Names of `pliant.diagnostics.measures.names()`; by default all but those of a whole matrix of
-            curvature.
+            curvature and of an optimizer's step.
         samples: How many samples to take of a loader.
         statistics: What BatchNorm layers normalise with: the statistics of this batch, held constant, which is what a
             training step sees; or their running ones, which a fresh reference has none of.
