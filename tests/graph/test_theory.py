@@ -124,20 +124,28 @@ def test_solutions_and_only_they_multiply_every_tensor(name: str) -> None:
     model, example = prepared(name)
     graph = analyse(model.eval(), example)
     before = run_graph(graph.graph, {})
-    watched = [node for node, labels in graph.system.labels.items() if isinstance(labels, Tensor)]
     watched = [
         node
-        for node in watched
-        if single(graph.system.labels[node]) is not None and node.meta["val"].is_floating_point()
+        for node, labels in graph.system.labels.items()
+        if isinstance(labels, Tensor) and single(labels) is not None and node.meta["val"].is_floating_point()
     ]
-    found = set()
-    for number, block in enumerate(graph.blocks):
-        parameter = model.get_parameter(block.name)
-        after = run_graph(graph.graph, {block.name: parameter.detach() * 2})
-        solution = all(number not in demand.form for demand in graph.demands)
-        assert solution == all(is_multiple(after[node], before[node]) for node in watched), block
-        found.add(solution)
-    assert False in found
+    equations = [demand.form for demand in graph.demands]
+    count = len(graph.blocks)
+
+    def multiplies_all(logarithms: Tensor) -> bool:
+        state = {key: tensor.detach().clone() for key, tensor in model.state_dict().items()}
+        for block, factor in zip(graph.blocks, logarithms.exp().tolist(), strict=True):
+            block.of(state[block.name]).mul_(factor)
+        after = run_graph(graph.graph, state)
+        return all(is_multiple(after[node], before[node]) for node in watched)
+
+    wish = torch.randn(count, dtype=torch.float64)
+    solution = project(equations, count, range(count), []) @ wish
+    assert solution.norm() > 0.1
+    assert multiplies_all(solution)
+    assert not multiplies_all(wish)
+    for number, alone in enumerate(torch.eye(count, dtype=torch.float64)):
+        assert multiplies_all(alone) == all(number not in form for form in equations), graph.blocks[number]
 
 
 # Proposition 3: rescaling alone descends a convex function, so that nothing oscillates.
