@@ -98,14 +98,23 @@ def test_erratum_the_printed_algorithm_changes_predictions_and_ours_does_not() -
         for layer in reference.layers_of(original):
             layer.bias.normal_()
     initial = [reference.frobenius(layer.weight) for layer in reference.layers_of(original)]
-    with torch.no_grad():
-        for factor, layer in zip((3.0, 2.0, 5.0, 4.0, 2.5, 1.5), reference.layers_of(original), strict=True):
+
+    @torch.no_grad()
+    def grow(model: nn.Module) -> nn.Module:
+        for factor, layer in zip((3.0, 2.0, 5.0, 4.0, 2.5, 1.5), reference.layers_of(model), strict=True):
             layer.weight *= factor
-    before = original(inputs)
+        return model
+
+    before = grow(copy.deepcopy(original))(inputs)
 
     def after(form: reference.Form) -> torch.Tensor:
         model = copy.deepcopy(original)
-        reference.rescale(reference.layers_of(model), initial, [0.5] * 6, form)
+        if form == "printed":
+            reference.rescale(reference.layers_of(grow(model)), initial, [0.5] * 6, form)
+        else:
+            swr = SWR(model, inputs[:2], lam=0.5, mode=form, order="forward")
+            grow(model)
+            swr.step()
         return model(inputs)
 
     def is_proportional(left: torch.Tensor, right: torch.Tensor) -> bool:
