@@ -1,10 +1,16 @@
 """What all tests share: the same random numbers in every run, alone or beside the others."""
 
+import atexit
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+
+from pliant.data.cache import entries
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)  # pytest --hypothesis-profile=explore looks for new examples.
@@ -14,6 +20,15 @@ settings.load_profile("repeatable")
 # and in the processes that tests start.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# No test leaves data in the user's cache, where a mistake in a decoder would outlive its mending. What comes from the
+# hub is linked: to decode it takes a while. Workers of one session share the folder.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    decoded = [entry for entry in entries() if not entry.name.startswith("digits-")]
+    os.environ["PLIANT_CACHE"] = tempfile.mkdtemp(prefix="pliant-tests-")
+    atexit.register(shutil.rmtree, os.environ["PLIANT_CACHE"])
+    for entry in decoded:
+        Path(os.environ["PLIANT_CACHE"], entry.name).symlink_to(entry.resolve())
 
 torch.manual_seed(0)  # For what a test module draws while it is imported.
 
