@@ -321,22 +321,29 @@ class TwoHeads(nn.Module):
 def test_that_an_old_optimizer_is_still_attached_is_said_where_steps_are_counted() -> None:
     model = TwoHeads()
     old, new = model.optimizer(0), model.optimizer(1)
-    method = HareTortoise(model, every=6).attach(old)
-    with pytest.warns(UserWarning, match=r"another optimizer, which holds 'trunk\.0\.weight' too, .* detach\(\)"):
-        method.attach(new)
+
+    def take(method: Any, *optimizers: SGD) -> None:
+        for optimizer in optimizers:
+            method.attach(optimizer)
+            for _ in range(4):
+                optimizer.step()
+
+    with pytest.warns(UserWarning, match=r"still attached to another optimizer that holds 'trunk\.0\.weight'.* detach"):
+        take(HareTortoise(model, every=6), old, new)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        method.detach()
-        for task in (old, new):  # the count goes on
-            method.attach(task)
-            for _ in range(4):
-                task.step()
+        method = HareTortoise(model, every=6)
+        for optimizer in (old, new):
+            take(method, optimizer)
             method.detach()
-        assert method.returns == 1
-        method.attach(old, new)  # actor and critic
-        method.attach(model.optimizer(0))  # the same parameters
-        HareTortoise(model, every=None).attach(old).attach(new)
-        L2(model).attach(old).attach(new)
+        assert method.returns == 1  # the count went on
+        pair = HareTortoise(model, every=6).attach(old).attach(new)  # actor and critic
+        old.step()
+        new.step()
+        pair.detach(new)
+        take(pair, model.optimizer(1))
+        take(HareTortoise(model, every=None), old, new)
+        take(L2(model), old, new)
 
 
 def test_detaching_from_what_is_not_attached_changes_nothing() -> None:

@@ -2,7 +2,7 @@
 
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -64,20 +64,20 @@ def choose_counter(names: tuple[str, ...], others: Iterable[Attachment]) -> str:
     return next((name for name in names if name not in taken), next(iter(names), ""))
 
 
-def warn_of_shared(method: str, names: tuple[str, ...], others: Iterable[Attachment]) -> None:
-    """Warn if an optimizer shares parameters with one that is attached already, but not all: its steps count anew.
+def warn_of_new_count(method: str, new: Attachment, others: Iterable[Attachment], steps: Mapping[str, int]) -> None:
+    """Warn if the steps of an optimizer are counted from zero, though another one has stepped some of its parameters.
 
     Args:
         method: The method's name.
-        names: The method's parameters that the optimizer holds.
-        others: The optimizers that are attached already.
+        new: The optimizer.
+        others: Those that were attached before.
+        steps: The counts.
     """
-    held = [other.names for other in others]
-    shared = [name for name in names if any(name in each for each in held)]
-    if shared and names not in held:
+    shared = [name for other in others if other.counter in steps for name in other.names if name in new.names]
+    if shared and new.counter not in steps:
         warnings.warn(
-            f"{method} is attached to another optimizer, which holds {shared[0]!r} too, and counts the steps of each "
-            "apart; detach() the old one first if the new one takes its place, or attach both in one call",
+            f"{method} is still attached to another optimizer that holds {shared[0]!r}, and counts the steps of this "
+            "one anew; detach() the old one first if this one takes its place",
             stacklevel=4,
         )
 

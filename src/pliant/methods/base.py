@@ -38,7 +38,7 @@ from pliant.methods.attachment import (
     closure_of,
     found_inf_of,
     is_due,
-    warn_of_shared,
+    warn_of_new_count,
     was_skipped,
     with_closure,
 )
@@ -118,8 +118,8 @@ class Method(ABC):
 
         Args:
             optimizers: One or more; a loop that makes a new optimizer detaches the old one and attaches the new one.
-                Several that share parameters are attached in one call, in the same order again on resuming: by it
-                their steps are counted apart.
+                Several that share parameters are attached in the same order again on resuming: by it their steps
+                are counted apart.
 
         Returns:
             The method itself.
@@ -148,12 +148,13 @@ class Method(ABC):
         for optimizer, attachment in prepared.items():
             self._check_placement(attachment.names)
             attachment.frozen = warn_of_unknown(self.name, self.model, self._known, optimizer, self._told)
-            if getattr(self, "every", None) not in (None, 1):
-                warn_of_shared(self.name, attachment.names, before)
         for optimizer, attachment in prepared.items():
             attachment.counter = choose_counter(attachment.names, self._attachments.values())
             attachment.handles = self._register_hooks(optimizer)
             self._attachments[optimizer] = attachment
+        if getattr(self, "every", None) not in (None, 1):
+            for attachment in prepared.values():
+                warn_of_new_count(self.name, attachment, before, self.steps)
         return self
 
     def detach(self, *optimizers: Optimizer) -> None:
