@@ -43,6 +43,18 @@ class ResNet18(nn.Module):
         return self.head(F.adaptive_avg_pool2d(self.stages(self.stem(x)), 1).flatten(1))
 
 
+class Branching(nn.Module):
+    """Cannot be traced: which way it goes depends on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        return h if h.sum() > 0 else -h
+
+
 class PreActBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

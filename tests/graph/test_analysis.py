@@ -12,7 +12,18 @@ from pliant.graph.chain import chain_plan
 from pliant.graph.layers import called_layers
 from pliant.graph.walk import RULES
 from pliant.methods import SWR
-from tests.graph.architectures import ALL, DenseNet, GatedLinear, Interleaved, ResNet18, ViT, images, sequences, vectors
+from tests.graph.architectures import (
+    ALL,
+    Branching,
+    DenseNet,
+    GatedLinear,
+    Interleaved,
+    ResNet18,
+    ViT,
+    images,
+    sequences,
+    vectors,
+)
 
 
 class Backwards(nn.Module):
@@ -111,16 +122,6 @@ def test_an_unknown_call_may_be_fixed() -> None:
     fixed = {block.name for block in graph.blocks if graph.is_fixed(block)}
     assert fixed == {"inner.first.weight", "inner.first.bias"}
     assert max(graph.rescale_({"inner.last.weight": 0.5}).drift.values()) == 0
-
-
-class Branching(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.layer(x)
-        return h if h.sum() > 0 else -h
 
 
 def test_control_flow_on_data_is_refused() -> None:

@@ -17,6 +17,7 @@ from pliant.graph.units import Slices, UnitGraph, UnitGroup, find_units
 from pliant.models import create
 from pliant.surgery import slice_mask, write_
 from tests import zoo
+from tests.graph.architectures import Branching, vectors
 
 
 class Dense(nn.Module):
@@ -386,12 +387,8 @@ def test_a_gelu_written_by_hand_keeps_units_apart() -> None:
 
 
 def test_a_model_that_cannot_be_traced_is_an_error() -> None:
-    class Branching(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x if x.sum() > 0 else -x
-
     with pytest.raises(GraphError, match=r"torch\.export cannot trace Branching.*control flow"):
-        find_units(Branching(), torch.zeros(2))
+        find_units(Branching(), vectors())
 
 
 class Odd(nn.Module):

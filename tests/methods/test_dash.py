@@ -3,6 +3,7 @@
 import copy
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy
@@ -16,9 +17,11 @@ from pliant import DASH
 from pliant.models import create
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
+from tests.methods import trajectories
 from tests.reference import dash as reference
 
 Data = list[tuple[Tensor, Tensor]]
+assert_close = partial(trajectories.assert_close, rtol=1e-10, atol=1e-12)
 
 
 def data(name: str, count: int = 3) -> Data:
@@ -27,11 +30,6 @@ def data(name: str, count: int = 3) -> Data:
 
 def joined(batches: Data) -> tuple[Tensor, Tensor]:
     return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
-
-
-def assert_close(model: nn.Module, control: nn.Module) -> None:
-    for (name, left), right in zip(model.state_dict().items(), control.state_dict().values(), strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-12, msg=name)
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.3, 1.0])

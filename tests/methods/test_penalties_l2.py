@@ -1,6 +1,5 @@
 """L2 and L2 Init: the closed-form gradient gives the trajectory of the term in the loss."""
 
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -9,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.optim import LBFGS, SGD, Adam, Optimizer
+from torch.optim import LBFGS, SGD
 
 from pliant import L2, L2Init, StreamingEWC, WeightRescaling
 from pliant.methods import create
 from tests import zoo
 from tests.loops import differs, snapshot, train
+from tests.methods.trajectories import OPTIMIZERS, STEPS, assert_close, train_with_term
 
 LAM = 0.05
 
@@ -28,14 +28,13 @@ def l2_init_term(model: nn.Module, initial: list[Tensor]) -> Tensor:
 
 
 CASES = [(L2, l2_term), (L2Init, l2_init_term)]
-OPTIMIZERS: list[Callable[[nn.Module], Optimizer]] = [
-    lambda model: SGD(model.parameters(), lr=0.05),
-    lambda model: SGD(model.parameters(), lr=0.02, momentum=0.9),
-    lambda model: Adam(model.parameters(), lr=1e-3),
-]
 
 
-@pytest.mark.parametrize("make_optimizer", OPTIMIZERS, ids=["sgd", "momentum", "adam"])
+def sgd_with_momentum(model: nn.Module) -> SGD:
+    return SGD(model.parameters(), lr=0.02, momentum=0.9)
+
+
+@pytest.mark.parametrize("make_optimizer", [*OPTIMIZERS.values(), sgd_with_momentum], ids=[*OPTIMIZERS, "momentum"])
 @pytest.mark.parametrize("name", ["mlp", "cnn", "vgg", "tied"])
 @pytest.mark.parametrize(("cls", "term"), CASES)
 def test_same_trajectory_as_the_term_in_the_loss(cls, term, name, make_optimizer) -> None:
@@ -43,16 +42,9 @@ def test_same_trajectory_as_the_term_in_the_loss(cls, term, name, make_optimizer
     initial = [p.detach().clone() for p in slow.parameters()]
     optimizer = make_optimizer(closed)
     penalty = cls(closed, lam=LAM).attach(optimizer)
-    train(closed, optimizer, name, range(120))
-
-    optimizer = make_optimizer(slow)
-    for step in range(120):
-        inputs, labels = zoo.batch(name, seed=100 + step)
-        optimizer.zero_grad()
-        (cross_entropy(slow(inputs), labels) + term(slow, initial)).backward()
-        optimizer.step()
-    for (key, left), right in zip(closed.named_parameters(), slow.parameters(), strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-8, atol=1e-10, msg=key)
+    train(closed, optimizer, name, range(STEPS[name]))
+    train_with_term(slow, name, make_optimizer(slow), lambda model: term(model, initial))
+    assert_close(closed, slow)
     assert float(penalty.value()) == pytest.approx(term(slow, initial).item(), rel=1e-9)
 
 

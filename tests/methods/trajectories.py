@@ -9,7 +9,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from tests import zoo
 
-STEPS = {"mlp": 110, "cnn_bn": 110, "tied": 110, "resnet18": 25, "vit_tiny": 25}
+STEPS = {"mlp": 110, "cnn": 110, "cnn_bn": 110, "vgg": 110, "tied": 110, "resnet18": 25, "vit_tiny": 25}
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "sgd": lambda model: SGD(model.parameters(), lr=0.02),
     "adam": lambda model: Adam(model.parameters(), lr=1e-3),
@@ -26,6 +26,6 @@ def train_with_term(model: nn.Module, name: str, optimizer: Optimizer, term: Cal
 
 
 def assert_close(left: nn.Module, right: nn.Module, *, rtol: float = 1e-8, atol: float = 1e-10) -> None:
-    """Assert that two models have the same parameters up to the rounding of float64."""
-    for (key, mine), other in zip(left.named_parameters(), right.parameters(), strict=True):
+    """Assert that two models have the same parameters and buffers up to the rounding of float64."""
+    for (key, mine), other in zip(left.state_dict().items(), right.state_dict().values(), strict=True):
         torch.testing.assert_close(mine, other, rtol=rtol, atol=atol, msg=lambda text, key=key: f"{key}: {text}")
