@@ -11,6 +11,7 @@ from typing import Any
 
 from pliant.experiments.config import Part, RunConfig
 from pliant.experiments.run import execute
+from pliant.experiments.store import RunFolder, load_runs
 from pliant.training import Settings
 
 
@@ -37,6 +38,17 @@ def outputs(root: Path, config: RunConfig) -> dict[str, bytes]:
     """What must be equal, bit for bit, however often a run was interrupted."""
     folder = root / "runs" / config.id
     return {name: (folder / name).read_bytes() for name in ("config.json", "metrics.jsonl", "result.json")}
+
+
+def events(root: Path, config: RunConfig) -> list[str]:
+    """What happened to a run."""
+    (run,) = (run for run in load_runs(root) if run.id == config.id)
+    return [event["event"] for event in run.events]
+
+
+def count_records(root: Path, config: RunConfig | None = None) -> int:
+    """How many epochs a run has behind it; the small one by default."""
+    return len(RunFolder(root, config or small()).records())
 
 
 def in_process(config: RunConfig, root: Path, checkpoint_seconds: float = 0.0) -> BaseProcess:
