@@ -5,7 +5,7 @@ The values all differ, so that no two measures could change places unnoticed.
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import combinations, pairwise, permutations
 
 import pytest
@@ -18,6 +18,11 @@ import pliant
 from pliant.diagnostics import measures
 
 SAMPLES, CLASSES, RATE = 13, 4, 0.1
+LAYERS = (0, 2, 4)
+OF_THE_WHOLE = {
+    "loss", "error", "lipschitz_bound", "frobenius_bound", "balancedness", "feature_rank", "feature_srank",
+    "feature_effective_rank", "sharpness", "hessian_exact_rank", "gauss_newton_rank", "fisher_rank",
+}  # fmt: skip
 
 
 def networks() -> tuple[nn.Sequential, nn.Sequential, Tensor, Tensor]:
@@ -71,16 +76,22 @@ def least_norm(weights: list[Tensor]) -> float:
     return float(flat(weights).norm())
 
 
-def of_weights(model: nn.Sequential, reference: nn.Sequential) -> dict[str, float]:
-    w, w0 = ([net[i].weight.detach() for i in (0, 2, 4)] for net in (model, reference))
-    theta, theta0 = flat(model.parameters()), flat(reference.parameters())
+def parameters_of(model: nn.Sequential, layers: Sequence[int]) -> list[nn.Parameter]:
+    return [p for layer in layers for p in model[layer].parameters()]
+
+
+def of_weights(model: nn.Sequential, reference: nn.Sequential, layers: Sequence[int] = LAYERS) -> dict[str, float]:
+    w, w0 = ([net[i].weight.detach() for i in layers] for net in (model, reference))
+    theta, theta0 = (flat(parameters_of(net, layers)) for net in (model, reference))
     sigma = [torch.linalg.svd(m).S for m in w]
     tops = [float(s[0]) for s in sigma]
     conditions = [float(s[0] / s[-1]) for s in sigma]
     sizes, sizes0 = ([float(m.square().sum().sqrt()) for m in each] for each in (w, w0))
+    all_sizes = {i: [float(net[i].weight.detach().norm()) for net in (model, reference)] for i in LAYERS}
+    pairs = [(all_sizes[a], all_sizes[b]) for a, b in permutations(LAYERS, 2) if {a, b} & set(layers)]
     stable = [size**2 / top**2 for size, top in zip(sizes, tops, strict=True)]
     errors = [float((a - b).square().sum()) for a, b in zip(w, w0, strict=True)]
-    both = zip(model.parameters(), reference.parameters(), strict=True)
+    both = zip(parameters_of(model, layers), parameters_of(reference, layers), strict=True)
     moved = [p.flatten().sort().values - q.flatten().sort().values for p, q in both]
     grams = [(m @ m.T, m.T @ m) for m in w]
     return {
@@ -103,8 +114,8 @@ def of_weights(model: nn.Sequential, reference: nn.Sequential) -> dict[str, floa
         "lipschitz_bound": math.prod(tops),
         "frobenius_bound": math.prod(sizes),
         "layer_balance": max(
-            abs(sizes[b] / sizes[a] - sizes0[b] / sizes0[a])
-            for a, b in permutations(range(3), 2) if sizes0[a] <= sizes0[b]
+            abs(larger / smaller - larger0 / smaller0)
+            for (smaller, smaller0), (larger, larger0) in pairs if smaller0 <= larger0
         ),
         "balancedness": float(flat(w).norm()) / least_norm(w),
         "distance_l2": float((theta - theta0).norm()),
@@ -112,8 +123,10 @@ def of_weights(model: nn.Sequential, reference: nn.Sequential) -> dict[str, floa
     }  # fmt: skip
 
 
-def of_features(model: nn.Sequential, reference: nn.Sequential, x: Tensor, y: Tensor) -> dict[str, float]:
-    ours, theirs = ([net[:2](x).detach(), net[:4](x).detach()] for net in (model, reference))
+def of_features(
+    model: nn.Sequential, reference: nn.Sequential, x: Tensor, y: Tensor, layers: Sequence[int] = LAYERS[:-1]
+) -> dict[str, float]:
+    ours, theirs = ([net[: layer + 2](x).detach() for layer in layers] for net in (model, reference))
     activity = [h.abs().mean(0) for h in ours]
     units = sum(map(len, activity))
     sigma = torch.linalg.svd(ours[-1]).S
@@ -136,17 +149,17 @@ def of_features(model: nn.Sequential, reference: nn.Sequential, x: Tensor, y: Te
     }
 
 
-def sample_gradients(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def sample_gradients(model: nn.Sequential, x: Tensor, y: Tensor, layers: Sequence[int] = LAYERS) -> Tensor:
     """A row each, from a backward pass each."""
-    parameters = list(model.parameters())
+    parameters = parameters_of(model, layers)
     pairs = zip(x, y, strict=True)
     return torch.stack(
         [flat(torch.autograd.grad(cross_entropy(model(a[None]), b[None]), parameters)) for a, b in pairs]
     )
 
 
-def of_gradients(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
-    g = sample_gradients(model, x, y)
+def of_gradients(model: nn.Sequential, x: Tensor, y: Tensor, layers: Sequence[int] = LAYERS) -> dict[str, float]:
+    g = sample_gradients(model, x, y, layers)
     mean_gradient = g.mean(0)
     sigma = torch.linalg.svd(g, full_matrices=False).S
     directions = rank_99(sigma**2)
@@ -165,7 +178,7 @@ def of_gradients(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
     }
 
 
-def of_matrices(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
+def of_matrices(model: nn.Sequential, x: Tensor, y: Tensor) -> dict[str, float]:
     named = {name: p.detach() for name, p in model.named_parameters()}
     theta = flat(named.values())
 
@@ -193,6 +206,18 @@ def close(name: str, value: float) -> object:
     return pytest.approx(value, rel=1e-2 if name == "sharpness" else 1e-6)
 
 
+def measured(model: nn.Sequential, reference: nn.Sequential, x: Tensor, y: Tensor) -> dict[str, float]:
+    """Everything that is measured; of a step, when it is taken at last."""
+    steps = {name for name in measures.names() if "step" in measures.info(name).needs}
+    others = [name for name in measures.names() if name not in steps]
+    found = dict(pliant.diagnose(model, (x, y), cross_entropy, reference, measures=others).values)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    monitor = pliant.Monitor(model, optimizer, every=1, measures=sorted(steps), budget=None)
+    cross_entropy(model(x), y).backward()
+    optimizer.step()
+    return found | monitor.records[-1].values
+
+
 def test_every_measure_is_what_its_definition_says() -> None:
     model, reference, x, y = networks()
     expected = {
@@ -205,15 +230,20 @@ def test_every_measure_is_what_its_definition_says() -> None:
     for (a, ours), (b, theirs) in combinations(expected.items(), 2):
         assert ours != close(a, theirs), f"{a} and {b} could change places"
         assert theirs != close(b, ours), f"{a} and {b} could change places"
+    found = measured(model, reference, x, y)
+    for name, value in expected.items():
+        assert found[name] == close(name, value), name
 
-    steps = {name for name in expected if "step" in measures.info(name).needs}
-    found = pliant.diagnose(
-        model, (x, y), cross_entropy, reference, measures=[name for name in expected if name not in steps]
-    ).values
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    monitor = pliant.Monitor(model, optimizer, every=1, measures=sorted(steps), budget=None)
-    cross_entropy(model(x), y).backward()
-    optimizer.step()
-    found |= {name: monitor.mean(name) for name in steps}
+
+def test_every_value_of_a_layer_is_what_the_definition_says_of_it_alone() -> None:
+    model, reference, x, y = networks()
+    expected = {}
+    for layer in LAYERS:
+        of_layer = of_weights(model, reference, [layer]) | of_gradients(model, x, y, [layer])
+        if layer != LAYERS[-1]:
+            of_layer |= of_features(model, reference, x, y, [layer])
+        expected |= {f"{name}/{layer}": value for name, value in of_layer.items() if name not in OF_THE_WHOLE}
+    found = {key: value for key, value in measured(model, reference, x, y).items() if "/" in key}
+    assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert found[name] == close(name, value), name
