@@ -37,6 +37,58 @@ def test_every_kind_of_layer_matches_single_samples(name: str) -> None:
     assert all(name.startswith("memory.") for name in result.one_by_one), "only the LSTM has no rule"
 
 
+class Frames(nn.Module):
+    """A convolution over the frames of all samples at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Conv2d(2, 8, 2), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        frames = torch.relu(self.body(x.flatten(0, 1)))
+        return self.head(frames.mean((2, 3)).view(*x.shape[:2], -1).mean(1))
+
+
+class Biased(nn.Module):
+    """Attention to a key and a value of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(6, 2, batch_first=True, add_bias_kv=True), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+
+def counted() -> nn.Module:
+    return nn.Sequential(nn.Embedding(5, 6, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(24, 4))
+
+
+@pytest.mark.parametrize(
+    ("build", "inputs", "without_rule"),
+    [
+        (Frames, torch.randn(SAMPLES, 2, 2, 2, 2), {}),  # few places: by pairs of them
+        (Frames, torch.randn(SAMPLES, 5, 2, 4, 4), {}),  # many: by blocks of the weight
+        (
+            Biased,
+            torch.randn(SAMPLES, 5, 6),
+            dict.fromkeys(["attention.bias_k", "attention.bias_v"], "multi_head_attention_forward"),
+        ),
+        (counted, torch.randint(0, 5, (SAMPLES, 4)), {"0.weight": "embedding"}),
+    ],
+    ids=["few frames", "many frames", "attention's own key", "counted rows"],
+)
+def test_less_common_uses_match_single_samples(
+    build: Callable[[], nn.Module], inputs: Tensor, without_rule: dict[str, str]
+) -> None:
+    model = build().double().eval()
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    batch = Batch.of((inputs, torch.randint(0, 4, (SAMPLES,))))
+    result = gradient_gram(model, batch, cross_entropy)
+    assert_equal(result.total, per_sample_gradients(model, batch, cross_entropy))
+    assert result.one_by_one == {k: f"it is used in `{call}`, which has no rule" for k, call in without_rule.items()}
+
+
 @pytest.mark.parametrize("samples", [1, 2, 3])
 @pytest.mark.parametrize("name", ["twice", "residual", "language"])
 def test_few_samples(name: str, samples: int) -> None:
