@@ -99,6 +99,15 @@ def test_lam_one_changes_nothing() -> None:
         assert torch.equal(value, before[name]), name
 
 
+@pytest.mark.filterwarnings("ignore:.*changed none of")
+def test_weights_that_a_pass_shortens_stay_as_they_are() -> None:
+    model = nn.Sequential(nn.Embedding(10, 4, max_norm=0.5), nn.Flatten(), nn.Linear(8, 3))
+    before = snapshot(model)
+    batch = torch.arange(10).view(5, 2), torch.arange(5) % 3
+    DASH(model, lam=1.0).apply(batches=[batch], loss_fn=cross_entropy)
+    assert_same(snapshot(model), before)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_leaves_everything_else_as_it_was(training: bool) -> None:
     model = zoo.build("cnn_bn")

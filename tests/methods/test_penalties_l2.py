@@ -182,9 +182,23 @@ def test_a_state_without_its_parts_is_an_error(missing: str) -> None:
         method.load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    "name", ["l2", "l2_init", "spectral", "spectral_norm", "wasserstein", "parseval", "streaming_ewc"]
-)
+OF_PARAMETERS = ["l2", "l2_init", "spectral", "spectral_norm", "wasserstein", "parseval", "streaming_ewc"]
+
+
+@pytest.mark.parametrize("name", [name for name in OF_PARAMETERS if name != "streaming_ewc"])
+def test_a_strength_that_is_changed_counts_at_once(name: str) -> None:
+    model = zoo.build("mlp")
+    penalty = create(name, model, example=zoo.batch("mlp")[0], lam=0.5)
+    assert set(penalty.strengths.values()) == {0.5}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    before = penalty.value()
+    penalty.strengths.update(dict.fromkeys(penalty.strengths, 1.0))
+    assert torch.isclose(penalty.value(), 2 * before)
+
+
+@pytest.mark.parametrize("name", OF_PARAMETERS)
 def test_the_term_of_no_parameter_is_zero(name: str) -> None:
     model = zoo.build("mlp")
     penalty = create(name, model, example=zoo.batch("mlp")[0])

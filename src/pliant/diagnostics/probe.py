@@ -18,8 +18,7 @@ from pliant.diagnostics.gradients import Spectrum, spectrum
 from pliant.diagnostics.gram import GradientGram, gradient_gram
 from pliant.diagnostics.lanczos import Extremes, sharpness
 from pliant.diagnostics.spectra import singular_values
-from pliant.graph.layers import eval_mode
-from pliant.seeding import undrawn
+from pliant.graph.layers import eval_mode, left_as_it_was
 
 Statistics = Literal["batch", "running"]
 
@@ -30,30 +29,8 @@ TOTAL = ""
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Put a model in eval mode, and leave its modes, what it writes, and the random generators as they were."""
-    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
-    with undrawn(devices), eval_mode(model), _unwritten(model):
+    with left_as_it_was(model), eval_mode(model):
         yield
-
-
-@contextmanager
-def _unwritten(model: nn.Module) -> Iterator[None]:
-    """Bring back what a forward pass may write in eval mode: buffers, and weights that `max_norm` shortens."""
-    saved = []
-    for module in model.modules():
-        held: dict[str, Tensor] = dict(module.named_buffers(recurse=False))
-        if getattr(module, "max_norm", None) is not None:
-            held |= module.named_parameters(recurse=False)
-        saved += [(module, name, tensor, tensor.detach().clone()) for name, tensor in held.items()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for module, name, tensor, before in saved:
-                # Only what changed: writing into a tensor spoils the graphs that it is part of.
-                if not tensor.equal(before):
-                    tensor.copy_(before)
-                if getattr(module, name) is not tensor:
-                    setattr(module, name, tensor)
 
 
 @contextmanager

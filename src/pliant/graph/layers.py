@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from pliant.seeding import undrawn
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -80,6 +82,29 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Bring back the random generators and what passes may write: buffers, weights that `max_norm` shortens."""
+    saved = []
+    for module in model.modules():
+        held: dict[str, torch.Tensor] = dict(module.named_buffers(recurse=False))
+        if getattr(module, "max_norm", None) is not None:
+            held |= module.named_parameters(recurse=False)
+        saved += [(module, name, tensor, tensor.detach().clone()) for name, tensor in held.items()]
+    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
+    with undrawn(devices):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for module, name, tensor, before in saved:
+                    # Only what changed: writing into a tensor spoils the graphs that it is part of.
+                    if not tensor.equal(before):
+                        tensor.copy_(before)
+                    if getattr(module, name) is not tensor:
+                        setattr(module, name, tensor)
 
 
 def called_layers(model: nn.Module, example: Any) -> tuple[Layer, ...]:

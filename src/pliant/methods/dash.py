@@ -12,7 +12,6 @@ follow the same rule by their shape: the rows of an embedding are vectors, the l
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 import torch
@@ -20,13 +19,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pliant.checking import check_choice, check_number, check_positive_int
-from pliant.graph.layers import NORM_LAYERS, call_with
+from pliant.graph.layers import NORM_LAYERS, call_with, left_as_it_was
 from pliant.graph.matrices import find_matrices
 from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
 from pliant.methods.module_hooks import silent_hooks
 from pliant.methods.parameters import learnable_parameters
 from pliant.precision import wide_dtype, widen
-from pliant.seeding import undrawn
 
 Accumulate = Literal["chunk", "batch"]
 
@@ -111,7 +109,7 @@ class DASH(Reinitializer):
         free = self._free()
         average = {name: torch.zeros_like(p, dtype=wide_dtype(p.dtype)) for name, p in free.items()}
         chunks, reached = 0, set[str]()
-        with _left_as_it_was(self.model):
+        with left_as_it_was(self.model), silent_hooks():
             for gradients in self._chunks(batches, loss_fn):
                 chunks += 1
                 reached |= gradients.keys()
@@ -164,16 +162,3 @@ def _count_examples(inputs: Any, targets: Any) -> int:
     if first is None:
         raise ValueError("batches: neither inputs nor targets hold a tensor to count the examples of")
     return len(first)
-
-
-@contextmanager
-def _left_as_it_was(model: nn.Module) -> Iterator[None]:
-    """Put buffers (running statistics) and random generators back at the end; other methods see nothing of it."""
-    saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
-    with undrawn(devices), silent_hooks():
-        try:
-            yield
-        finally:
-            for name, buffer in model.named_buffers():
-                buffer.copy_(saved[name])

@@ -100,11 +100,7 @@ class Wasserstein(Penalty):
         check_choice("reduction", reduction, get_args(Reduction))
         self.reduction = reduction
         self.refresh = check_positive_int("refresh", refresh)
-        self.strengths = {
-            name: strength if reduction == "sum" else strength / self.parameters[name].numel()
-            for name, strength in resolve_strengths(lam, self.parameters).items()
-        }
-        self._twice = {name: 2 * strength for name, strength in self.strengths.items()}
+        self.strengths = resolve_strengths(lam, self.parameters)
         initial = {name: self.parameters[name].detach().clone() for name in self.strengths}
         self.ordered = {name: values.flatten().sort().values for name, values in initial.items()}
         self.targets = initial if refresh > 1 else {}
@@ -112,7 +108,7 @@ class Wasserstein(Penalty):
 
     def value(self, names: Sequence[str] | None = None) -> Tensor:
         """Return λ Σ_l Σ_i (θ_(i) − θ⁰_(i))², with the ranks of the last sort if that is refreshed seldom."""
-        return half_squared_norm(self._distances(tuple(self.parameters) if names is None else names), self._twice)
+        return half_squared_norm(self._distances(tuple(self.parameters) if names is None else names), self._doubled())
 
     def _observe(self, gradients: Mapping[str, Tensor], scale: Tensor | None, found_inf: Tensor | None) -> None:
         for name in gradients:
@@ -122,7 +118,15 @@ class Wasserstein(Penalty):
                 self.ages[name] += 1
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
-        add_scaled_(gradients, self._distances(gradients), self._twice, scale)
+        add_scaled_(gradients, self._distances(gradients), self._doubled(), scale)
+
+    def _doubled(self) -> dict[str, float]:
+        """Return 2λ of each tensor; of its mean, divided by its entries."""
+        whole = self.reduction == "sum"
+        return {
+            name: 2 * strength / (1 if whole else self.parameters[name].numel())
+            for name, strength in self.strengths.items()
+        }
 
     def _distances(self, names: Mapping[str, Tensor] | Sequence[str]) -> dict[str, Tensor]:
         chosen = [name for name in names if name in self.strengths]
