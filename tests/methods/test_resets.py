@@ -174,6 +174,31 @@ def test_what_the_initialiser_does_not_write_is_new_too() -> None:
     assert not torch.equal(model[4].bias, old)
 
 
+class NeedsDeviation(nn.Linear):
+    """Its own initialiser cannot be called as torch's can."""
+
+    def reset_parameters(self, std: float | None = None) -> None:
+        if std is None and hasattr(self, "made"):
+            raise NotImplementedError("call it with a deviation")
+        self.made = True
+        nn.init.normal_(self.weight, std=std or 1.0)
+        nn.init.zeros_(self.bias)
+
+
+def test_an_initialiser_takes_the_place_of_modules_own_that_fail() -> None:
+    x = torch.randn(2, 4)
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), NeedsDeviation(3, 2))
+    makers = (FullReset, lambda m, **given: HeadReset(m, x, **given), lambda m, **given: Layerwise(m, x, **given))
+    for make in makers:
+        with pytest.raises(ValueError, match=r"model: reset_parameters\(\) of NeedsDeviation fails: NotImpl.* pass init="):
+            make(model)
+        before = model[2].weight.clone()
+        make(model, init=lambda m: m[2].reset_parameters(std=0.1)).apply()
+        assert not torch.equal(model[2].weight, before)
+    with pytest.raises(ValueError, match="of NeedsDeviation fails"):
+        HeadReset(nn.Sequential(NeedsDeviation(4, 3), nn.ReLU(), nn.Linear(3, 2)), x)
+
+
 def test_an_initialiser_that_cannot_be_used_is_an_error_at_once() -> None:
     model = zoo.build("mlp")
     x = zoo.batch("mlp")[0]

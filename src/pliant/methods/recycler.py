@@ -9,7 +9,7 @@ with the momentum of the unit that it replaces.
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, ClassVar, Self
@@ -159,7 +159,7 @@ class Recycler(Method):
             for name, group in self.groups.items()
         }
         self._seen: dict[str, Activity] = {}
-        self._owners: dict[str, str] = {}
+        self._holders: dict[str, list[str]] = {}
         self._probes: list[RemovableHandle] = []
         self._chosen: dict[str, Tensor] | None = None
         self._moments_cleared = 0
@@ -170,7 +170,7 @@ class Recycler(Method):
     def attach(self, *optimizers: Optimizer) -> Self:
         """Watch the model, and act after every step of these optimizers on the units whose weights they hold."""
         super().attach(*optimizers)
-        self._find_owners()
+        self._find_holders()
         for optimizer in optimizers:
             # What was seen while no optimizer held these units belongs to none of its steps.
             self._forget(self._attachment(optimizer).names)
@@ -183,7 +183,7 @@ class Recycler(Method):
     def detach(self, *optimizers: Optimizer) -> None:
         """Stop acting on these optimizers, or on all if none is given; no hook is left when it was the last."""
         super().detach(*optimizers)
-        self._find_owners()
+        self._find_holders()
         if not self._attachments:
             for probe in self._probes:
                 probe.remove()
@@ -196,7 +196,7 @@ class Recycler(Method):
         names = tuple(self.parameters)
         step = self._count_step(names[0])
         if self._is_due(step):
-            self._act_on(list(self.groups.values()), step, names, self._owners)
+            self._act_on(list(self.groups.values()), step, names, self._holders)
 
     @property
     def receipt(self) -> Receipt | None:
@@ -288,18 +288,17 @@ class Recycler(Method):
         tensor: Tensor = self.parameters[name] if name in self.parameters else attrgetter(name)(self.model)
         return tensor
 
-    def _find_owners(self) -> None:
+    def _find_holders(self) -> None:
         """Note by whose steps the units of each layer are counted; those of no optimizer are not watched."""
-        self._owners = {
-            group.name: attachment.counter
-            for attachment in self._attachments.values()
-            for group in self._groups_of(attachment.names)
-        }
-        self._seen = {name: activity for name, activity in self._seen.items() if name in self._owners}
+        self._holders = {}
+        for attachment in self._attachments.values():
+            for group in self._groups_of(attachment.names):
+                self._holders.setdefault(group.name, []).append(attachment.counter)
+        self._seen = {name: activity for name, activity in self._seen.items() if name in self._holders}
 
     def _match_again(self, optimizer: Optimizer, attachment: Attachment) -> None:
         super()._match_again(optimizer, attachment)
-        self._find_owners()
+        self._find_holders()
 
     def _groups_of(self, names: Sequence[str]) -> list[UnitGroup]:
         held = set(names)
@@ -310,7 +309,7 @@ class Recycler(Method):
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         # Units of parameters that have joined the optimizer since are found now, and watched from now on.
-        watched = self._owners
+        watched = self._holders
         attachment = self._attachment(optimizer)
         if was_skipped(optimizer):
             self._forget(attachment.names)
@@ -318,37 +317,30 @@ class Recycler(Method):
         self._check_moments([optimizer])
         step = self._count_step(attachment.counter)
         if self._is_due(step):
-            self._act_on(self._owned_by(attachment), step, attachment.names, watched)
-
-    def _owned_by(self, attachment: Attachment) -> list[UnitGroup]:
-        """Return the layers whose weights an optimizer holds, but those that are counted by steps of another."""
-        groups = self._groups_of(attachment.names)
-        owned = [group for group in groups if self._owners[group.name] == attachment.counter]
-        if len(owned) < len(groups):
-            self._find_owners()  # the other one may be gone
-            owned = [group for group in groups if self._owners[group.name] == attachment.counter]
-        return owned
+            self._act_on(self._groups_of(attachment.names), step, attachment.names, watched)
 
     def _forget(self, names: Sequence[str]) -> None:
         for group in self._groups_of(names):
             self._seen.pop(group.name, None)
 
     @torch.no_grad()
-    def _act_on(self, groups: Sequence[UnitGroup], step: int, names: Sequence[str], watched: Container[str]) -> None:
+    def _act_on(
+        self, groups: Sequence[UnitGroup], step: int, names: Sequence[str], watched: Mapping[str, Sequence[str]]
+    ) -> None:
         """Act on units of these layers.
 
         Args:
             groups: The layers.
             step: The number of the step that it is done after.
             names: The parameters that were stepped.
-            watched: The layers whose units were watched before the step.
+            watched: The layers whose units were watched before the step, and by whose steps they are counted.
         """
-        if not groups:
-            return
         seen = {group.name: self._seen.pop(group.name) for group in groups if group.name in self._seen}
         groups = [group for group in groups if self._is_free(group)]
         self._check_moments(self.optimizers)
-        unseen = [group.name for group in groups if group.name in watched and group.name not in seen]
+        # Of what several optimizers hold, another one may have taken what was seen.
+        alone = [group.name for group in groups if len(watched.get(group.name, ())) == 1]
+        unseen = [name for name in alone if name not in seen]
         if unseen and not self._warned_of_unseen:
             self._warned_of_unseen = True
             reader = self._watched_at[unseen[0]].module
@@ -358,8 +350,11 @@ class Recycler(Method):
                 "was compiled before attach()",
                 stacklevel=4,
             )
+        groups = [group for group in groups if group.name in seen]
+        if not groups:  # the receipt stays that of the last action
+            return
         self._stepped = frozenset(names)
-        self._act([group for group in groups if group.name in seen], seen, step)
+        self._act(groups, seen, step)
         if not self._looked_for_unheld and any(chosen.any() for chosen in (self._chosen or {}).values()):
             # Not before the first renewal, since optimizers may be attached one by one.
             self._looked_for_unheld = True
@@ -378,7 +373,7 @@ class Recycler(Method):
     def _unheld(self) -> list[str]:
         """Return the learnable parts of units that are renewed, but held by no optimizer that the method serves."""
         held = {name for attachment in self._attachments.values() for name in attachment.names}
-        parts = [slices.tensor for name in self._owners for slices in _parts(self.groups[name])]
+        parts = [slices.tensor for name in self._holders for slices in _parts(self.groups[name])]
         learnable = [name for name in parts if name in self.parameters and self.parameters[name].requires_grad]
         return [name for name in dict.fromkeys(learnable) if name not in held]
 
@@ -403,8 +398,7 @@ class Recycler(Method):
         if not (module.training and torch.is_grad_enabled()):
             return
         for name in self._watched_by[module]:
-            owner = self._owners.get(name)
-            if owner is None or not self._is_due(self.steps.get(owner, 0) + 1):
+            if not any(self._is_due(self.steps.get(counter, 0) + 1) for counter in self._holders.get(name, ())):
                 continue
             reader = self._watched_at[name]
             # A pass through a frozen critic trains the actor, and is none of those that the critic learns from.

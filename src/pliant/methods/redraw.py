@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,9 @@ def check_redrawable(model: nn.Module, init: Init | None, parameters: Iterable[s
     if init is None:
         _check_resets(model, names)
         if whole:
-            _copy(model, type(model).__name__)
+            trial = _copy(model, type(model).__name__)
+            with torch.no_grad(), torch.random.fork_rng():
+                _reset_all(trial)
             _warn_of_tied(model, names)
     elif whole:
         _check_init(model, type(model).__name__, init, names, "the whole model: init=lambda model: model.apply(…)")
@@ -68,7 +71,7 @@ def _check_init(module: nn.Module, shown: str, init: Init, names: Iterable[str],
     """Try on a copy whether an initialiser runs, and whether all that is to be drawn is written."""
 
     def initialise(trial: nn.Module) -> None:
-        _reset_all(trial)
+        _reset_all(trial, strict=False)
         try:
             init(trial)
         except Exception as error:
@@ -128,13 +131,13 @@ def draw_fresh(model: nn.Module, init: Init | None = None) -> dict[str, Tensor]:
     Args:
         model: The model.
         init: A function that initialises a model in place, after each module's own `reset_parameters`: what it does
-            not write is new all the same.
+            not write is new all the same. Where it is given, a `reset_parameters` that fails does not matter.
     """
     fresh = _copy(model, type(model).__name__)
     for parameter in fresh.parameters():
         # A draw fills memory in order: the layout of the weights must not decide which entry gets which value.
         parameter.data = parameter.data.contiguous()
-    _reset_all(fresh)
+    _reset_all(fresh, strict=init is None)
     if init is not None:
         init(fresh)
     # Tied tensors appear under each of their names, so that a caller finds whichever it knows.
@@ -186,34 +189,47 @@ def bare_modules(model: nn.Module, below: Iterable[str] = ("",)) -> list[str]:
     ]
 
 
-def _reset_all(model: nn.Module) -> None:
-    """Run the initialisers of all modules, a parent's before its children's unless it writes to these."""
-    first, last = _split_resets(model)
+def _reset_all(model: nn.Module, *, strict: bool = True) -> None:
+    """Run the initialisers of all modules, a parent's before its children's unless it writes to these.
+
+    Args:
+        model: The model.
+        strict: Whether one that fails is an error; one that another initialiser follows may be passed over.
+    """
+    first, last = _split_resets(model, strict=strict)
     for module in (*first, *reversed(last)):
-        _reset(module)
+        _reset(module, strict=strict)
 
 
-def _split_resets(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
+def _split_resets(model: nn.Module, *, strict: bool = True) -> tuple[list[nn.Module], list[nn.Module]]:
     """Return the modules whose initialisers write to themselves alone, and those that write to their children."""
     first: list[nn.Module] = []
     last: list[nn.Module] = []
     for module in model.modules():
         if reset_function(module) is not None:
-            (last if _writes_to_children(module) else first).append(module)
+            (last if _writes_to_children(module, strict=strict) else first).append(module)
     return first, last
 
 
-def _reset(module: nn.Module) -> None:
+def _reset(module: nn.Module, *, strict: bool = True) -> None:
     reset = reset_function(module)
     assert reset is not None
-    reset()
+    try:
+        reset()
+    except Exception as error:  # whatever it says: an argument that is missing, or that it is not meant to be called
+        if strict:
+            raise ValueError(
+                f"model: reset_parameters() of {type(module).__name__} fails: {type(error).__name__}: {error}; "
+                "pass init=, a function that initialises a model in place"
+            ) from error
 
 
-def _writes_to_children(module: nn.Module) -> bool:
+def _writes_to_children(module: nn.Module, *, strict: bool = True) -> bool:
     """Try on a copy whether a module's initialiser changes parameters of its children."""
     if all(next(child.parameters(), None) is None for child in module.children()):
         return False
-    return any("." in name for name in _parameters_written(module, repr(type(module).__name__), _reset))
+    reset = partial(_reset, strict=strict)
+    return any("." in name for name in _parameters_written(module, repr(type(module).__name__), reset))
 
 
 def _parameters_written(module: nn.Module, shown: str, initialise: Init) -> set[str]:
