@@ -289,3 +289,14 @@ def test_importing_pliant_needs_torch_alone() -> None:
     script = f"import sys; sys.modules.update(dict.fromkeys({absent})); import {modules}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_importing_seeds_no_generator_that_it_brings(tmp_path: Path) -> None:
+    (tmp_path / "seeds.py").write_text("import numpy, random\nnumpy.random.seed(0)\nrandom.seed(0)\nthing = 1\n")
+    code = (
+        "from pliant.importing import import_object; import_object('seeds.py:thing'); import numpy, random; "
+        "print(numpy.random.rand(), random.random())"
+    )
+    command = [sys.executable, "-c", code]
+    drawn = [subprocess.run(command, cwd=tmp_path, check=True, capture_output=True).stdout.split() for _ in range(2)]
+    assert not set(drawn[0]) & set(drawn[1])

@@ -198,10 +198,11 @@ def test_names_that_only_wrappers_would_tell_apart_are_kept(tmp_path: Path) -> N
             self.module = nn.Linear(3, 2)
 
     saved = Both()
-    torch.save(saved.state_dict(), tmp_path / "saved.pt")
-    loaded = load_into(Both(), tmp_path / "saved.pt")
-    assert loaded.weight.equal(saved.weight)
-    assert loaded.module.weight.equal(saved.module.weight)
+    for wrapped in (saved, nn.DataParallel(saved), torch.compile(saved), nn.DataParallel(torch.compile(saved))):
+        torch.save(wrapped.state_dict(), tmp_path / "saved.pt")
+        loaded = load_into(Both(), tmp_path / "saved.pt")
+        assert loaded.weight.equal(saved.weight)
+        assert loaded.module.weight.equal(saved.module.weight)
 
 
 def test_a_shared_tensor_that_is_stored_once_is_loaded(tmp_path: Path) -> None:

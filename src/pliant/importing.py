@@ -31,6 +31,8 @@ def import_object(reference: str) -> Any:
     module_name, colon, name = reference.rpartition(":")
     if not (colon and module_name and name):
         raise ValueError(f"{reference!r} must be of the form module:name or path/to/file.py:name")
+    with contextlib.suppress(ImportError):
+        importlib.import_module("numpy.random")  # or its generator, which the module may bring, is not looked after
     try:
         with undrawn():  # A module may seed, and is imported by the first run of a process alone.
             module = _import_file(Path(module_name)) if module_name.endswith(".py") else _import_module(module_name)

@@ -239,10 +239,11 @@ def test_units_are_found_where_the_shape_changed(case: str) -> None:
     assert found.unclear == ()
 
 
-def test_layers_whose_units_cannot_be_found_are_left_out_and_named() -> None:
+@pytest.mark.parametrize("last", [lambda h: h, Tensor.contiguous])
+def test_layers_whose_units_cannot_be_found_are_left_out_and_named(last: Callable[[Tensor], Tensor]) -> None:
     """Four channels of two times two places, with places before channels: either may be the units."""
     model = nn.Sequential(
-        nn.Conv2d(2, 3, 3), nn.ReLU(), Reshaped(nn.Conv2d(3, 4, 5), lambda h: h.flatten(2).transpose(1, 2))
+        nn.Conv2d(2, 3, 3), nn.ReLU(), Reshaped(nn.Conv2d(3, 4, 5), lambda h: last(h.flatten(2).transpose(1, 2)))
     )
     model(IMAGES.args[0])
     found = capture(model, IMAGES)

@@ -1,4 +1,4 @@
-"""Losses whose value of a batch is not the mean of its samples': class weights, and targets that are ignored."""
+"""Losses whose value of a batch is not the mean of its samples': class weights, ignored targets, contrasts."""
 
 import re
 from collections.abc import Callable
@@ -21,11 +21,17 @@ def ignoring(target: Tensor, *samples: int) -> Tensor:
     return target.index_fill(0, torch.tensor(samples), -100)
 
 
+def contrast(output: Tensor, target: Tensor) -> Tensor:
+    """InfoNCE: a sample alone has nothing to be told from, and no loss."""
+    pairs = torch.randn(len(output), output.shape[1], dtype=output.dtype, generator=torch.Generator().manual_seed(0))
+    return cross_entropy(output @ pairs.T, torch.arange(len(output)))
+
+
 @pytest.mark.parametrize("first", ["loss", "hessian_rank"])
 @pytest.mark.parametrize(
     ("loss_fn", "target"),
     [(nn.CrossEntropyLoss(WEIGHTS), Y), (nn.CrossEntropyLoss(WEIGHTS), ignoring(Y, 2)),
-     (cross_entropy, ignoring(Y, 0, 3)), (cross_entropy, Y)],
+     (cross_entropy, ignoring(Y, 0, 3)), (cross_entropy, Y), (contrast, Y)],
 )  # fmt: skip
 def test_measures_of_the_batch_are_those_of_the_loss_that_training_sees(
     loss_fn: LossFn, target: Tensor, first: str

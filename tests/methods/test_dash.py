@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 
-from pliant import DASH
+from pliant import DASH, diagnose
 from pliant.models import create
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
@@ -106,6 +106,23 @@ def test_weights_that_a_pass_shortens_stay_as_they_are() -> None:
     batch = torch.arange(10).view(5, 2), torch.arange(5) % 3
     DASH(model, lam=1.0).apply(batches=[batch], loss_fn=cross_entropy)
     assert_same(snapshot(model), before)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_buffer_is_left_alone(layout: torch.layout) -> None:
+    class Neighbours(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.adjacency @ super().forward(x)
+
+    model, edges = Neighbours(4, 3), torch.eye(5).roll(1, 0)
+    model.register_buffer("adjacency", edges.to_sparse(layout=layout))
+    batch = torch.randn(5, 4), torch.arange(5) % 3
+    assert DASH(model).apply(batches=[batch], loss_fn=cross_entropy).tensors
+    assert torch.equal(model.adjacency.to_dense(), edges)
+    assert diagnose(model, batch, cross_entropy, measures=["loss", "weight_l2"]).notes == ()
+    model.adjacency = (edges * torch.nan).to_sparse(layout=layout)
+    assert "adjacency" in diagnose(model, batch, cross_entropy, measures=["weight_l2"]).notes[0]
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -27,6 +27,8 @@ class Odd(nn.Module):
         self.class_token = nn.Parameter(torch.zeros(1, 1, 4))
         self.mixer = nn.Parameter(torch.zeros(4, 4))
         self.gamma = nn.Parameter(torch.ones(4))
+        self.gain = nn.Parameter(torch.ones(4))
+        self.beta = nn.Parameter(torch.zeros(4))
         self.temperature = nn.Parameter(torch.tensor(1.0))
         self.log_std = nn.Parameter(torch.zeros(4))
         self.actor_logstd = nn.Parameter(torch.zeros(1, 4))
@@ -44,7 +46,7 @@ def test_roles() -> None:
     model = Odd()
     roles = {name: role_of(model, name, p) for name, p in model.named_parameters()}
     assert roles == {
-        "embed.weight": "matrix", "class_token": "shift", "mixer": "matrix", "gamma": "scale",
+        "embed.weight": "matrix", "class_token": "shift", "mixer": "matrix", "gamma": "scale", "gain": "scale", "beta": "shift",
         "temperature": None, "log_std": None, "actor_logstd": None, "queries": None, "layer_scale": "scale",
         "slope.weight": None, "norm.weight": "scale", "norm.bias": "shift",
         "attention.in_proj_weight": "matrix", "attention.in_proj_bias": "shift", "attention.bias_k": "shift",

@@ -289,7 +289,8 @@ def summed_loss(loss_fn: LossFn, output: Any, batch: Batch, apart: bool = False)
 
     If the loss of the whole batch is the mean or the sum of the ℓ_i, as most are, that is what carries the graph: one
     small graph instead of one for each sample. It is if its value is, and its derivative by the output. If it is
-    neither, as with class weights or ignored targets, it is taken as a mean all the same, times the number of samples.
+    neither, as with class weights, ignored targets or samples that are compared with each other, it is taken as a mean
+    all the same, times the number of samples.
 
     Args:
         loss_fn: `loss_fn(output, target)`.
@@ -313,7 +314,7 @@ def summed_loss(loss_fn: LossFn, output: Any, batch: Batch, apart: bool = False)
                 return Summed(factor * loss_fn(output, batch.target).reshape(()), losses, True)
     # What is NaN or infinite is equal to nothing, and no sign of weights.
     reduced = whole.numel() > 1 or not bool(whole.isfinite()) or (bool(by_value) and not told)
-    if told and not apart:
+    if not apart and whole.numel() == 1 and (told or not by_value):
         return Summed(batch.size * loss_fn(output, batch.target).reshape(()), losses, reduced)
     return Summed(sample_losses(loss_fn, output, batch).sum(), losses, reduced)
 

@@ -107,9 +107,9 @@ class _Layer(NamedTuple):
             fits = [dim for dim in range(1, out.ndim) if out.shape[dim] == self.units]
             if len(fits) == 1:
                 dim = fits[0]
-            elif sorted(out.shape) != sorted(self.shape):
-                if not out.is_contiguous():  # its entries are in another order than the layer's
-                    return None
+            elif fits or not out.is_contiguous():  # its entries are, or may be, in another order than the layer's
+                return None
+            else:
                 out = out.reshape(self.shape)
         return out.movedim(dim, 0).flatten(1)
 

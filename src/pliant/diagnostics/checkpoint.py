@@ -73,10 +73,18 @@ def _named_alike(weights: dict[str, Any], own: Mapping[str, Any]) -> dict[str, A
     theirs = {_without_wrappers(name): name for name in own}
     found = {_without_wrappers(name): tensor for name, tensor in weights.items()}
     if len(theirs) < len(own) or len(found) < len(weights):  # a child of the model's own is called as wrappers are
-        return weights
+        return _without_first_wrappers(weights, own)
     stored = {id(own[name]): found[bare] for bare, name in theirs.items() if bare in found}
     found = {bare: stored[id(own[name])] for bare, name in theirs.items() if id(own[name]) in stored} | found
     return {theirs[name]: tensor for name, tensor in found.items()} if found.keys() == theirs.keys() else weights
+
+
+def _without_first_wrappers(weights: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return weights without the wrappers that all of their names begin with, if they are a model's then."""
+    found = weights
+    while found.keys() != own.keys() and all(name.partition(".")[0] in _WRAPPERS for name in found):
+        found = {name.partition(".")[2]: tensor for name, tensor in found.items()}
+    return found if found.keys() == own.keys() else weights
 
 
 def _without_wrappers(name: str) -> str:

@@ -64,8 +64,9 @@ def on_probe(probe: Probe, loss: str = "") -> Notes:
         if not probe.gram.reduced:
             notes[f"samples{of}"] = (
                 f"the loss{of} of the batch is neither the mean nor the sum of its samples' losses, each taken alone, "
-                "as with class weights or ignored targets: measures of the samples' gradients are of those, without "
-                "the weights that a mean gives them; a loss with reduction='sum' or 'none' keeps weights"
+                "as with class weights, ignored targets or samples that are compared with each other: measures of the "
+                "samples' gradients are of those, without the weights that a mean gives them; a loss with "
+                "reduction='sum' or 'none' keeps weights"
             )
         for name, why in probe.gram.one_by_one.items():
             notes[f"one by one{of}: {name}"] = f"gradients{of} taken sample by sample for {name}: {why}"

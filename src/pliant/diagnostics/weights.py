@@ -187,4 +187,7 @@ def non_finite(tensor: Tensor) -> int:
         >>> non_finite(torch.tensor([1.0, float("nan"), float("inf")]))
         2
     """
-    return int((~torch.isfinite(tensor.detach())).sum())
+    tensor = tensor.detach()
+    if tensor.layout != torch.strided:
+        tensor = (tensor.coalesce() if tensor.layout == torch.sparse_coo else tensor).values()
+    return int((~torch.isfinite(tensor)).sum())

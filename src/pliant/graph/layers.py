@@ -101,7 +101,7 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
             with torch.no_grad():
                 for module, name, tensor, before in saved:
                     # Only what changed: writing into a tensor spoils the graphs that it is part of.
-                    if not tensor.equal(before):
+                    if tensor.layout != torch.strided or not tensor.equal(before):
                         tensor.copy_(before)
                     if getattr(module, name) is not tensor:
                         setattr(module, name, tensor)
