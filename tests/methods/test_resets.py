@@ -190,7 +190,9 @@ def test_an_initialiser_takes_the_place_of_modules_own_that_fail() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), NeedsDeviation(3, 2))
     makers = (FullReset, lambda m, **given: HeadReset(m, x, **given), lambda m, **given: Layerwise(m, x, **given))
     for make in makers:
-        with pytest.raises(ValueError, match=r"model: reset_parameters\(\) of NeedsDeviation fails: NotImpl.* pass init="):
+        with pytest.raises(
+            ValueError, match=r"model: reset_parameters\(\) of NeedsDeviation fails: NotImpl.* pass init="
+        ):
             make(model)
         before = model[2].weight.clone()
         make(model, init=lambda m: m[2].reset_parameters(std=0.1)).apply()
