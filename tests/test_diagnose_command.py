@@ -117,6 +117,20 @@ def test_a_factory_of_ones_own_without_data(tmp_path: Path, monkeypatch: pytest.
         run("saved.pt", "--model", "mlp")
 
 
+def test_lazy_layers_get_their_weights_from_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n\n"
+        "def build(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes), nn.Linear(classes, classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    made = [models.create("mine.py:build", (1, 8, 8), 10, seed=seed) for seed in (0, 0, 1)]
+    assert made[0][1].weight.equal(made[1][1].weight)
+    assert not made[0][1].weight.equal(made[2][1].weight)
+    torch.save(made[0].state_dict(), "saved.pt")
+    assert "weight_growth" in run("saved.pt", "--model", "mine.py:build", "--data", "digits").output
+
+
 class Evil:
     """Something that runs code when it is unpickled: it makes a folder."""
 

@@ -21,7 +21,7 @@ try:
 except ImportError as error:
     raise SystemExit(f"the command line needs more than torch ({error}): pip install 'pliant[cli]'") from error
 
-from pliant import data
+from pliant import data as datasets
 from pliant._version import __version__
 from pliant.assignments import override, read_options
 from pliant.data import cache
@@ -150,6 +150,7 @@ def compare(
     checkpoint_seconds: Checkpoint = 30.0,
 ) -> None:
     """Compare methods on a stream: train each with several seeds, show a table, write a report."""
+    _warn(datasets.warn_of_namesake(data))
     values: dict[str, Any] = {
         "title": f"{stream} on {Path(data).name} with {model}",
         "data": data,
@@ -280,7 +281,8 @@ def data_get(
     ] = None,
 ) -> None:
     """Download and decode a data set, so that runs find it ready."""
-    dataset = data.load(name, **read_options(setting or (), "data")["data"])
+    _warn(datasets.warn_of_namesake(name))
+    dataset = datasets.load(name, **read_options(setting or (), "data")["data"])
     console.print(
         f"{name}: {len(dataset.train)} examples to learn from, {len(dataset.test)} to be tested on, "
         f"{len(dataset.classes)} classes, shape {dataset.shape}",
@@ -300,6 +302,11 @@ def data_check() -> None:
         raise typer.Exit(1)
 
 
+def _warn(*warnings: str | None) -> None:
+    for warning in filter(None, warnings):
+        console.print(f"warning: {warning}", markup=False, soft_wrap=True)
+
+
 def _engine_maker(
     engine: EngineName, workers: int | None, threads: int, gpus: float, address: str | None
 ) -> Callable[[], Engine]:
@@ -314,8 +321,7 @@ def _engine_maker(
 
 def _run(recipe: Recipe, root: Path, make_engine: Callable[[], Engine], checkpoint_seconds: float) -> None:
     present = rehearse(recipe)  # It also downloads and decodes once, before many processes want it at the same time.
-    for warning in find_outdated(root, present):
-        console.print(f"warning: {warning}", markup=False, soft_wrap=True)
+    _warn(*find_outdated(root, present))
     engine = make_engine()
     if isinstance(engine, ProcessEngine):
         check_device(recipe.device)

@@ -49,7 +49,9 @@ class TestFolders:
     def test_parts_are_not_taken_for_classes(self, tmp_path: Path, names: tuple[str, ...]) -> None:
         for name in names:
             write_folder(tmp_path / "zoo" / name)
-        with pytest.raises(ValueError, match="look like parts of one data set; call them 'train' and 'test'"):
+        listed = ", ".join(map(repr, sorted(names)))
+        message = f"has the folders {listed}, which look like parts of one data set; call them 'train' and 'test'"
+        with pytest.raises(ValueError, match=message):
             data.load(str(tmp_path / "zoo"))
 
     def test_classes_may_begin_like_parts(self, tmp_path: Path) -> None:
@@ -64,6 +66,7 @@ class TestFolders:
         (root / "cat" / "link").symlink_to(elsewhere)
         (root / "cat" / "loop").symlink_to(root / "cat")
         (elsewhere / "loop").symlink_to(elsewhere)
+        (root / "cat" / "up").symlink_to(root)
         assert len(images_of(data.load(str(root)))) == 16
 
     def test_what_is_hidden_is_left_out(self, tmp_path: Path) -> None:
@@ -73,15 +76,18 @@ class TestFolders:
         (root / "cat" / "._0.png").write_bytes(b"what some systems leave beside a file")
         assert len(images_of(data.load(str(root)))) == 15
 
-    @pytest.mark.parametrize("name", ["digits", "mnist"])
-    def test_a_folder_named_like_a_data_set_is_not_ignored(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    def test_a_name_means_the_data_set_and_a_folder_of_that_name_is_told_of(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        write_folder(tmp_path / name)
         monkeypatch.chdir(tmp_path)
-        with pytest.raises(ValueError, match=rf"write '\./{name}' for the folder, or rename it"):
-            data.load(name)
-        assert data.load(f"./{name}").classes == ("cat", "dog", "owl")
+        assert data.warn_of_namesake("digits") is None
+        write_folder(tmp_path / "digits")
+        assert len(data.load("digits").classes) == 10
+        assert data.load("./digits").classes == ("cat", "dog", "owl")
+        assert data.warn_of_namesake("digits").endswith("write './digits' for the folder that is here")
+        assert data.warn_of_namesake("./digits") is None
+        (tmp_path / "digits" / "recipe.json").touch()
+        assert data.warn_of_namesake("digits") is None, "the folder of an experiment"
 
     def test_a_colon_in_a_path_makes_no_function_of_it(self, tmp_path: Path) -> None:
         root = write_folder(tmp_path / "2026-11-16T10:00")
@@ -146,6 +152,15 @@ class TestArrays:
         with pytest.raises(ValueError, match=r"own\.npz: x has shape .* does not tell whether channels come first"):
             self.load(tmp_path, numpy.zeros((10, *given), dtype=numpy.uint8))
 
+    @pytest.mark.parametrize(
+        ("given", "read"),
+        [((6, 7, 3), (3, 6, 7)), ((3, 6, 7), (3, 6, 7)), ((9, 2, 2), (9, 2, 2)), ((12, 6, 7), (12, 6, 7))],
+    )
+    def test_images_of_floating_point_may_have_their_channels_last(
+        self, tmp_path: Path, given: tuple[int, ...], read: tuple[int, ...]
+    ) -> None:
+        assert self.load(tmp_path, numpy.zeros((10, *given))).shape == read
+
     @pytest.mark.parametrize("dtype", ["int64", "uint16", "bool"])
     def test_images_of_other_whole_numbers_are_refused(self, tmp_path: Path, dtype: str) -> None:
         with pytest.raises(ValueError, match=rf"own\.npz: x has dtype torch\.{dtype}; images must be uint8"):
@@ -177,6 +192,25 @@ class TestFunctions:
             name = self.write(tmp_path, "return 0", f"{argument}=5")
             with pytest.raises(ValueError, match=f"has an argument '{argument}', which pliant.data.load takes itself"):
                 data.load(name)
+
+    def test_what_is_no_function_and_what_returns_too_much_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "own.py").write_text("import torch\nDATA = torch.zeros(2), torch.zeros(2)\n")
+        with pytest.raises(ValueError, match=r"own\.py:DATA is a tuple; it must be a function"):
+            data.load(f"{tmp_path / 'own.py'}:DATA")
+        name = self.write(tmp_path, "return [torch.zeros(2)] * 4")
+        with pytest.raises(ValueError, match=r"\(x_test, y_test\) as tensors: too many values to unpack"):
+            data.load(name)
+
+    def test_what_it_draws_is_always_the_same_and_disturbs_nobody(self, tmp_path: Path) -> None:
+        body = "pair = torch.from_numpy(numpy.random.rand(4, 3)) + torch.rand(3), torch.arange(4) % 2; return pair, pair"
+        name, found = self.write(tmp_path, body), []
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            numpy.random.seed(seed)
+            expected = torch.Generator().manual_seed(seed)
+            found.append(data.load(name).train.x)
+            assert torch.rand(()) == torch.rand((), generator=expected)
+        assert torch.equal(*found)
 
     def test_its_options_are_its_own(self, tmp_path: Path) -> None:
         name = self.write(tmp_path, "pair = torch.zeros(4, len(size)), torch.arange(4) % 2; return pair, pair", "size")

@@ -70,6 +70,7 @@ def test_every_draw_that_chooses_settings_is_tried(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "import torch\n"
         "def load():\n"
+        f"    open({str(tmp_path / 'calls')!r}, 'a').write('.')\n"
         f"    x, y = torch.zeros(40, 3), torch.arange(40) % 2\n    y[{rare}] = 2\n"
         "    return (x, y), (x, y)\n"
     )
@@ -79,6 +80,7 @@ def test_every_draw_that_chooses_settings_is_tried(tmp_path: Path) -> None:
         "methods": ["l2:lam=1|2"],
     }
     rehearse(make_recipe(values | {"selection": {"fraction": 0.5, "seeds": 2}}))
+    assert (tmp_path / "calls").read_text() == ".", "loaded once"
     with pytest.raises(ValueError, match="has no training examples"):
         rehearse(make_recipe(values | {"selection": {"fraction": 0.5, "seeds": 3}}))
 

@@ -66,6 +66,7 @@ def test_a_truncated_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> N
     (note,) = outcome.notes
     assert f"{checkpoint} is no good (ValueError: the content is not what was saved)" in note
     assert events(tmp_path, config)[-4:] == ["start", "bad checkpoint", "resume", "end"]
+    assert not list(tmp_path.rglob("checkpoint-*")), "nothing is left of them when a run has ended"
     assert_nothing_shows(tmp_path, config)
 
 

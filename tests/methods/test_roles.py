@@ -46,7 +46,8 @@ def test_roles() -> None:
     model = Odd()
     roles = {name: role_of(model, name, p) for name, p in model.named_parameters()}
     assert roles == {
-        "embed.weight": "matrix", "class_token": "shift", "mixer": "matrix", "gamma": "scale", "gain": "scale", "beta": "shift",
+        "embed.weight": "matrix", "class_token": "shift", "mixer": "matrix", "gamma": "scale",
+        "gain": "scale", "beta": "shift",
         "temperature": None, "log_std": None, "actor_logstd": None, "queries": None, "layer_scale": "scale",
         "slope.weight": None, "norm.weight": "scale", "norm.bias": "shift",
         "attention.in_proj_weight": "matrix", "attention.in_proj_bias": "shift", "attention.bias_k": "shift",

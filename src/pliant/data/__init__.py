@@ -78,6 +78,14 @@ def load(
     return dataset if project is None else dataset.project(project)
 
 
+def warn_of_namesake(name: str) -> str | None:
+    """Say that a name is a data set's, and not that of the folder here; nothing if that is an experiment's."""
+    path = Path(name)
+    if name not in names() or not path.is_dir() or (path / "recipe.json").exists():
+        return None
+    return f"data {name!r} is the data set that Pliant knows; write './{name}' for the folder that is here"
+
+
 def find_loader(name: str) -> Callable[..., Dataset]:
     """Find out what loads a data set, without loading it.
 
@@ -85,11 +93,6 @@ def find_loader(name: str) -> Callable[..., Dataset]:
         ValueError: If there is no such data set.
     """
     path = Path(name)
-    if name in names() and path.is_dir():
-        raise ValueError(
-            f"data {name!r} is a data set that Pliant knows, and a folder here; "
-            f"write './{name}' for the folder, or rename it to have the data set"
-        )
     if name == "digits":
         return digits
     if name in SOURCES:

@@ -18,7 +18,7 @@ from pliant.data.cache import Decoded, cached, digest_file
 from pliant.data.dataset import Dataset, from_tensors
 from pliant.data.images import CorruptImageError, Mode, decode_all, flatten, is_grey, open_image
 from pliant.importing import import_object, naming_extra
-from pliant.seeding import permutation
+from pliant.seeding import permutation, seed_everything, undrawn
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -62,11 +62,14 @@ def load_folder(path: Path, *, size: int | None = None, skip_corrupt: bool = Fal
         parts = [name for name in folders if name.startswith(_PARTS)]
         if len(parts) == len(folders) > 1 and any(name.startswith("train") for name in parts):
             raise ValueError(
-                f"{path} has the folders {', '.join(map(repr, folders))}, which look like parts of one data set; "
-                "call them 'train' and 'test', or if they are classes, call these otherwise"
+                f"{path} has the folders {', '.join(repr(entry.name) for entry in folders.values())}, which look like "
+                "parts of one data set; call them 'train' and 'test', or if they are classes, call these otherwise"
             )
     elif test_root is None:
-        raise ValueError(f"{path} has a folder {train_root.name!r} but none of {', '.join(_TEST_FOLDERS)}")
+        raise ValueError(
+            f"{path} has a folder {train_root.name!r} but none of {', '.join(_TEST_FOLDERS)}; if it is a class, call "
+            "it otherwise"
+        )
     train = _list_images(train_root)
     if len(train) < 2:
         raise ValueError(
@@ -117,9 +120,9 @@ def _list_images(root: Path) -> dict[str, list[Path]]:
 
 def _walk(folder: Path) -> Iterator[Path]:
     """Find the images in a folder and the folders in it, be they links; not what is hidden."""
-    seen = set()
+    seen = {os.path.realpath(parent) for parent in folder.absolute().parents}
     for place, folders, files in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(place)) in seen:  # A link may lead back to where it is.
+        if (real := os.path.realpath(place)) in seen:  # A link may lead back to where it is, and to other classes.
             folders.clear()
             continue
         seen.add(real)
@@ -229,7 +232,8 @@ def load_npz(path: Path) -> Dataset:
 
     Args:
         path: The file. Labels are whole numbers from 0 on, without a gap. Images are uint8 [N, H, W], [N, H, W, C] or
-            [N, C, H, W]; where it is not clear which, an error says so. Other inputs are floating-point.
+            [N, C, H, W]; where it is not clear which, an error says so. Other inputs are floating-point; of four
+            dimensions the last holds channels if it has at most 4 and the others more.
 
     Returns:
         The data set.
@@ -280,10 +284,12 @@ def _pair(path: Path, arrays: dict[str, Tensor], part: str) -> tuple[Tensor, Ten
 
 
 def _shape_images(x: Tensor) -> Tensor:
-    """Bring images into [N, C, H, W]; leave floating-point features as they are, in single precision."""
+    """Bring images into [N, C, H, W]; leave other floating-point features as they are, in single precision."""
     if x.dtype != torch.uint8:
         if x.ndim > 2 and not x.is_floating_point():
             raise ValueError(f"has dtype {x.dtype}; images must be uint8, 0 … 255, and other inputs floating-point")
+        if x.ndim == 4 and x.shape[3] <= _MOST_CHANNELS < min(x.shape[1:3]):
+            x = x.permute(0, 3, 1, 2).contiguous()
         return x.to(torch.float32)
     if x.ndim == 3:
         return x.unsqueeze(1)
@@ -314,6 +320,8 @@ def load_function(reference: str, **options: Any) -> Dataset:
         The data set that the function returned, or one made of the two pairs of tensors that it returned.
     """
     function = import_object(reference)
+    if not callable(function):
+        raise ValueError(f"{reference} is a {type(function).__name__}; it must be a function")
     signature = inspect.signature(function)
     if taken := [name for name in RESERVED if name in signature.parameters]:
         raise ValueError(f"{reference} has an argument {taken[0]!r}, which pliant.data.load takes itself; rename it")
@@ -321,9 +329,11 @@ def load_function(reference: str, **options: Any) -> Dataset:
         signature.bind(**options)
     except TypeError as error:
         raise ValueError(f"{reference} cannot be called with ({', '.join(options)}): {error}") from error
-    result = function(**options)
+    with undrawn():
+        seed_everything(0)  # What it draws is the same in every run, whatever the seed of that is.
+        result = function(**options)
     try:
-        dataset = result if isinstance(result, Dataset) else _from_pairs(reference, *result)
+        dataset = result if isinstance(result, Dataset) else _from_pairs(reference, result)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{reference} returned {type(result).__name__}; it must return a pliant.data.Dataset, or "
@@ -332,8 +342,8 @@ def load_function(reference: str, **options: Any) -> Dataset:
     return replace(dataset, fingerprint=_digest(dataset))
 
 
-def _from_pairs(name: str, train: Sequence[Tensor], test: Sequence[Tensor]) -> Dataset:
-    (x_train, y_train), (x_test, y_test) = train, test
+def _from_pairs(name: str, pairs: Sequence[Sequence[Tensor]]) -> Dataset:
+    (x_train, y_train), (x_test, y_test) = pairs
     return from_tensors(name, (_in_single(x_train), y_train), (_in_single(x_test), y_test))
 
 
@@ -344,6 +354,8 @@ def _in_single(x: Tensor) -> Tensor:
 
 def _digest(dataset: Dataset) -> str:
     """Return the SHA-256 of all that a data set in memory holds."""
+    with naming_extra("data of your own", "data"):
+        import numpy  # noqa: F401  # what a tensor's bytes go through
     found = hashlib.sha256(repr(dataset.classes).encode())
     for examples in (dataset.train, dataset.test):
         for name, value in vars(examples).items():

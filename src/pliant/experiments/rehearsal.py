@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import torch
 from torch import Tensor, nn
 
-from pliant.experiments.config import Purpose, RunConfig
+from pliant.experiments.config import RunConfig
 from pliant.experiments.recipe import Entry, Recipe
 from pliant.experiments.run import make_methods, make_model, make_stream, take_example
 from pliant.experiments.sources import Sources, find_sources
@@ -30,16 +30,19 @@ def rehearse(recipe: Recipe) -> list[tuple[RunConfig, Sources]]:
         ValueError: If something in it cannot work.
     """
     made: dict[str, Stream] = {}
+    tried: set[str] = set()
     used: list[tuple[RunConfig, Sources]] = []
     for entry in recipe.methods:
-        contested = len(entry.variants()) > 1 and recipe.selection.on == "validation"
-        wanted: list[tuple[Purpose, int]] = [("selection", seed) for seed in recipe.selection.drawn if contested]
-        for purpose, seed in (*wanted, ("result", recipe.seeds[0])):
-            config = replace(recipe.config(entry, (), seed, purpose), device="cpu")
-            key = json.dumps([asdict(config.data), asdict(config.stream), purpose, seed])
-            if key not in made:
-                made[key] = make_stream(config)
-                _check_stream(made[key], recipe)
+        config = replace(recipe.config(entry, (), recipe.seeds[0], "result"), device="cpu")
+        key = json.dumps([asdict(config.data), asdict(config.stream)])
+        if key not in made:
+            made[key] = make_stream(config)
+            _check_stream(made[key], recipe)
+        if key not in tried and len(entry.variants()) > 1 and recipe.selection.on == "validation":
+            tried.add(key)
+            for seed in recipe.selection.drawn:
+                drawn = replace(recipe.config(entry, (), seed, "selection"), device="cpu")
+                _check_stream(make_stream(drawn, made[key].dataset), recipe)
         _rehearse_entry(entry, config, made[key])
         used.append((config, find_sources(config, made[key].dataset)))
     return used

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from pliant import data, methods, models, streams
+from pliant.data.dataset import Dataset
 from pliant.experiments.config import Part, RunConfig
 from pliant.experiments.sources import Sources, find_sources
 from pliant.experiments.store import FINAL, RunFolder, Status, environment
 from pliant.files import BusyError
-from pliant.graph.layers import called_layers, eval_mode
+from pliant.graph.layers import called_layers
 from pliant.seeding import derive_seed, seed_everything
 from pliant.streams.base import Stream
 from pliant.training import DivergedError, Learner, summarise, train
@@ -133,9 +133,10 @@ def _count_bytes(state: Any) -> int:
     return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
-def make_stream(config: RunConfig) -> Stream:
-    """Make what the run's network meets."""
-    dataset = data.load(config.data.name, **config.data.options)
+def make_stream(config: RunConfig, dataset: Dataset | None = None) -> Stream:
+    """Make what the run's network meets, of its data set if that is loaded already."""
+    if dataset is None:
+        dataset = data.load(config.data.name, **config.data.options)
     if config.purpose == "selection":
         dataset = dataset.holdout(config.holdout, config.seed)
     dataset = dataset.to(config.device)
@@ -146,11 +147,6 @@ def make_model(config: RunConfig, stream: Stream, task: int = 0) -> nn.Module:
     """Make the run's untrained network; another one for every task that is asked for."""
     seed = config.seed if task == 0 else derive_seed("task", config.seed, task)
     model = models.create(config.model.name, stream.dataset.shape, stream.classes, seed=seed, **config.model.options)
-    if any(map(is_lazy, model.parameters())):
-        # Methods and copies need the weights, which lazy layers draw when they see an input.
-        with torch.random.fork_rng(), torch.no_grad(), eval_mode(model):
-            torch.manual_seed(derive_seed("lazy", seed))
-            model(take_example(stream).cpu())
     return model.to(config.device)
 
 

@@ -274,8 +274,8 @@ class RunFolder:
         return False
 
     def drop_checkpoints(self) -> None:
-        """Remove all checkpoints."""
-        for path in self._checkpoints():
+        """Remove all checkpoints, those that were put aside too."""
+        for path in (*self._checkpoints(), *self.path.glob("checkpoint-*.bad")):
             path.unlink()
 
     def _distrust(self, path: Path, error: Exception) -> None:

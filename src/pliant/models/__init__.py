@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from pliant.checking import check_positive_int
+from pliant.graph.layers import eval_mode
 from pliant.importing import import_object
 from pliant.models.cnn import cnn, strided_cnn
 from pliant.models.mlp import mlp
@@ -136,10 +138,16 @@ def create_own(name: str, arguments: tuple[Any, ...], settings: Mapping[str, Any
         seed: Decides the initial weights.
 
     Returns:
-        The network.
+        The network; if the shape is known, lazy layers have their weights.
     """
     build: Builder = import_object(name)
-    return _build(name, build, _arguments_of(name, build, arguments, settings), settings, seed)
+    model = _build(name, build, _arguments_of(name, build, arguments, settings), settings, seed)
+    if arguments and any(map(is_lazy, model.parameters())):
+        # Methods, copies and checkpoints need the weights, which lazy layers draw when they see an input.
+        with torch.random.fork_rng(), torch.no_grad(), eval_mode(model):
+            torch.manual_seed(derive_seed("lazy", seed))
+            model(torch.zeros(2, *arguments[0]))
+    return model
 
 
 def _build(name: str, build: Builder, arguments: tuple[Any, ...], settings: Mapping[str, Any], seed: int) -> nn.Module:

@@ -1,5 +1,6 @@
 """Runs of data and networks that were changed behind their names are not taken for runs of the same."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,16 @@ def test_a_mixture_in_one_folder_is_said(tmp_path: Path) -> None:
     write_night(tmp_path, {"L2": 0.9}, "b")
     (section,) = pliant.report(tmp_path).sections
     assert "The runs are of 2 states of data n.npz, which was changed between them." in section.answer.reasons
+
+
+def test_runs_that_do_not_count_make_no_mixture(tmp_path: Path) -> None:
+    write_night(tmp_path, {"vanilla": 0.5}, "a")
+    measured = replace(own("vanilla", 0), measures=("loss",))
+    write_run(tmp_path, measured, [0.5], status="unfinished", sources={"data": "b"})
+    write_run(tmp_path, own("vanilla", 3), [0.5], status="failed", sources={"data": "c"})
+    (comparison,) = read_folders([tmp_path])
+    assert means(comparison) == pytest.approx({"vanilla": 0.5})
+    assert comparison.mixed == ()
 
 
 def test_a_damaged_log_tells_nothing(tmp_path: Path) -> None:

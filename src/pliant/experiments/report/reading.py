@@ -18,7 +18,7 @@ from pliant.experiments.choice import tell_choice
 from pliant.experiments.config import Part, RunConfig, describe, full_name, read_settings
 from pliant.experiments.recipe import Entry, GridPart, Recipe, Selection
 from pliant.experiments.sources import read_sources
-from pliant.experiments.store import Run, Status, load_recipe_values, load_run, load_selection
+from pliant.experiments.store import FINAL, Run, Status, load_recipe_values, load_run, load_selection
 
 Role = Literal["vanilla", "fresh", "method"]
 
@@ -323,15 +323,18 @@ def _sort_in(folder: Path, runs: Iterable[Run], asked: _Asked | None, questions:
         groups.setdefault(key, (question, []))[1].append((run, wanted))
     found = []
     for key, (question, members) in groups.items():
-        states = _find_states(run for run, _ in members)
+        for run, wanted in members:
+            question.add(run, asked=wanted)
+        states = _find_states(run for run in question.runs if run.status in FINAL)
         alike = questions.setdefault(key, [])
         same = next((other for other in alike if other.is_of(states)), None)
         if same is None:
             alike.append(same := question)
+        else:
+            for run, wanted in members:
+                same.add(run, asked=wanted)
         same.states |= states
         same.folders[folder] = None
-        for run, wanted in members:
-            same.add(run, asked=wanted)
         found.append(same)
     return found
 
