@@ -202,7 +202,9 @@ class TestFunctions:
             data.load(name)
 
     def test_what_it_draws_is_always_the_same_and_disturbs_nobody(self, tmp_path: Path) -> None:
-        body = "pair = torch.from_numpy(numpy.random.rand(4, 3)) + torch.rand(3), torch.arange(4) % 2; return pair, pair"
+        body = (
+            "pair = torch.from_numpy(numpy.random.rand(4, 3)) + torch.rand(3), torch.arange(4) % 2; return pair, pair"
+        )
         name, found = self.write(tmp_path, body), []
         for seed in (0, 1):
             torch.manual_seed(seed)
