@@ -146,6 +146,8 @@ class ContinualBackprop(Recycler):
         }
 
     def _act(self, groups: Sequence[UnitGroup], seen: dict[str, Activity], step: int) -> None:
+        if not groups:
+            return
         self._update_averages(groups, seen)
         due = {group.name: self._pay(group.name) for group in groups}
         if not any(due.values()):

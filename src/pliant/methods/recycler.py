@@ -350,11 +350,10 @@ class Recycler(Method):
                 "was compiled before attach()",
                 stacklevel=4,
             )
-        groups = [group for group in groups if group.name in seen]
-        if not groups:  # the receipt stays that of the last action
+        if not seen:  # the receipt stays that of the last action
             return
         self._stepped = frozenset(names)
-        self._act(groups, seen, step)
+        self._act([group for group in groups if group.name in seen], seen, step)
         if not self._looked_for_unheld and any(chosen.any() for chosen in (self._chosen or {}).values()):
             # Not before the first renewal, since optimizers may be attached one by one.
             self._looked_for_unheld = True
