@@ -150,7 +150,7 @@ def compare(
     checkpoint_seconds: Checkpoint = 30.0,
 ) -> None:
     """Compare methods on a stream: train each with several seeds, show a table, write a report."""
-    _warn(datasets.warn_of_namesake(data))
+    _warn(datasets.tell_namesake(data))
     values: dict[str, Any] = {
         "title": f"{stream} on {Path(data).name} with {model}",
         "data": data,
@@ -281,7 +281,7 @@ def data_get(
     ] = None,
 ) -> None:
     """Download and decode a data set, so that runs find it ready."""
-    _warn(datasets.warn_of_namesake(name))
+    _warn(datasets.tell_namesake(name))
     dataset = datasets.load(name, **read_options(setting or (), "data")["data"])
     console.print(
         f"{name}: {len(dataset.train)} examples to learn from, {len(dataset.test)} to be tested on, "

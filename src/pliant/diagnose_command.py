@@ -67,7 +67,7 @@ def diagnose_command(
     chosen = [name.strip() for name in measures.split(",")] if measures is not None else None
     labelled = any("labels" in measure.needs for measure in registry.select(chosen))
     options = read_options(setting or (), "data", "model")
-    if data is not None and (warning := datasets.warn_of_namesake(data)):
+    if data is not None and (warning := datasets.tell_namesake(data)):
         typer.echo(f"warning: {warning}")
     dataset = datasets.load(data, **options["data"]) if data is not None else None
     network = load_into(_build(model, dataset, seed, options["model"]), checkpoint)

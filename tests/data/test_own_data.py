@@ -80,14 +80,14 @@ class TestFolders:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        assert data.warn_of_namesake("digits") is None
+        assert data.tell_namesake("digits") is None
         write_folder(tmp_path / "digits")
         assert len(data.load("digits").classes) == 10
         assert data.load("./digits").classes == ("cat", "dog", "owl")
-        assert data.warn_of_namesake("digits").endswith("write './digits' for the folder that is here")
-        assert data.warn_of_namesake("./digits") is None
+        assert data.tell_namesake("digits").endswith("write './digits' for the folder that is here")
+        assert data.tell_namesake("./digits") is None
         (tmp_path / "digits" / "recipe.json").touch()
-        assert data.warn_of_namesake("digits") is None, "the folder of an experiment"
+        assert data.tell_namesake("digits") is None, "the folder of an experiment"
 
     def test_a_colon_in_a_path_makes_no_function_of_it(self, tmp_path: Path) -> None:
         root = write_folder(tmp_path / "2026-11-16T10:00")

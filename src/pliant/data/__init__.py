@@ -78,7 +78,7 @@ def load(
     return dataset if project is None else dataset.project(project)
 
 
-def warn_of_namesake(name: str) -> str | None:
+def tell_namesake(name: str) -> str | None:
     """Say that a name is a data set's, and not that of the folder here; nothing if that is an experiment's."""
     path = Path(name)
     if name not in names() or not path.is_dir() or (path / "recipe.json").exists():
