@@ -86,7 +86,7 @@ METHODS_EXAMPLES = {
     "fresh": "an untrained network for every task",
     "l2:lam=1e-3": "a setting",
     "redo:tau=0.1:every=97": "two settings",
-    "l2:lam=1e-2|1e-4": "the better one on held-out data",
+    "l2:lam=1e-2|1e-4": "the better one on held-out data; in quotes, for the shell",
     "swr+l2": "both at once",
 }
 
