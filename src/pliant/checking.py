@@ -54,6 +54,15 @@ def check_positive_int(argument: str, value: int) -> int:
     return int(value)
 
 
+def check_seed(seed: int | None) -> int | None:
+    """Return the seed if it is a whole number or None, else raise a ValueError that says so."""
+    if seed is None:
+        return None
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise ValueError(f"seed: {seed!r} is not allowed; it must be a whole number or None")
+    return int(seed)
+
+
 def require_positive(**counts: int) -> None:
     """Raise a ValueError that names the first that is no integer ≥ 1."""
     for name, count in counts.items():

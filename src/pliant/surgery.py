@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, SGD, Optimizer
 from torch.utils._pytree import tree_leaves
 
 
@@ -17,7 +17,8 @@ def keeper_of(optimizer: Optimizer) -> Optimizer:
 def forget_state_(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) -> int:
     """Drop all that the optimizers remember of these parameters, so that the next step starts them anew.
 
-    What L-BFGS remembers is of all its parameters together: it forgets them all, or none.
+    What L-BFGS remembers is of all its parameters together: it forgets them all, or none. A fused SGD steps only if it
+    has the momentum of all of its parameters or of none, so that it is set to zero there: the same but for dampening.
 
     Args:
         optimizers: The optimizers; ones that do not hold a parameter are not concerned.
@@ -36,8 +37,13 @@ def forget_state_(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor])
         for parameter in concerned:
             # `state` makes an entry for whatever it is asked for, so ask whether it is there first.
             if parameter in optimizer.state:
-                state = tree_leaves(optimizer.state.pop(parameter))
-                dropped += sum(isinstance(value, Tensor) for value in state)
+                fused = isinstance(optimizer, SGD) and any(group.get("fused") for group in optimizer.param_groups)
+                state = [v for v in tree_leaves(optimizer.state[parameter]) if isinstance(v, Tensor)]
+                dropped += len(state)
+                if fused:
+                    torch._foreach_zero_(state)
+                else:
+                    del optimizer.state[parameter]
     return dropped
 
 

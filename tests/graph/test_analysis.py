@@ -401,3 +401,11 @@ def test_any_floating_point_type(dtype: torch.dtype) -> None:
     model, example = CHAINS["norms"]()
     reference = analyse(model, example, check=False).plan()
     assert torch.equal(analyse(model.to(dtype), example.to(dtype)).plan().matrix, reference.matrix)
+
+
+def test_an_example_that_the_model_cannot_take_is_named() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    with pytest.raises(GraphError, match="example: Sequential cannot be called with it: ValueError: Expected more"):
+        analyse(model, torch.zeros(1, 4))
+    with pytest.raises(GraphError, match="example: Sequential cannot be called with it: RuntimeError: mat1 and mat2"):
+        analyse(model, torch.zeros(2, 5))

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 
 import pliant
+from pliant.graph.layers import called_layers, classifier_names
 
 
 class Agent(nn.Module):
@@ -49,3 +50,26 @@ def test_a_forward_pass_that_was_given_to_an_instance_counts() -> None:
     agent.critic.requires_grad_(False)
     agent.forward = agent.actor.forward
     assert list(pliant.SWR(agent, X).parameters) == ["actor.weight", "actor.bias"]
+
+
+def test_looking_at_the_calls_leaves_the_model_as_it_was() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return self.layer(x + torch.randn_like(x))
+
+    model = Counting()
+    before = torch.get_rng_state()
+    assert [layer.name for layer in called_layers(model, torch.zeros(1, 3))] == ["layer"]
+    assert model.calls == 0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_learnt_activation_does_not_end_the_classifier() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 4), nn.PReLU(), nn.Linear(4, 2))
+    assert classifier_names(called_layers(model, torch.zeros(1, 1, 4, 4))) == ("2", "4")

@@ -407,3 +407,60 @@ def test_reductions_over_everything_and_numbers_as_first_arguments() -> None:
     units = find_units(Odd(), torch.zeros(2, 4))
     assert [group.name for group in units.groups] == ["one"]
     assert units.skipped["two"] == "it is summed with other units in the model"
+
+
+class Between(nn.Module):
+    """Three layers, with something between the first two."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(relu(self.b(self.between(self.a(x)))))
+
+
+CASTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a cast that changes nothing": lambda h: relu(h).float(),
+    "a device": lambda h: relu(h).to(h.device),
+    "there and back": lambda h: relu(h.double()).type_as(h),
+}
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_a_cast_keeps_units_apart(name: str) -> None:
+    units = find_units(Between(CASTS[name]), torch.zeros(2, 4))
+    assert [group.name for group in units.groups] == ["a", "b"]
+    assert [passage.operator for passage in units.groups[0].passages] == ["relu"]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_dropout_of_channels_keeps_units_apart(training: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout2d(), nn.Conv2d(4, 2, 3)).train(training)
+    (group,) = find_units(model, torch.ones(2, 1, 8, 8)).groups
+    assert group.name == "0"
+
+
+class Activating(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(relu(x))
+
+
+class Flattening(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1))
+
+
+@pytest.mark.parametrize(("model", "shape", "reads_input"), [
+    (lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (2, 4), True),
+    (lambda: nn.Sequential(nn.Linear(4, 3), Activating(3, 2)), (2, 4), False),
+    (lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), Flattening(12, 2)), (2, 1, 4, 4), False),
+    (lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.Conv2d(3, 2, 3, padding=1, padding_mode="circular")), (2, 1, 8, 8),
+     True),
+])  # fmt: skip
+def test_a_reader_tells_whether_its_input_is_what_it_multiplies(
+    model: Callable[[], nn.Module], shape: tuple[int, ...], reads_input: bool
+) -> None:
+    (group,) = find_units(model(), torch.ones(shape)).groups
+    assert group.readers[0].reads_input == reads_input

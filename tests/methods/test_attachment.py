@@ -25,6 +25,7 @@ from pliant import (
     HeadReset,
     L2Init,
     Layerwise,
+    Method,
     Parseval,
     ReDo,
     ShrinkPerturb,
@@ -455,3 +456,54 @@ def test_a_first_step_must_be_one(make: Callable[..., Any]) -> None:
 def test_a_first_return_means_nothing_without_a_period() -> None:
     with pytest.raises(ValueError, match="first: 5 means nothing without `every`"):
         HareTortoise(zoo.build("mlp"), every=None, first=5)
+
+
+@pytest.mark.parametrize("make", [
+    lambda m, x: WeightRescaling(m, every=5),
+    lambda m, x: SWR(m, x, lam=0.5, every=5),
+    lambda m, x: HareTortoise(m, beta=0.5, every=5),
+    lambda m, x: ReDo(m, x, tau=0.5, every=5, seed=0),
+])  # fmt: skip
+def test_resumes_to_the_last_bit_after_parameters_joined_the_optimizer(make: Callable[..., Method]) -> None:
+    def begin() -> tuple[nn.Module, Method]:
+        model = zoo.build("mlp")
+        return model, make(model, zoo.batch("mlp")[0])
+
+    model, method = begin()
+    optimizer = SGD(model[4].parameters(), lr=0.1)
+    method.attach(optimizer)
+    train(model, optimizer, "mlp", range(7))
+    optimizer.add_param_group({"params": [*model[0].parameters(), *model[2].parameters()]})
+    train(model, optimizer, "mlp", range(7, 9))
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), method.state_dict()))
+    train(model, optimizer, "mlp", range(9, 16))
+
+    again, resumed = begin()
+    other = SGD(again[4].parameters(), lr=0.1)
+    other.add_param_group({"params": [*again[0].parameters(), *again[2].parameters()]})
+    for target, state in zip((again, other, resumed), saved, strict=True):
+        target.load_state_dict(state)
+    resumed.attach(other)
+    train(again, other, "mlp", range(9, 16))
+    assert_same(snapshot(again), snapshot(model))
+    assert resumed.steps == method.steps
+
+
+def test_a_fused_sgd_steps_on_after_part_of_its_memory_is_gone() -> None:
+    found = []
+    for fused in (False, True):
+        model = zoo.build("mlp", dtype=torch.float32)
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
+        train(model, optimizer, "mlp", range(3))
+        assert forget_state_([optimizer], model[4].parameters()) == 2
+        train(model, optimizer, "mlp", range(3, 6))
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("seed", [1.5, "a", True])
+def test_a_seed_is_a_whole_number(seed: Any) -> None:
+    model = zoo.build("mlp")
+    for make in (lambda: FullReset(model, seed=seed), lambda: ReDo(model, zoo.batch("mlp")[0], seed=seed)):
+        with pytest.raises(ValueError, match=f"seed: {seed!r} is not allowed; it must be a whole number or None"):
+            make()

@@ -10,12 +10,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import prune
 from torch.optim import SGD, Adam, Optimizer
 
 from pliant import (
     DASH,
     FIRE,
+    L2,
     SWR,
+    UPGD,
     FullReset,
     HareTortoise,
     L2Init,
@@ -24,6 +27,7 @@ from pliant import (
     ReDo,
     Shrink,
     ShrinkPerturb,
+    StreamingEWC,
     WeightClipping,
     WeightRescaling,
 )
@@ -295,9 +299,45 @@ def test_a_wrapper_of_an_optimizer_is_named() -> None:
     model = zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
     method = L2Init(model, lam=0.1)
-    with pytest.raises(TypeError, match="optimizers: this Wrapper takes no hooks, it wraps an optimizer; attach to"):
+    with pytest.raises(TypeError, match=r"optimizers: this Wrapper wraps an optimizer \('optimizer'\); give that one"):
         method.attach(optimizer, Wrapper(optimizer))
     assert not method.optimizers
+
+
+def test_a_wrapper_with_hooks_of_its_own_is_refused_too() -> None:
+    class SAM(Optimizer):
+        def __init__(self, params: Any, base: Optimizer) -> None:
+            super().__init__(params, {})
+            self.base_optimizer = base
+
+    model = zoo.build("mlp")
+    wrapper = SAM(model.parameters(), Adam(model.parameters()))
+    with pytest.raises(TypeError, match=r"this SAM wraps an optimizer \('base_optimizer'\); give that one instead"):
+        L2(model, lam=0.1).attach(wrapper)
+    before = snapshot(model)
+    with pytest.raises(TypeError, match="this SAM wraps an optimizer"):
+        FullReset(model).apply(wrapper)
+    assert_same(snapshot(model), before)
+
+
+@pytest.mark.parametrize("make", [lambda m, x: SWR(m, x), lambda m, x: StreamingEWC(m), lambda m, x: UPGD(m)])
+def test_a_model_that_is_cast_under_way_is_named(make: Callable[[nn.Module, Tensor], Method]) -> None:
+    model = zoo.build("mlp", dtype=torch.float32)
+    x, _ = zoo.batch("mlp", dtype=torch.float32)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    make(model, x).attach(optimizer)
+    model.double()
+    with pytest.raises(ValueError, match=r"parameter '0.weight' was torch.float32 on cpu when .* cast and move the"):
+        train(model, optimizer, "mlp", [0])
+
+
+def test_a_weight_that_is_pruned_after_all_is_named() -> None:
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    SWR(model, zoo.batch("mlp")[0]).attach(optimizer)
+    prune.l1_unstructured(model[2], "weight", 0.5)
+    with pytest.raises(ValueError, match="a tensor 'weight' is gone since it was analysed"):
+        train(model, optimizer, "mlp", [0])
 
 
 def with_an_empty_layer() -> nn.Module:

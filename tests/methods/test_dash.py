@@ -281,3 +281,11 @@ def test_a_batch_without_a_tensor_is_an_error() -> None:
     model = zoo.build("mlp")
     with pytest.raises(ValueError, match="batches: neither inputs nor targets hold a tensor"):
         DASH(model).apply(batches=[(([1.0],), [0])], loss_fn=cross_entropy)
+
+
+def test_new_data_comes_in_pairs() -> None:
+    model = zoo.build("mlp")
+    before = snapshot(model)
+    with pytest.raises(ValueError, match="batches: holds a Tensor; it must hold pairs of inputs and targets"):
+        DASH(model).apply(batches=[torch.zeros(2, 12)], loss_fn=cross_entropy)  # type: ignore[list-item]
+    assert_same(snapshot(model), before)

@@ -308,3 +308,13 @@ def test_images_are_no_features() -> None:
     FeatureRank(model, classifier="1").attach(optimizer)
     with pytest.raises(ValueError, match=r"classifier: '1' takes inputs of shape \(5, 2, 2, 2\); features are"):
         model(torch.ones(5, 1, 2, 2))
+
+
+def test_autocast_does_not_make_it_coarse() -> None:
+    torch.manual_seed(0)
+    features = torch.randn(64, 8) * torch.logspace(0, -3, 8)
+    value, gradient = feature_rank(features)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = feature_rank(features)
+    assert torch.equal(inside[0], value)
+    assert torch.equal(inside[1], gradient)

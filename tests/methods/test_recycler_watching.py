@@ -316,3 +316,51 @@ def test_a_step_without_a_renewal_asks_the_device_nothing(monkeypatch: pytest.Mo
             quiet += 1
             assert not asked
     assert quiet > 5
+
+
+@pytest.mark.parametrize("make", [lambda m, x: ReDo(m, x, every=1, tau=0.9, seed=0), ContinualBackprop])
+def test_what_was_seen_before_a_checkpoint_is_resumed(make: Any) -> None:
+    x, y = zoo.batch("mlp")
+    model = zoo.build("mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    method = make(model, x).attach(optimizer)
+    training_step(model, optimizer, (x, y))
+    cross_entropy(model(2 * x), y).backward()  # a step that a GradScaler skips, say, or the first half of one
+    saved = copy.deepcopy((model.state_dict(), method.state_dict()))
+    training_step(model, optimizer, (x, y))
+
+    again = zoo.build("mlp")
+    other = SGD(again.parameters(), lr=0.1)
+    resumed = make(again, x)
+    again.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    resumed.attach(other)
+    training_step(again, other, (x, y))
+    assert_same(snapshot(again), snapshot(model))
+    with pytest.raises(ValueError, match="has seen units of 'x' that this model has not"):
+        resumed.load_state_dict({**saved[1], "seen": {"x": {"total": torch.zeros(3)}}})
+
+
+def test_tells_of_layers_that_the_example_does_not_reach() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk = nn.Sequential(nn.Linear(12, 8), nn.ReLU())
+            self.heads = nn.ModuleList([nn.Linear(8, 2) for _ in range(2)])
+
+        def forward(self, x: Tensor, task: int = 0) -> Tensor:
+            return self.heads[task](self.trunk(x))
+
+    with pytest.warns(UserWarning, match=r"redo: the example does not reach heads\.1, so it is not known whose units"):
+        ReDo(Heads(), torch.zeros(2, 12))
+
+
+def test_a_layer_that_activates_its_own_input_is_not_watched() -> None:
+    class Activating(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.relu())
+
+    model = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 8), Activating(8, 2))
+    redo = ReDo(model, torch.zeros(2, 12))
+    assert list(redo.groups) == ["0"]
+    assert redo.skipped["2"].startswith("no linear or convolution layer reads all of its units as its input")

@@ -5,13 +5,14 @@ import gc
 import pickle
 import warnings
 import weakref
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
 
-from pliant import L2, SWR, Parseval, Spectral
+from pliant import DASH, L2, SWR, Parseval, Spectral, SpectralNorm, WeightClipping, WeightRescaling
 from pliant.methods.module_hooks import ModuleHook
 from pliant.methods.roles import role_of
 from tests import zoo
@@ -143,3 +144,14 @@ def test_two_penalties_have_the_trajectory_of_both_terms() -> None:
     )
     assert_close(closed, slow)
     assert snapshot(closed).keys() == snapshot(slow).keys()
+
+
+@pytest.mark.parametrize("make", [WeightRescaling, WeightClipping, Spectral, SpectralNorm, Parseval, DASH])
+def test_tells_of_weights_that_are_computed_from_what_it_acts_on(make: Any) -> None:
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.warns(UserWarning, match="acts on what the weights of these layers are computed from, .*: 0 ") as told:
+        make(model)
+    assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(model, where=lambda name, _: name.startswith("2."))

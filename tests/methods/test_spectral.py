@@ -269,3 +269,11 @@ def test_it_recovers_from_a_weight_that_was_not_finite(method: Any) -> None:
         penalty.step()
     largest = float(torch.linalg.matrix_norm(model[2].weight.detach(), 2))
     assert float(penalty.sigma("2.weight")) == pytest.approx(largest, rel=1e-3)
+
+
+@pytest.mark.parametrize("k", [1.0, 1.5, 2, 3, 4])
+def test_the_slope_is_that_of_the_cost_below_zero_too(k: float) -> None:
+    method = Spectral(nn.Linear(2, 2), k=k)
+    sigma = torch.tensor([-2.0, -0.7, 0.4, 1.3], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(method._cost(sigma).sum(), sigma)
+    torch.testing.assert_close(method._slope(sigma.detach()), slope)

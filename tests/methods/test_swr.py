@@ -503,3 +503,26 @@ def test_a_block_of_a_weight_has_a_strength_by_its_name() -> None:
     block = next(name for name in SWR(model, inputs)._block_names if "[" in name)
     swr = SWR(model, inputs, lam={block: 0.5})
     assert swr.lam.tolist() == [0.5 * (name == block) for name in swr._block_names]
+
+
+def test_the_receipt_tells_what_each_weight_was_multiplied_by() -> None:
+    class Dueling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.value, self.advantage = nn.Linear(4, 1), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.value(x) + self.advantage(x)
+
+    model = Dueling().double()
+    swr = SWR(model, torch.ones(2, 4, dtype=torch.float64), lam=0.5)
+    with torch.no_grad():
+        model.value.weight.mul_(4)
+    before = snapshot(model)
+    swr.step()
+    assert swr.receipt is not None
+    factors = swr.receipt.details["factors"]
+    assert set(factors) == {"value.weight", "advantage.weight"}
+    for name, factor in factors.items():
+        torch.testing.assert_close(model.get_parameter(name).detach(), factor * before[name])
+        assert factor < 0.9  # both, though only one of them has grown

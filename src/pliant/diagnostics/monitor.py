@@ -23,6 +23,7 @@ from pliant.diagnostics.differentiation import dense
 from pliant.diagnostics.probe import Probe, Statistics
 from pliant.diagnostics.record import Measure, Need
 from pliant.graph.layers import check_callable
+from pliant.step_hooks import after_step, before_step
 
 
 @dataclass(frozen=True)
@@ -127,8 +128,8 @@ class Monitor:
         """Go on with another optimizer; what was measured stays."""
         self.detach()
         self._handles = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
+            before_step(optimizer, self._before_step),
+            after_step(optimizer, self._after_step),
         ]
         self._resumed = None
         return self

@@ -35,7 +35,7 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from pliant.graph.layers import Example, check_callable, split_example
+from pliant.graph.layers import Example, call_with, check_callable, left_as_it_was, split_example
 
 _TORCH = str(Path(torch.__file__).parent)
 _WRAPPERS = ("torch.nn.parallel.distributed", "torch.distributed.")
@@ -129,6 +129,17 @@ class ModelGraph:
         return f"{self.operator(node)} in {path or 'the model'} ({self.module_type(node)})"
 
 
+def _check_runs(model: nn.Module, example: Example) -> None:
+    """Raise a GraphError if the model cannot even be called with the example, and leave it as it was."""
+    try:
+        with left_as_it_was(model), torch.no_grad():
+            call_with(model, example)
+    except Exception as error:
+        raise GraphError(
+            f"example: {type(model).__name__} cannot be called with it: {type(error).__name__}: {error}"
+        ) from error
+
+
 def export_graph(model: nn.Module, example: Example) -> ModelGraph:
     """Export a model, in the mode that it is in, on an example.
 
@@ -161,6 +172,7 @@ def export_graph(model: nn.Module, example: Example) -> ModelGraph:
             exported = torch.export.export(shell, (arguments, keywords), strict=False)
             program = exported.run_decompositions({})
     except Exception as error:
+        _check_runs(model, example)
         first = str(error).strip().partition("\n")[0]
         raise GraphError(
             f"torch.export cannot trace {type(model).__name__}: {type(error).__name__}: {first} "

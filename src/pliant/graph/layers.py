@@ -120,7 +120,7 @@ def called_layers(model: nn.Module, example: Any) -> tuple[Layer, ...]:
             layer = Layer(name, module)
             handles.append(module.register_forward_pre_hook(lambda _m, _args, layer=layer: called.append(layer)))
     try:
-        with eval_mode(model), torch.no_grad():
+        with left_as_it_was(model), eval_mode(model), torch.no_grad():
             call_with(model, example)
     finally:
         for handle in handles:
@@ -140,6 +140,7 @@ def classifier_names(layers: Sequence[Layer]) -> tuple[str, ...]:
         ValueError: If the last layer is not linear, so that the classifier must be named.
     """
     names: list[str] = []
+    layers = [layer for layer in layers if not isinstance(layer.module, nn.PReLU)]  # an activation, learnt or not
     for layer in reversed(layers):
         if not isinstance(layer.module, nn.Linear):
             break

@@ -90,12 +90,20 @@ class BlockTensors:
 
     def parameters(self) -> list[tuple[int, nn.Parameter]]:
         """Return the parameters among them, or those that hold them, each with its place; the others are buffers."""
-        whole = [holder[leaf] for holder, leaf in self._places]
-        return [(place, tensor) for place, tensor in enumerate(whole) if isinstance(tensor, nn.Parameter)]
+        return [(place, tensor) for place, tensor in enumerate(self._whole()) if isinstance(tensor, nn.Parameter)]
 
     def get(self) -> list[Tensor]:
         """Return the tensors, or views of them, as the model holds them now."""
-        tensors = [holder[leaf] for holder, leaf in self._places]
+        tensors = self._whole()
         for i, block in self._slices:
             tensors[i] = block.of(tensors[i])
         return tensors
+
+    def _whole(self) -> list[Tensor]:
+        try:
+            return [holder[leaf] for holder, leaf in self._places]
+        except KeyError as error:
+            raise ValueError(
+                f"model: a tensor {error} is gone since it was analysed (pruning, or a parametrization that was put on "
+                "it); make the method anew"
+            ) from None

@@ -52,16 +52,26 @@ class Draft:
         return torch.where(mine, labels - self.first, -1)
 
 
+UNREACHED = "it has no part in what the model returns"
+"""Why the units of a layer cannot be renewed if the example does not reach it."""
+
 _NONE = 0
 """The label of an entry that belongs to no unit."""
 
 _ELEMENTWISE = frozenset({
     "relu", "leaky_relu", "rrelu", "prelu", "gelu", "silu", "mish", "elu", "celu", "selu", "softplus", "hardswish",
     "hardtanh", "relu6", "hardsigmoid", "log_sigmoid", "tanh", "sigmoid", "abs", "neg", "exp", "sin", "cos", "square",
-    "sqrt", "clamp", "clamp_min", "clamp_max", "threshold", "pow", "nan_to_num", "native_dropout", "_to_copy",
-    "type_as", "add", "sub", "rsub", "mul", "div", "maximum", "minimum",
+    "sqrt", "clamp", "clamp_min", "clamp_max", "threshold", "pow", "nan_to_num", "native_dropout", "add",
+    "sub", "rsub", "mul", "div", "maximum", "minimum",
 })  # fmt: skip
 """Calls that make each entry of the result from one entry of what they read, or of each tensor that they read."""
+
+_CASTS = frozenset({"_to_copy", "type_as"})
+_SHAPE_ONLY = frozenset({
+    "_assert_tensor_metadata", "new_empty", "new_zeros", "new_ones", "new_full", "empty_like", "zeros_like",
+    "ones_like", "full_like", "rand_like", "randn_like",
+})  # fmt: skip
+"""Calls that take the shape of what they read, or its kind, but none of its entries."""
 
 _REDUCTIONS = frozenset({"mean", "sum", "amax", "amin"})
 _ATTENTION = frozenset({"scaled_dot_product_attention", "softmax", "matmul", "bmm", "einsum"})
@@ -95,7 +105,7 @@ class Tracker:
         called = {draft.name for draft in self.drafts} | self.opaque.keys()
         for path, module in self.graph.model.named_modules():
             if path not in called and isinstance(module, WEIGHT_LAYERS):
-                self.opaque[path] = "it has no part in what the model returns"
+                self.opaque[path] = UNREACHED
 
     def _visit(self, node: fx.Node) -> Any:
         name = self.graph.operator(node)
@@ -109,6 +119,10 @@ class Tracker:
         if not any(self._has_units(source) for source in node.all_input_nodes):
             return None
         first = node.args[0]
+        if name in _SHAPE_ONLY:
+            return None
+        if name in _CASTS or (name == "mul" and _is_mask(node.args[1], self.graph)):
+            return self._of(first)
         if name in _NORMS:
             self._note_passage(node)
             return self._follow_norm(node)
@@ -186,7 +200,7 @@ class Tracker:
             if grouped:
                 self._flag(self._of(source), f"it is read by the grouped convolution {path}")
             else:
-                self._add_reader(node, self._of(source), weight, bias, in_dim, value_dim)
+                self._add_reader(node, source, weight, bias, in_dim, value_dim)
         count = self.graph.shape(weight)[out_dim]
         own = torch.arange(count)
         draft = Draft(
@@ -205,17 +219,24 @@ class Tracker:
         shape = self.graph.shape(node)
         return None if draft.reasons else (own + draft.first).view(-1, *[1] * (-1 - value_dim)).expand(shape)
 
-    def _add_reader(self, node: fx.Node, labels: Tensor, weight: Any, bias: Any, in_dim: int, value_dim: int) -> None:
+    def _add_reader(self, node: fx.Node, source: Any, weight: Any, bias: Any, in_dim: int, value_dim: int) -> None:
+        labels, path = self._of(source), self.graph.module_path(node)
         vector = _along(labels, value_dim)
-        path = self.graph.module_path(node)
         if vector is None:
             self._flag(labels, f"it is mixed with others before {path or 'the model'} reads it")
             return
         for draft in self._drafts_in(vector):
             slices = Slices(self.graph.parameters[weight], in_dim, draft.units(vector))
-            own_bias = self.graph.parameters.get(bias, "")
-            draft.readers.append(Reader(path, slices, own_bias if self._uses[own_bias] == 1 else None, value_dim))
+            name = self.graph.parameters.get(bias, "")
+            own_bias = name if self._uses[name] == 1 else None
+            draft.readers.append(Reader(path, slices, own_bias, value_dim, self._is_made_outside(source, path)))
             self._check_parameter(draft, weight, "it is read by")
+
+    def _is_made_outside(self, source: fx.Node, path: str) -> bool:
+        """Say whether a module has what it multiplies by its weight from elsewhere, and at most pads it itself."""
+        while self.graph.module_path(source) == path and self.graph.operator(source) in ("pad", *_CASTS):
+            source = source.all_input_nodes[0]
+        return not f"{self.graph.module_path(source)}.".startswith(f"{path}.")
 
     def _layer_name(self, path: str, weight: str) -> str:
         """Return the module that owns the weight; of several that share it, the one that makes the call."""
@@ -337,6 +358,13 @@ class Tracker:
         for source in node.all_input_nodes:
             if self._has_units(source):
                 self._flag(self._of(source), reason)
+
+
+def _is_mask(value: Any, graph: ModelGraph) -> bool:
+    """Say whether a value is a mask of a dropout of whole channels: random numbers, divided by how many are kept."""
+    while isinstance(value, fx.Node) and graph.operator(value) == "div":
+        value = value.args[0]
+    return isinstance(value, fx.Node) and graph.operator(value) == "bernoulli"
 
 
 def _first_shape(node: fx.Node) -> torch.Size:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pliant.checking import check_positive_int
+from pliant.surgery import keeper_of
 
 
 @dataclass
@@ -50,18 +51,37 @@ class Attachment:
         return not (self.frozen and any(p.requires_grad for p in self.frozen))
 
 
-def choose_counter(names: tuple[str, ...], others: Iterable[Attachment]) -> str:
-    """Return the first of an optimizer's parameters under which the steps of no other are counted.
+def check_optimizer(optimizer: Any, advice: str = "") -> None:
+    """Raise a TypeError if something is no optimizer, or only wraps one (SAM): that one steps, and remembers.
+
+    Args:
+        optimizer: What was given for an optimizer.
+        advice: What to say of something else.
+    """
+    kind = type(optimizer).__name__
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizers: a {kind} is no torch.optim.Optimizer{advice}")
+    inner = [name for name, held in vars(optimizer).items() if isinstance(held, Optimizer)]
+    if not hasattr(optimizer, "_optimizer_step_post_hooks") or (inner and keeper_of(optimizer) is optimizer):
+        named = f" ({inner[0]!r})" if inner else ""
+        raise TypeError(f"optimizers: this {kind} wraps an optimizer{named}; give that one instead")
+
+
+def choose_counter(names: tuple[str, ...], others: Iterable[Attachment], steps: Mapping[str, int]) -> str:
+    """Return a parameter of an optimizer under which to count its steps: the first with a count of no other's.
 
     Steps are counted by a parameter, not by optimizer: a loop that makes a new optimizer for each task keeps its
-    count, and an actor's steps are not mistaken for its critic's, even if both train the first layer.
+    count, and an actor's steps are not mistaken for its critic's, even if both train the first layer. An optimizer that
+    other parameters have joined goes on with its count when it is made again with all of them.
 
     Args:
         names: The method's parameters that the optimizer holds.
         others: The other optimizers that are attached.
+        steps: The counts.
     """
     taken = {other.counter for other in others if other.names != names}
-    return next((name for name in names if name not in taken), next(iter(names), ""))
+    free = [name for name in names if name not in taken] or [*names[:1], ""]
+    return next((name for name in free if name in steps), free[0])
 
 
 def warn_of_new_count(method: str, new: Attachment, others: Iterable[Attachment], steps: Mapping[str, int]) -> None:
@@ -124,18 +144,6 @@ def ascending_names(optimizer: Optimizer, names: Sequence[str], groups: Sequence
     else:
         return ()
     return [name for name, i in zip(names, groups, strict=True) if optimizer.param_groups[i].get("maximize")]
-
-
-def let_act_later(optimizer: Optimizer, chosen: Callable[[Any], bool]) -> None:
-    """Let what acts after steps of an optimizer do so behind all else, if it is chosen; in the order that it had.
-
-    Args:
-        optimizer: The optimizer.
-        chosen: A predicate on its post-hooks.
-    """
-    hooks = optimizer._optimizer_step_post_hooks
-    for key in [key for key, hook in hooks.items() if chosen(hook)]:
-        hooks[key] = hooks.pop(key)
 
 
 def check_timing(every: int, first: int | None) -> tuple[int, int | None]:

@@ -34,6 +34,7 @@ from pliant.checking import check_choice
 from pliant.methods.attachment import (
     Attachment,
     ascending_names,
+    check_optimizer,
     choose_counter,
     closure_of,
     found_inf_of,
@@ -44,6 +45,7 @@ from pliant.methods.attachment import (
 )
 from pliant.methods.parameters import check_not_replaced, learnable_parameters, warn_of_unknown
 from pliant.methods.state import check_same_shapes, check_same_structure, copy_state_
+from pliant.step_hooks import after_step, before_step
 from pliant.surgery import forget_state_
 
 Kind = Literal["penalty", "rescaler", "reinitializer", "recycler", "architecture"]
@@ -131,12 +133,7 @@ class Method(ABC):
         if not optimizers:
             raise ValueError("optimizers: none given; attach() takes one optimizer or more")
         for optimizer in optimizers:
-            if not isinstance(optimizer, Optimizer):
-                raise TypeError(f"optimizers: {optimizer!r} is no torch.optim.Optimizer")
-            if not hasattr(optimizer, "_optimizer_step_post_hooks"):
-                raise TypeError(
-                    f"optimizers: this {type(optimizer).__name__} takes no hooks, it wraps an optimizer; attach to that"
-                )
+            check_optimizer(optimizer)
             if optimizer in self._attachments:
                 raise ValueError(
                     f"{self.name} is attached to this {type(optimizer).__name__} already; detach() it first"
@@ -149,7 +146,7 @@ class Method(ABC):
             self._check_placement(attachment.names)
             attachment.frozen = warn_of_unknown(self.name, self.model, self._known, optimizer, self._told)
         for optimizer, attachment in prepared.items():
-            attachment.counter = choose_counter(attachment.names, self._attachments.values())
+            attachment.counter = choose_counter(attachment.names, self._attachments.values(), self.steps)
             attachment.handles = self._register_hooks(optimizer)
             self._attachments[optimizer] = attachment
         if getattr(self, "every", None) not in (None, 1):
@@ -232,6 +229,8 @@ class Method(ABC):
         attachment = self._attachments[optimizer]
         if not attachment.is_current(optimizer):
             self._match_again(optimizer, attachment)
+        elif self.pins_placement and attachment.names:
+            self._check_placement(attachment.names[:1])  # what casts or moves a model does so to all of it
         return attachment
 
     def _match_again(self, optimizer: Optimizer, attachment: Attachment) -> None:
@@ -332,7 +331,7 @@ class Penalty(Method):
         return Receipt(self.name, "add gradient", len(self.strengths), entries, details)
 
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
-        return [optimizer.register_step_pre_hook(self._before_step)]
+        return [before_step(optimizer, self._before_step)]
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         attachment = self._attachment(optimizer)
@@ -407,7 +406,7 @@ class Rescaler(Method):
     _was_skipped = staticmethod(was_skipped)
 
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
-        return [optimizer.register_step_post_hook(self._after_step)]
+        return [after_step(optimizer, self._after_step)]
 
 
 class Reinitializer(Method):
@@ -448,9 +447,7 @@ class Reinitializer(Method):
             The receipt: how many tensors and entries changed, how many optimizer tensors were dropped.
         """
         for optimizer in optimizers:
-            if not isinstance(optimizer, Optimizer):
-                kind = type(optimizer).__name__
-                raise TypeError(f"optimizers: a {kind} is no torch.optim.Optimizer; data goes to batches=")
+            check_optimizer(optimizer, "; data goes to batches=")
         concerned = optimizers or self.optimizers
         if self.optimizer_state != "keep" and not concerned:
             warnings.warn(

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from pliant.checking import check_number, check_positive_int
+from pliant.checking import check_number, check_positive_int, check_seed
 from pliant.graph.units import Reader, UnitGroup
 from pliant.methods.base import Filter
 from pliant.methods.recycler import Activity, Recycler, SumByUnit, sum_except
@@ -104,7 +104,7 @@ class ContinualBackprop(Recycler):
         self.gain = check_number("gain", gain)
         super().__init__(model, example, where=where)
         self._outgoing = {name: self._find_outgoing(group) for name, group in self.groups.items()}
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.draws = 0
         dtypes = {name: wide_dtype(self._weight(g).dtype) for name, g in self.groups.items()}
         self.utilities = {name: torch.zeros_like(n, dtype=dtypes[name]) for name, n in self.renewals.items()}

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from pliant.checking import check_choice
+from pliant.checking import check_choice, check_seed
 from pliant.graph.unit_parts import Reader
 from pliant.graph.units import UnitGroup
 from pliant.methods.architecture import Architecture, replace_module, replaceable
@@ -104,7 +104,7 @@ class CReLUConversion(Architecture):
     ) -> None:
         check_choice("weights", weights, get_args(Weights))
         self.weights = weights
-        self.seed = seed
+        self.seed = check_seed(seed)
         super().__init__(model, example, where=where)
 
     def _reason_against(self, model: nn.Module, group: UnitGroup) -> str | None:

@@ -24,6 +24,7 @@ from pliant.graph.matrices import find_matrices
 from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
 from pliant.methods.module_hooks import silent_hooks
 from pliant.methods.parameters import learnable_parameters
+from pliant.methods.roles import warn_of_computed
 from pliant.precision import wide_dtype, widen
 
 Accumulate = Literal["chunk", "batch"]
@@ -91,6 +92,7 @@ class DASH(Reinitializer):
             optimizer_state=optimizer_state,
             where=lambda name, p: id(p) not in norm_parameters and (where is None or where(name, p)),
         )
+        warn_of_computed(self)
         self.lam = check_number("lam", lam, high=1.0)
         self.alpha = check_number("alpha", alpha, high=1.0, above=True)  # with 0 the average stays at zero for ever
         check_choice("accumulate", accumulate, get_args(Accumulate))
@@ -134,7 +136,10 @@ class DASH(Reinitializer):
         free = self._free()
         total: dict[str, Tensor] = {}
         examples = 0
-        for inputs, targets in batches:
+        for batch in batches:
+            if not (isinstance(batch, tuple | list) and len(batch) == 2):
+                raise ValueError(f"batches: holds a {type(batch).__name__}; it must hold pairs of inputs and targets")
+            inputs, targets = batch
             size = _count_examples(inputs, targets)
             with torch.enable_grad():
                 # Anything else is one argument: the list that a loader makes of a pair, a batch of graphs.

@@ -34,11 +34,13 @@ from pliant.methods.base import Kind, Method, Receipt
 from pliant.methods.gram import gram
 from pliant.methods.module_hooks import ModuleHook, input_of
 from pliant.methods.naming import check_modules
-from pliant.precision import widen
+from pliant.precision import widen, without_autocast
+from pliant.step_hooks import before_step
 
 LossScale = float | Callable[[], float | Tensor]
 
 
+@without_autocast
 def feature_rank(features: Tensor) -> tuple[Tensor, Tensor]:
     """Return σ₁² − σ_d² of a matrix, and its gradient.
 
@@ -146,7 +148,7 @@ class FeatureRank(Method):
         return attachment
 
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
-        return [optimizer.register_step_pre_hook(self._before_step)]
+        return [before_step(optimizer, self._before_step)]
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         self._count_step(self._attachment(optimizer).counter)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from pliant.checking import check_seed
 from pliant.graph.layers import Layer, called_layers
 from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
 from pliant.methods.naming import check_modules
@@ -86,7 +87,7 @@ class Layerwise(Reinitializer):
         self._members = _members(model, self.blocks, self.parameters)
         check_redrawable(model, init, [name for members in self._members for name in members])
         self.init = init
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.norms = {
             name: p.detach().norm() for name, p in self.parameters.items() if role_of(model, name, p) == "matrix"
         }

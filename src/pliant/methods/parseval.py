@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pliant.checking import check_number
 from pliant.methods.base import Filter, Penalty
 from pliant.methods.gram import gram
-from pliant.methods.roles import Role, as_matrix, having_role, role_of
+from pliant.methods.roles import Role, as_matrix, having_role, role_of, warn_of_computed
 from pliant.methods.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
 from pliant.precision import without_autocast
 
@@ -93,6 +93,7 @@ class Parseval(Penalty):
     ) -> None:
         roles: tuple[Role, ...] = ("matrix", "scale") if norm_scales else ("matrix",)
         super().__init__(model, where=having_role(model, where, *roles))
+        warn_of_computed(self)
         self.s = check_number("s", s)
         self.strengths = resolve_strengths(lam, self.parameters)
         self._scales = {name for name in self.strengths if role_of(model, name, self.parameters[name]) == "scale"}

@@ -27,6 +27,7 @@ from pliant.methods.module_hooks import ModuleHook, input_of
 from pliant.methods.parameters import check_not_replaced
 from pliant.methods.unit_choice import choose_units, is_linear_or_convolution
 from pliant.precision import wide_dtype
+from pliant.step_hooks import after_step
 from pliant.surgery import keeper_of, slice_mask, write_, zero_moments_
 
 _FEW = 32
@@ -171,7 +172,7 @@ class Recycler(Method):
         """Watch the model, and act after every step of these optimizers on the units whose weights they hold."""
         super().attach(*optimizers)
         self._find_holders()
-        for optimizer in optimizers:
+        for optimizer in optimizers if self._probes else ():
             # What was seen while no optimizer held these units belongs to none of its steps.
             self._forget(self._attachment(optimizer).names)
         if not self._probes:
@@ -218,6 +219,24 @@ class Recycler(Method):
         }
         return Receipt(self.name, "renew units", len(written), entries, details)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a resumed run needs, what was seen since the last step included."""
+        return {**super().state_dict(), "seen": {name: vars(activity) for name, activity in self._seen.items()}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore a state made by `state_dict()`; settings come from construction, not from here."""
+        seen = state_dict.get("seen", {})
+        for name, activity in seen.items():
+            reader = self._watched_at.get(name)
+            if reader is None or len(activity["total"]) != len(reader.weight.units):
+                raise ValueError(f"state_dict: has seen units of {name!r} that this model has not")
+        super().load_state_dict(state_dict)
+        self._seen = {name: self._here(name, activity) for name, activity in seen.items()}
+
+    def _here(self, name: str, activity: Mapping[str, Any]) -> Activity:
+        device = self._tensor(self.groups[name].weight.tensor).device
+        return Activity(**{key: v.to(device) if isinstance(v, Tensor) else v for key, v in activity.items()})
+
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_probes": [], "_seen": {}, "_checked": None}
 
@@ -231,7 +250,8 @@ class Recycler(Method):
         return [
             reader
             for reader in group.readers
-            if is_linear_or_convolution(self.model.get_submodule(reader.module))
+            if reader.reads_input
+            and is_linear_or_convolution(self.model.get_submodule(reader.module))
             and torch.isin(units, reader.weight.units).all()
         ]
 
@@ -240,7 +260,7 @@ class Recycler(Method):
         if group.weight.tensor not in self.parameters:
             return "the weight that makes it has no entries"
         if not self._watchable_readers(group):
-            return "no linear or convolution layer reads all of its units, where they could be watched"
+            return "no linear or convolution layer reads all of its units as its input, where they could be watched"
         return None
 
     @abstractmethod
@@ -305,7 +325,7 @@ class Recycler(Method):
         return [group for group in self.groups.values() if group.weight.tensor in held]
 
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
-        return [optimizer.register_step_post_hook(self._after_step)]
+        return [after_step(optimizer, self._after_step)]
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         # Units of parameters that have joined the optimizer since are found now, and watched from now on.

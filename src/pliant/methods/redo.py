@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from pliant.checking import check_number
+from pliant.checking import check_number, check_seed
 from pliant.graph.units import UnitGroup
 from pliant.methods.attachment import check_timing, is_due
 from pliant.methods.base import Filter
@@ -73,7 +73,7 @@ class ReDo(Recycler):
         super().__init__(model, example, where=where)
         check_redrawable(model, init, [group.weight.tensor for group in self.groups.values()], whole=False)
         self.init = init
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.draws = 0
 
     def _is_due(self, step: int) -> bool:

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from pliant.checking import check_seed
 from pliant.graph.layers import called_layers, classifier_names
 from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
 from pliant.methods.naming import check_modules
@@ -41,7 +42,7 @@ class FullReset(Reinitializer):
         check_redrawable(model, init, self.parameters)
         self._bare = bare_modules(model) if where is None else []
         self.init = init
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.draws = 0
 
     def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
@@ -58,7 +59,8 @@ class HeadReset(FullReset):
         model: The model.
         example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), from which the
             head is found. Not needed if `head` is given.
-        head: The head's modules by name, if the tail is not what you mean.
+        head: The head's modules by name, if the tail is not what you mean: of several heads of a fully connected
+            network (an actor's mean and deviation) it is the one that is called last.
         optimizer_state: "reset" (default) or "keep" the moments of the head.
         init: What else initialises a model in place, after each module's own `reset_parameters`.
         seed: Draw from a stream of its own; from torch's global generators if None.

@@ -1,12 +1,14 @@
 """What a parameter does in its layer: multiply as a matrix, scale each unit, or be added."""
 
+import warnings
 from typing import Literal, get_args
 
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from pliant.graph.layers import NORM_LAYERS
-from pliant.methods.base import Filter
+from pliant.graph.matrices import find_computed
+from pliant.methods.base import Filter, Method
 
 Role = Literal["matrix", "scale", "shift"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -51,6 +53,25 @@ def role_of(model: nn.Module, name: str, parameter: Tensor) -> Role | None:
 def having_role(model: nn.Module, where: Filter | None, *roles: Role) -> Filter:
     """Return a filter that passes the parameters with one of these roles which also pass `where`."""
     return lambda name, p: role_of(model, name, p) in roles and (where is None or where(name, p))
+
+
+def warn_of_computed(method: Method, stacklevel: int = 3) -> None:
+    """Warn if a method takes for weights what weights are computed from, as the directions of a weight norm.
+
+    Args:
+        method: The method, its parameters chosen.
+        stacklevel: Who is to be told, as in `warnings.warn`.
+    """
+    matrices = [name for name, p in method.parameters.items() if role_of(method.model, name, p) == "matrix"]
+    layers = [
+        path for path in find_computed(method.model) if any(name.startswith(path and f"{path}.") for name in matrices)
+    ]
+    if layers:
+        warnings.warn(
+            f"{method.name} acts on what the weights of these layers are computed from, not on the weights themselves: "
+            f"{', '.join(layers)} (where= leaves them out)",
+            stacklevel=stacklevel,
+        )
 
 
 def as_matrix(tensor: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import nn
 
 from pliant.checking import check_number
 from pliant.graph.analysis import analyse
+from pliant.graph.export import GraphError
 from pliant.graph.plan import BlockTensors
 from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
 from pliant.methods.parameters import check_not_frozen
@@ -49,7 +50,10 @@ class Shrink(Reinitializer):
         self.lam = check_number("lam", lam, high=1.0, below=True)  # with 1 nothing would be left of the weights
         if example is None:
             raise ValueError(f"example: None, but {self.name} analyses the model on one; pass an example input")
-        scales = analyse(model, example)
+        try:
+            scales = analyse(model, example)
+        except GraphError as error:
+            raise GraphError(f"{error} Shrink & perturb needs no graph.") from error
         plan = scales.plan()
         if proportional and not plan.wishes:
             raise ValueError("model: no weight can be rescaled without changing the function; see pliant.graph.analyse")

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from pliant.checking import check_choice, check_number
+from pliant.checking import check_choice, check_number, check_seed
 from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
 from pliant.methods.redraw import Init, check_redrawable, draw_fresh, draw_normal, seeded
 
@@ -77,7 +77,7 @@ class ShrinkPerturb(Reinitializer):
         if toward == "fresh":
             check_redrawable(model, init, self.parameters)
         self.init = init
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.draws = 0
         kept = self.parameters if toward == "initial" else {}
         self.initial = {name: p.detach().clone() for name, p in kept.items()}

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from pliant.checking import check_number
 from pliant.methods.base import Filter, Penalty
-from pliant.methods.roles import ROLES, as_matrix, having_role, role_of
+from pliant.methods.roles import ROLES, as_matrix, having_role, role_of, warn_of_computed
 from pliant.methods.strengths import Strength, resolve_strengths
 from pliant.precision import widen, without_autocast
 from pliant.seeding import generator
@@ -117,6 +117,7 @@ class _LargestSingularValue(Penalty):
 
     def __init__(self, model: nn.Module, *, lam: Strength, where: Filter) -> None:
         super().__init__(model, where=where)
+        warn_of_computed(self, stacklevel=4)
         self.strengths = resolve_strengths(lam, self.parameters)
         self.roles = {name: role_of(model, name, self.parameters[name]) for name in self.strengths}
         matrices = [name for name, role in self.roles.items() if role == "matrix"]
@@ -196,8 +197,11 @@ class Spectral(_LargestSingularValue):
         return [slope.to(sigma.device) for slope, sigma in zip(slopes.unbind(), sigmas, strict=True)]
 
     def _slope(self, sigma: Tensor) -> Tensor:
-        power = sigma ** (self.k - 1)
-        return (power * sigma - 1) * power * (2 * self.k)
+        is_odd = self.k % 2 == 0  # then powers do by themselves what the sign does
+        size = sigma if is_odd else sigma.abs()
+        power = size ** (self.k - 1)
+        slope = (power * size - 1) * power * (2 * self.k)
+        return slope if is_odd else slope * sigma.sign()
 
     def _term(self, name: str) -> Tensor:
         parameter = self.parameters[name].detach()
@@ -214,7 +218,7 @@ class Spectral(_LargestSingularValue):
             role = self.roles.get(name)
             if role == "scale":
                 parameter = self.parameters[name].detach()
-                slope = self._slope(parameter.abs()) * parameter.sign()
+                slope = self._slope(parameter)
                 gradient.add_(slope if scale is None else slope * scale, alpha=self.strengths[name])
             elif role == "shift":
                 parameter = self.parameters[name].detach()

@@ -33,6 +33,7 @@ from pliant.methods.naming import check_modules
 from pliant.methods.parameters import check_not_frozen
 from pliant.methods.pull import DevicePull, HostPull, rows_that_follow
 from pliant.methods.strengths import Strength, resolve_strengths
+from pliant.step_hooks import before_step
 
 OnDecay = Literal["keep", "reinit"]
 _PullKey = tuple[tuple[str, ...], tuple[int, ...], int, int]
@@ -49,7 +50,8 @@ class SWR(Rescaler):
         lam: λ in [0, 1], one for all weights or by name pattern (packed queries, keys and values go by the name of
             their parameter, or each by its own); the paper's λ_f if `lam_classifier` is given.
         lam_classifier: The paper's λ_c, the classifier's strength; `lam` if None.
-        classifier: The classifier's modules by name; the fully connected tail (the last layer of an MLP) if None.
+        classifier: The classifier's modules by name; the fully connected tail (the last layer of an MLP; of several
+            heads the one called last) if None.
         order: "graph" analyses how the parameters' scales hang together, for any architecture, and pulls each weight
             as near to its wish as the function allows. "forward" takes the layers in order of their call as a chain,
             whatever joins them; a list of module names is an explicit chain, and leaves all else alone.
@@ -201,7 +203,7 @@ class SWR(Rescaler):
             return None
         growth = self._norms() / self.initial_norms
         details = {
-            "factors": dict(zip(self._block_names, _as_tensor(self._last).exp().tolist(), strict=True)),
+            "factors": dict(zip(self._block_names, self._factors(self._last), strict=True)),
             "output_factors": self._output_factors(self._last),
             "norm_growth": dict(zip(self._block_names, growth.tolist(), strict=True)),
             "steps": sum(self.steps.values()),
@@ -254,6 +256,12 @@ class SWR(Rescaler):
             strengths |= dict.fromkeys(chosen, lam_classifier)
         return [strengths.get(name, 0.0) for name in self._block_names]
 
+    def _factors(self, log_c: Tensor | Sequence[float]) -> list[float]:
+        """Return what each weight was multiplied by: where others hang on it, not what it wished for."""
+        rows = {block: row for row, block in enumerate(self.plan.targets)}
+        scales: Tensor = (self.plan.matrix @ _as_tensor(log_c)).exp()
+        return [float(scales[rows[block]]) for block in self.plan.wishes]
+
     def _output_factors(self, log_c: Tensor | Sequence[float]) -> list[float]:
         factors: list[float] = (self.plan.outputs @ _as_tensor(log_c)).exp().tolist()
         return factors
@@ -261,7 +269,7 @@ class SWR(Rescaler):
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
         handles = super()._register_hooks(optimizer)
         if self.on_decay == "reinit":
-            handles.append(optimizer.register_step_pre_hook(self._before_step))
+            handles.append(before_step(optimizer, self._before_step))
         return handles
 
     def _match_again(self, optimizer: Optimizer, attachment: Attachment) -> None:

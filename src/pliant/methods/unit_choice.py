@@ -1,5 +1,6 @@
 """Whose units a method acts on: those that can be acted on one by one, and that its user asks for."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from pliant.graph.matrices import is_linear
+from pliant.graph.unit_tracker import UNREACHED
 from pliant.graph.units import UnitGroup, find_units
 from pliant.methods.base import Filter
 
@@ -51,7 +53,18 @@ def choose_units(
     if not chosen:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
         raise ValueError(f"model: {failure} ({reasons or '`where` passes none'})")
+    unreached = [name for name, reason in found.skipped.items() if reason == UNREACHED and _learns(model, name)]
+    if unreached:
+        warnings.warn(
+            f"{method}: the example does not reach {', '.join(unreached)}, so it is not known whose units are read "
+            "there; pass an example, or a module around the model, that calls every layer",
+            stacklevel=4,
+        )
     return chosen, skipped
+
+
+def _learns(model: nn.Module, path: str) -> bool:
+    return any(p.requires_grad and p.numel() for p in model.get_submodule(path).parameters())
 
 
 def is_linear_or_convolution(module: nn.Module) -> bool:

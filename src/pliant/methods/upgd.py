@@ -30,12 +30,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pliant.checking import check_number
-from pliant.methods.attachment import ascending_names, found_inf_of, let_act_later
+from pliant.checking import check_number, check_seed
+from pliant.methods.attachment import ascending_names, found_inf_of
 from pliant.methods.averages import start_averages, update_averages_
 from pliant.methods.base import Filter, Receipt, Rescaler
 from pliant.methods.redraw import draw_normal, seeded
 from pliant.precision import widen
+from pliant.step_hooks import before_step, let_act_later
 
 
 def plasticity_gates(utilities: Sequence[Tensor]) -> list[Tensor]:
@@ -87,7 +88,7 @@ class UPGD(Rescaler):
         self.sigma = check_number("sigma", sigma)
         self.beta = check_number("beta", beta, high=1.0, below=True)  # with 1 the average would never move
         self.weight_decay = check_number("weight_decay", weight_decay)
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.averages = start_averages(self.parameters, "utilities")
         self.draws = 0
         self._before: dict[tuple[str, ...], list[Tensor]] = {}
@@ -110,7 +111,7 @@ class UPGD(Rescaler):
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
         handles = super()._register_hooks(optimizer)
         let_act_later(optimizer, lambda hook: hook != self._after_step)
-        return [*handles, optimizer.register_step_pre_hook(self._before_step)]
+        return [*handles, before_step(optimizer, self._before_step)]
 
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -20,7 +20,7 @@ from pliant.graph.layers import eval_mode
 from pliant.graph.matrices import is_linear
 from pliant.methods.base import Filter, Receipt, Rescaler
 from pliant.methods.parameters import learnable_parameters
-from pliant.methods.roles import role_of
+from pliant.methods.roles import role_of, warn_of_computed
 
 
 def initial_bounds(model: nn.Module) -> dict[str, float]:
@@ -85,6 +85,7 @@ class WeightClipping(Rescaler):
         learnable_parameters(model)  # An error that names what a model lacks, before anything looks into it.
         bounds = initial_bounds(model)
         super().__init__(model, where=lambda name, p: name in bounds and (where is None or where(name, p)))
+        warn_of_computed(self)
         self.kappa = check_number("kappa", kappa)
         self.bounds = {name: self.kappa * bounds[name] for name in self.parameters}
 

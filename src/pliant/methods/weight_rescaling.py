@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from pliant.methods.attachment import check_timing, found_inf_of
 from pliant.methods.base import Filter, Receipt, Rescaler
-from pliant.methods.roles import having_role
+from pliant.methods.roles import having_role, warn_of_computed
 from pliant.precision import widen
 
 
@@ -79,6 +79,7 @@ class WeightRescaling(Rescaler):
         self, model: nn.Module, *, every: int = 1, first: int | None = None, where: Filter | None = None
     ) -> None:
         super().__init__(model, where=having_role(model, where, "matrix"))
+        warn_of_computed(self)
         self.every, self.first = check_timing(every, first)
         self.initial = {name: standard_deviation(p.detach()) for name, p in self.parameters.items()}
         self._last: dict[str, Tensor] = {}

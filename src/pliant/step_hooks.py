@@ -1,0 +1,62 @@
+"""Hooks on an optimizer's steps that run once a step.
+
+torch runs the hooks of an optimizer in every `step` of its classes that it has wrapped, and it wraps that of a class
+when the first optimizer of exactly that class is made. A subclass whose step calls the one above it so has its hooks
+run twice a step, from the moment that an optimizer of the class above exists, wherever that is.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+Hook = Callable[[Optimizer, Any, Any], Any]
+
+_STEP: CodeType = Optimizer.profile_hook_step(lambda: None).__code__
+"""The code of every step that torch has wrapped."""
+
+
+def before_step(optimizer: Optimizer, hook: Hook) -> RemovableHandle:
+    """Call a hook once before each step."""
+    return optimizer.register_step_pre_hook(_once(optimizer, hook))
+
+
+def after_step(optimizer: Optimizer, hook: Hook) -> RemovableHandle:
+    """Call a hook once after each step."""
+    return optimizer.register_step_post_hook(_once(optimizer, hook))
+
+
+def let_act_later(optimizer: Optimizer, chosen: Callable[[Hook], bool]) -> None:
+    """Let what acts after steps of an optimizer do so behind all else, if it is chosen; in the order that it had.
+
+    Args:
+        optimizer: The optimizer.
+        chosen: A predicate on its post-hooks.
+    """
+    hooks = optimizer._optimizer_step_post_hooks
+    for key in [key for key, hook in hooks.items() if chosen(getattr(hook, "hook", hook))]:
+        hooks[key] = hooks.pop(key)
+
+
+class _Outermost:
+    """A hook that passes over the steps which a step of the same optimizer calls."""
+
+    def __init__(self, hook: Hook) -> None:
+        self.hook = hook
+
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        frame: FrameType | None = sys._getframe(2)  # past this call and the step that makes it
+        while frame is not None:
+            if frame.f_code is _STEP and frame.f_locals["self"] is optimizer:
+                return None
+            frame = frame.f_back
+        return self.hook(optimizer, args, kwargs)
+
+
+def _once(optimizer: Optimizer, hook: Hook) -> Hook:
+    steps = {inspect.unwrap(vars(c)["step"]) for c in type(optimizer).__mro__ if "step" in vars(c) and c != Optimizer}
+    return hook if len(steps) < 2 else _Outermost(hook)  # most need no look at the stack
