@@ -22,3 +22,7 @@ def test_values() -> None:
         "mnist",
         "1",
     ]
+
+
+def test_a_date_is_the_text_that_was_written() -> None:
+    assert [parse_value(text) for text in ("2024-03-01", "07:32:00")] == ["2024-03-01", "07:32:00"]

@@ -1,5 +1,6 @@
 """What command lines say of the form `key=value`."""
 
+import datetime
 import tomllib
 from collections.abc import Iterable
 from typing import Any
@@ -58,8 +59,9 @@ def _assign(values: dict[str, Any], keys: list[str], value: Any) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """Read a value as TOML, and as plain text where it is none."""
+    """Read a value as TOML, and as plain text where it is none, or a date."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    return text if isinstance(value, datetime.date | datetime.time) else value

@@ -1,5 +1,6 @@
 """The command line: compare methods, run recipes, read results, find out what there is."""
 
+import io
 import os
 import re
 import signal
@@ -376,9 +377,9 @@ def _report(folders: list[Path], format: Format | None, to: Path | None = None) 
             f"--to is '{to}', which does not tell the format; end it in one of {', '.join(FORMATS)}, or give --format"
         )
     report = make_report(folders)
-    report.print(console)
     target = to or folders[0] / ("figures" if chosen in FIGURES else f"report.{chosen}")
     files = report.save(target, chosen)
+    report.print(console)
     written = f"report: {target}" + (f" ({len(files)} files)" if chosen in FIGURES else "")
     console.print(written, markup=False, soft_wrap=True)
 
@@ -387,6 +388,9 @@ def main() -> NoReturn:
     """Run the command line; a mistake in what was asked for ends in a line, not in a traceback."""
     # A polite kill ends like Ctrl-C: workers are stopped, what was saved stays.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a letter shows a question mark
     try:
         app()
     except (ValueError, ImportError, OSError) as error:

@@ -38,6 +38,10 @@ def import_object(reference: str) -> Any:
             module = _import_file(Path(module_name)) if module_name.endswith(".py") else _import_module(module_name)
     except SyntaxError as error:
         raise ValueError(f"{reference!r} is no valid Python: {error}") from error
+    except ImportError as error:
+        module_form = module_name.removesuffix(".py").replace("/", ".")
+        hint = f"; write {module_form}:{name} if it is part of a package" if "relative import" in str(error) else ""
+        raise ImportError(f"{reference!r} cannot be imported: {error}{hint}") from error
     try:
         return getattr(module, name)
     except AttributeError:

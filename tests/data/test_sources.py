@@ -535,6 +535,19 @@ class TestCache:
             data.load(str(root))
         (entry / "test.x").unlink()
         assert cache.check(entry) == [problem]
+        with pytest.raises(ValueError, match=r"test\.x has the wrong size; delete"):
+            data.load(str(root))
+
+    @pytest.mark.parametrize("content", ["", "[]", '{"classes": ["cat"]}', '{"sha256": {}, "shapes": {}}'])
+    def test_a_list_of_files_that_is_damaged_is_found(self, tmp_path: Path, own_cache: Path, content: str) -> None:
+        root = write_folder(tmp_path / "zoo")
+        data.load(str(root))
+        (entry,) = (path for path in own_cache.iterdir() if path.is_dir())
+        (entry / "meta.json").write_text(content)
+        (problem,) = cache.check(entry)
+        assert "meta.json: cannot be understood; delete" in problem
+        with pytest.raises(ValueError, match=r"meta\.json: cannot be understood; delete"):
+            data.load(str(root))
 
     def test_processes_that_start_together_decode_once(self, tmp_path: Path, own_cache: Path) -> None:
         marks = tmp_path / "marks"

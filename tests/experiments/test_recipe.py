@@ -1,7 +1,9 @@
 """Recipes: what they say, and what they answer when something is wrong."""
 
 import json
+import math
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,16 @@ def test_methods_as_tables() -> None:
         ({"selection": {"on": "tset"}}, "selection.on is 'tset': input should be 'validation' or 'test'"),
         ({"selection": {"fraction": 2}}, "selection.fraction is 2: input should be less than 1"),
         ({"selection": {"seed": 2}}, "selection.seed: there is no such key; did you mean 'seeds'?"),
+        ({"data": {"name": "digits", "first": math.inf}}, "data.first: inf is not allowed; it must be finite"),
+        ({"training": {"lr": math.nan}}, "training.lr: nan is not allowed; it must be finite"),
+        (
+            {"data": {"name": "digits", "until": date(2024, 3, 1)}},
+            "data.until: 2024-03-01 is a date or a time;",
+        ),
+        ({"data": {"name": "digits", "options": 5}}, "data.options is 5"),
+        ({"methods": [{"name": "vanilla", "data": {"name": 3}}]}, "name is 3 in the place of 'digits'; it must be a"),
+        ({"methods": ["l2:lam=0.1|1e-1"]}, "grid of l2 has the same settings twice: {'lam': 0.1}"),
+        ({"model": {"name": "math:sqrt", "seed": 3}}, "model.seed: initial weights are drawn under the run's seed"),
     ],
 )
 def test_mistakes_are_answered(changes: dict[str, Any], message: str) -> None:
@@ -230,4 +242,26 @@ def test_numbers_stay_as_they_are_written() -> None:
 def test_a_file_that_is_no_python_is_named(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def build(:\n")
     with pytest.raises(RecipeError, match=r"own\.py:build' is no valid Python: .*\(own\.py, line 1\)"):
+        make(model=f"{tmp_path / 'own.py'}:build")
+
+
+def test_a_recipe_is_a_table(tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text("[1, 2]")
+    with pytest.raises(RecipeError, match=r"list.json holds a list; a recipe is a table of keys and values"):
+        load_recipe(tmp_path / "list.json")
+
+
+def test_published_numbers_of_methods_that_are_left_out_are_left_out() -> None:
+    recipe = load_recipe(find_recipe("p0_table1_mnist"), ['methods=["vanilla", "swr"]'], "quick")
+    assert [entry.label for entry in recipe.methods] == ["vanilla", "swr"]
+    assert list(recipe.published) == ["vanilla"]
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("import no_such_thing", "own.py:build' cannot be imported: No module named 'no_such_thing'"),
+    ("from .layers import x", "own.py:build' cannot be imported: attempted relative import .*; write .*own:build"),
+])  # fmt: skip
+def test_what_a_file_fails_to_import_is_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "own.py").write_text(text)
+    with pytest.raises(ImportError, match=message):
         make(model=f"{tmp_path / 'own.py'}:build")

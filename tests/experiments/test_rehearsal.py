@@ -52,11 +52,16 @@ def test_what_cannot_work_is_named(changes: dict[str, Any], message: str) -> Non
 def test_networks_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
 
-    def attempt(name: str) -> None:
-        rehearse(make_recipe(GOOD | {"model": f"{tmp_path / 'own.py'}:{name}", "methods": ["vanilla", "swr"]}))
+    def attempt(name: str, device: str = "cpu") -> None:
+        own = {"model": f"{tmp_path / 'own.py'}:{name}", "methods": ["vanilla", "swr"], "device": device}
+        rehearse(make_recipe(GOOD | own))
 
     attempt("own")
-    attempt("broken")  # Not for the rehearsal to judge: the run has the traceback.
+    with pytest.raises(
+        ValueError, match=r"vanilla: model .*:broken' fails: RuntimeError: out of luck \(.*own.py, line"
+    ):
+        attempt("broken")
+    attempt("broken", device="cuda")  # Not for the rehearsal to judge, which is on the CPU.
     with pytest.raises(ValueError, match=r"vanilla: model .* takes \(x\)"):
         attempt("one")
     with pytest.raises(ValueError, match=r"outputs of shape \(2, 3\); .* there are 10 classes"):

@@ -10,11 +10,18 @@ from pathlib import Path
 import pytest
 
 from pliant.experiments.config import Part, RunConfig
-from pliant.experiments.engines import ProcessEngine, RayEngine
+from pliant.experiments.engines import Job, ProcessEngine, RayEngine, WorkerDiedError
 from pliant.experiments.run import Outcome, execute
 from pliant.experiments.schedule import run_all
 from pliant.experiments.store import RunFolder, load_runs
-from tests.experiments.helpers import descendants, is_running, outputs, small, wait_until
+from tests.experiments.helpers import (
+    descendants,
+    is_running,
+    outputs,
+    small,
+    wait_until,
+    write_waiting_network,
+)
 
 
 class Notebook:
@@ -84,12 +91,21 @@ def test_a_worker_that_is_killed_while_idle_is_replaced(tmp_path: Path) -> None:
     try:
         run_all([small(seed=0)], tmp_path, engine, Notebook())
         (worker,) = engine._workers
-        os.kill(worker._pid.result(), signal.SIGKILL)
+        os.kill(next(iter(worker.pool._processes)), signal.SIGKILL)
         wait_until(lambda: worker.pool._broken)  # It takes the pool a moment to see.
         statuses = run_all([small(seed=1)], tmp_path, engine, Notebook())
     finally:
         engine.close()
     assert statuses == {small(seed=1).id: "finished"}
+
+
+def test_to_close_ends_a_worker_that_is_coming_up(tmp_path: Path) -> None:
+    engine = ProcessEngine(1)
+    future = engine.submit(Job(small(model=write_waiting_network(tmp_path, step=1)), tmp_path / "runs"))
+    engine.close()
+    with pytest.raises(WorkerDiedError):
+        future.result(timeout=60)
+    assert not list(tmp_path.glob("*.waits"))
 
 
 def test_a_run_that_always_kills_its_worker_is_given_up(tmp_path: Path, engine: ProcessEngine) -> None:

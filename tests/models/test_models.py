@@ -172,3 +172,30 @@ def test_initial_weights_have_the_variance_of_their_rule(initial: str, variance:
 def test_unknown_initial_weights_are_named() -> None:
     with pytest.raises(ValueError, match="initial is 'her'; did you mean 'he'"):
         models.create("mlp", (4,), 2, initial="her")
+
+
+def test_what_a_builder_has_defaults_for_is_its_own(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from torch import nn\n"
+        "def plain(widths=(6, 5), classes=3):\n"
+        "    return nn.Sequential(nn.Linear(4, widths[0]), nn.Linear(*widths), nn.Linear(widths[1], classes))\n"
+        "def named(input_shape=(9,), num_classes=9):\n"
+        "    return nn.Linear(*input_shape, num_classes)\n"
+        "def half(shape, hidden=3):\n"
+        "    return nn.Linear(*shape, hidden)\n"
+    )
+    own = f"{tmp_path / 'own.py'}:"
+    assert count(models.create(f"{own}plain", (4,), 2)) == linear(4, 6, 5, 3)
+    assert count(models.create(f"{own}plain", (4,), 2, classes=2)) == linear(4, 6, 5, 2)
+    assert count(models.create(f"{own}named", (4,), 2)) == linear(4, 2)
+    with pytest.raises(ValueError, match=r"takes \(shape, hidden=3\); .*; what has a default is given neither, unless"):
+        models.create(f"{own}half", (4,), 2)
+
+
+def test_a_builder_that_returns_one_network_again_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from torch import nn\nNETWORK = nn.Linear(4, 2)\ndef build(shape, classes):\n    return NETWORK\n"
+    (tmp_path / "one_network.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    models.create("one_network:build", (4,), 2)
+    with pytest.raises(ValueError, match="returned a network that it has returned before; it must build a new one"):
+        models.create("one_network:build", (4,), 2)

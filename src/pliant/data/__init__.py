@@ -44,6 +44,7 @@ def is_function(name: str) -> bool:
 
 def load(
     name: str,
+    /,
     *,
     first: int | None = None,
     pixels: Literal["standard", "unit"] = "standard",

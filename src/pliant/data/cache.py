@@ -27,7 +27,7 @@ from pliant.files import sync, write_atomically
 Decoded = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[str, ...]]
 """Training images and labels, test images and labels, class names."""
 
-_DTYPES = {"x": torch.uint8, "y": torch.int64}
+_FILES = {"train.x": torch.uint8, "train.y": torch.int64, "test.x": torch.uint8, "test.y": torch.int64}
 
 
 def cache_folder() -> Path:
@@ -78,10 +78,13 @@ def check(folder: Path) -> list[str]:
     Returns:
         What is wrong; empty if nothing is.
     """
-    meta = json.loads((folder / "meta.json").read_bytes())
+    try:
+        digests = _read_meta(folder)["sha256"]
+    except ValueError as error:
+        return [str(error)]
     return [
         f"{folder / name}: the content is not what was decoded"
-        for name, digest in meta["sha256"].items()
+        for name, digest in digests.items()
         if not (folder / name).exists() or digest_file(folder / name) != digest
     ]
 
@@ -105,12 +108,23 @@ def _write(folder: Path, decoded: Decoded) -> None:
     sync(folder.parent)
 
 
+def _read_meta(folder: Path) -> dict[str, Any]:
+    file = folder / "meta.json"
+    try:
+        meta: dict[str, Any] = json.loads(file.read_bytes())
+        if meta["shapes"].keys() == meta["sha256"].keys() == _FILES.keys() and list(meta["classes"]):
+            return meta
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise ValueError(f"{file}: cannot be understood; delete {folder} to have it made again")
+
+
 def _map(name: str, folder: Path) -> Dataset:
-    meta = json.loads((folder / "meta.json").read_bytes())
+    meta = _read_meta(folder)
     tensors: dict[str, Tensor] = {}
     for file, shape in meta["shapes"].items():
-        dtype, size = _DTYPES[file[-1]], torch.Size(shape).numel()
-        if (folder / file).stat().st_size != size * dtype.itemsize:
+        dtype, size = _FILES[file], torch.Size(shape).numel()
+        if not (folder / file).exists() or (folder / file).stat().st_size != size * dtype.itemsize:
             raise ValueError(f"{folder / file} has the wrong size; delete {folder} to have it made again")
         # Private: nobody can change the file through the tensor.
         tensors[file] = torch.from_file(str(folder / file), shared=False, size=size, dtype=dtype).view(shape)

@@ -1,5 +1,6 @@
 """Data of the user's own: a folder of images, a NumPy file, a function."""
 
+import contextlib
 import hashlib
 import inspect
 import os
@@ -185,13 +186,35 @@ def _open(file: Path, size: int | None) -> "Image":
     from PIL import ImageOps
 
     try:
-        image = flatten(ImageOps.exif_transpose(image))  # Cameras save what they see and say how they were held.
+        image = flatten(_turn_upright(image))
         if size is None or image.size == (size, size):
             return image
         # Cropping keeps proportions, which squeezing would not.
         return ImageOps.fit(image, (size, size))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise CorruptImageError(f"{file} cannot be read: {error}") from error
+    except Exception as error:  # decoders raise whatever their code raises on what they did not expect
+        raise CorruptImageError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
+
+
+_ORIENTATION = 274
+"""The tag by which cameras, that save what they see, say how they were held."""
+
+
+def _turn_upright(image: "Image") -> "Image":
+    from PIL.Image import Transpose
+
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    orientation = None
+    with contextlib.suppress(Exception):  # what else is said of a photo, however wrongly, leaves its pixels as they are
+        orientation = image.getexif().get(_ORIENTATION)
+    return image.transpose(turns[orientation]) if orientation in turns else image
 
 
 def split(
@@ -309,7 +332,7 @@ RESERVED = ("first", "pixels", "project")
 """What `pliant.data.load` does with any data set."""
 
 
-def load_function(reference: str, **options: Any) -> Dataset:
+def load_function(reference: str, /, **options: Any) -> Dataset:
     """Load what a function of the user's own returns.
 
     Args:

@@ -5,7 +5,6 @@ scheduler. Every run has the same number of threads, one by default, so its numb
 engine or on how many runs share the machine.
 """
 
-import contextlib
 import logging
 import multiprocessing
 import os
@@ -145,19 +144,17 @@ class ProcessEngine:
 
 
 class _Worker:
-    """A pool of one process, whose id is known."""
+    """A pool of one process, which can be killed."""
 
     def __init__(self) -> None:
         # Not fork: torch's threads do not survive it.
         context = multiprocessing.get_context("spawn")
         self.pool = ProcessPoolExecutor(1, context, initializer=_prepare)
-        self._pid = self.pool.submit(os.getpid)
 
     def kill(self) -> None:
-        """Kill the process, if it has come up; one that has not finds nothing to do and ends by itself."""
-        if self._pid.done() and not self._pid.cancelled() and self._pid.exception() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid.result(), signal.SIGTERM)
+        """Kill the process, also one that is coming up: the job is in its queue already, and cannot be cancelled."""
+        for process in list((self.pool._processes or {}).values()):
+            process.terminate()
 
 
 def _prepare() -> None:

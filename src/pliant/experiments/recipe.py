@@ -21,7 +21,7 @@ from pliant import data, methods, models, streams
 from pliant.assignments import override
 from pliant.data.local import load_folder
 from pliant.diagnostics import measures
-from pliant.experiments.config import SELECTION_SEEDS, Part, Purpose, RunConfig
+from pliant.experiments.config import SELECTION_SEEDS, Part, Purpose, RunConfig, find_unwritable
 from pliant.experiments.wanted import BASELINES, check_method, parse_part, split_methods
 from pliant.importing import import_object
 from pliant.spelling import check_names, suggest
@@ -43,7 +43,9 @@ def _as_part(value: Any) -> Any:
         return {"name": value, "options": {}}
     if isinstance(value, Mapping):
         beside = {key: item for key, item in value.items() if key not in ("name", "options")}
-        return {"name": value.get("name"), "options": {**value.get("options", {}), **beside}}
+        options = value.get("options", {})
+        options = {**options, **beside} if isinstance(options, Mapping) else options
+        return {"name": value.get("name"), "options": options}
     return value
 
 
@@ -100,7 +102,10 @@ class GridPart(_Strict):
         for key, values in self.grid.items():
             if not values:
                 raise ValueError(f"grid of {self.name}.{key} is empty; it must hold at least one value")
-        self.variants()
+        variants = self.variants()
+        for number, variant in enumerate(variants):
+            if variant in variants[:number]:
+                raise ValueError(f"grid of {self.name} has the same settings twice: {dict(variant.options)}")
         return self
 
     def variants(self) -> list[Part]:
@@ -283,6 +288,8 @@ class Recipe(_Strict):
 def _change(part: Part, changes: Mapping[str, Any]) -> Part:
     """Apply what an entry has different: other options; with another name, its options alone."""
     name = changes.get("name", part.name)
+    if not isinstance(name, str):
+        raise ValueError(f"name is {name!r} in the place of {part.name!r}; it must be a text")
     options = {key: value for key, value in changes.items() if key != "name"}
     return Part(name, part.options | options if name == part.name else options)
 
@@ -344,6 +351,8 @@ def _check_model(part: Part) -> None:
     if ":" in part.name:
         if not callable(import_object(part.name)):
             raise ValueError(f"model is {part.name!r}, which cannot be called; it must be a function")
+        if "seed" in part.options:
+            raise ValueError("model.seed: initial weights are drawn under the run's seed; call the option otherwise")
         return
     check_names("model", part.options, models.options(part.name))
 
@@ -388,12 +397,19 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), scale: Scale = "paper
         raise RecipeError(f"there is no recipe {str(path)!r}") from error
     except ValueError as error:
         raise RecipeError(f"{path} is not {path.suffix.removeprefix('.').upper()}: {error}") from error
+    if not isinstance(values, dict):
+        raise RecipeError(f"{path} holds a {type(values).__name__}; a recipe is a table of keys and values")
     quick = values.pop("quick", None)
     if scale == "quick":
         if quick is None:
             raise RecipeError(f"{path} has no table 'quick'; it runs at scale 'paper' only")
         values = _merge(values, quick)
-    return make_recipe(override(values, overrides))
+    overrides = list(overrides)
+    values = override(values, overrides)
+    if any(text.startswith("methods=") for text in overrides) and isinstance(values.get("published"), dict):
+        labels = {_label(entry) for entry in values["methods"]} if isinstance(values["methods"], list) else set()
+        values["published"] = {key: number for key, number in values["published"].items() if key in labels}
+    return make_recipe(values)
 
 
 def _merge(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -445,6 +461,8 @@ def make_recipe(values: Mapping[str, Any]) -> Recipe:
     Raises:
         RecipeError: If a value is wrong; names every one that is.
     """
+    if problem := find_unwritable(values):
+        raise RecipeError(problem)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:

@@ -1,7 +1,10 @@
 """Try out what is asked for before anything runs: what cannot work is said once, not by every run."""
 
+import contextlib
 import copy
 import json
+import traceback
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 
 import torch
@@ -43,7 +46,7 @@ def rehearse(recipe: Recipe) -> list[tuple[RunConfig, Sources]]:
             for seed in recipe.selection.drawn:
                 drawn = replace(recipe.config(entry, (), seed, "selection"), device="cpu")
                 _check_stream(make_stream(drawn, made[key].dataset), recipe)
-        _rehearse_entry(entry, config, made[key])
+        _rehearse_entry(entry, config, made[key], elsewhere=recipe.device != "cpu")
         used.append((config, find_sources(config, made[key].dataset)))
     return used
 
@@ -65,16 +68,32 @@ def _check_stream(stream: Stream, recipe: Recipe) -> None:
         )
 
 
-def _rehearse_entry(entry: Entry, config: RunConfig, stream: Stream) -> None:
+def _rehearse_entry(entry: Entry, config: RunConfig, stream: Stream, *, elsewhere: bool) -> None:
     try:
-        model, example = make_model(config, stream), take_example(stream)
-        _check_outputs(config, model, example, stream.classes)
+        example = take_example(stream)
+        # What fails on the CPU may work on the device that it is meant for.
+        with contextlib.nullcontext() if elsewhere else _naming_model(config.model.name):
+            model = make_model(config, stream)
+            _check_outputs(config, model, example, stream.classes)
         for parts in entry.variants():
             make_methods(replace(config, methods=parts), copy.deepcopy(model), example)
     except ValueError as error:
         raise ValueError(f"{entry.label}: {error}") from error
     except Exception:
         return  # The runs will tell, with the traceback.
+
+
+@contextlib.contextmanager
+def _naming_model(name: str) -> Iterator[None]:
+    """Say which network it is that cannot be built or called, and where."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+        place = f"{frame.f_code.co_filename}, line {line}"
+        raise ValueError(f"model {name!r} fails: {type(error).__name__}: {error} ({place})") from error
 
 
 def _check_outputs(config: RunConfig, model: nn.Module, example: Tensor, classes: int) -> None:

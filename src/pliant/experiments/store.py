@@ -81,9 +81,7 @@ class Run:
     @property
     def progress(self) -> float:
         """How much of the run is done, in [0, 1]."""
-        if self.status in FINAL:
-            return 1.0
-        return float(self.records[-1]["progress"]) if self.records else 0.0
+        return 1.0 if self.status in FINAL else last_progress(self.path)
 
 
 def load_runs(root: Path) -> list[Run]:
@@ -154,7 +152,10 @@ def last_progress(path: Path) -> float:
                 lines, tail = file.read().split(b"\n"), 2 * tail
     except FileNotFoundError:
         return 0.0
-    return float(json.loads(lines[-2])["progress"]) if len(lines) > 1 else 0.0
+    try:
+        return float(json.loads(lines[-2])["progress"]) if len(lines) > 1 else 0.0
+    except (ValueError, KeyError, TypeError):  # whoever goes on with the run cuts off what is damaged
+        return 0.0
 
 
 class RunFolder:

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -106,7 +107,7 @@ def options(name: str) -> dict[str, Any]:
     return keyword_options(info(name).build) | info(name).preset
 
 
-def create(name: str, shape: tuple[int, ...], classes: int, *, seed: int = 0, **settings: Any) -> nn.Module:
+def create(name: str, shape: tuple[int, ...], classes: int, /, *, seed: int = 0, **settings: Any) -> nn.Module:
     """Make a network whose initial weights depend on the seed alone; the global generators stay as they were.
 
     Args:
@@ -150,22 +151,35 @@ def create_own(name: str, arguments: tuple[Any, ...], settings: Mapping[str, Any
     return model
 
 
+_BUILT: WeakSet[nn.Module] = WeakSet()
+"""The networks that were made and are still there: one that is returned twice would bring what it has learnt."""
+
+
 def _build(name: str, build: Builder, arguments: tuple[Any, ...], settings: Mapping[str, Any], seed: int) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed("model", seed))
         model = build(*arguments, **settings)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name!r} returned {type(model).__name__}; it must return a torch.nn.Module")
+    if model in _BUILT:
+        raise ValueError(f"model {name!r} returned a network that it has returned before; it must build a new one")
+    _BUILT.add(model)
     return model
 
 
 def _arguments_of(name: str, build: Builder, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the arguments that somebody's own builder takes: these, or none."""
     signature = inspect.signature(build)
-    for chosen in (arguments, ()):
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    places = [p for p in signature.parameters.values() if p.kind in by_position and p.name not in options]
+    # What has a default is an option of the builder's own, unless its name says otherwise.
+    named = zip(places, ("shape", "class"), strict=False)
+    own = any(p.default is not p.empty and word not in p.name for p, word in named)
+    for chosen in ((),) if own else (arguments, ()):
         with contextlib.suppress(TypeError):
             signature.bind(*chosen, **options)
             return chosen
     given = ", ".join([*(("shape", "classes") if arguments else ()), *(f"{key}=…" for key in options)])
     other = "or without shape and classes" if arguments else "as no data tells the shape and the classes"
-    raise ValueError(f"model {name!r} takes {signature}; it is called with ({given}), {other}")
+    defaults = "; what has a default is given neither, unless 'shape' and 'class' are in its name" if own else ""
+    raise ValueError(f"model {name!r} takes {signature}; it is called with ({given}), {other}{defaults}")

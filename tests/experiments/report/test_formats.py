@@ -3,6 +3,7 @@
 import csv
 import html
 import io
+import os
 import re
 import subprocess
 import sys
@@ -227,7 +228,8 @@ def test_a_sensible_report_of_next_to_nothing(tmp_path: Path, runs: str) -> None
 
 def test_runs_and_folders_report_alike_in_a_notebook(root: Path) -> None:
     from_runs = pliant.report(load_runs(root))
-    assert str(from_runs) == str(pliant.report([root]))
+    of_folder = str(pliant.report([root]))  # where a recipe says what else there is to run
+    assert of_folder == f"{from_runs} 6 runs that the recipe asks for have not begun."
     shown = from_runs._repr_html_()
     assert shown.startswith('<iframe srcdoc="')
     assert "<" not in shown[len("<iframe ") : -len("></iframe>")]
@@ -280,3 +282,32 @@ except ImportError as error:
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "pip install 'pliant[report]'" in result.stdout
+
+
+def test_a_layer_that_starts_at_zero_is_drawn_from_where_it_grows(tmp_path: Path) -> None:
+    for seed in range(2):
+        norms = {"weight_l2/0": [1.0, 2.0, 3.0], "weight_l2/1": [0.0, 2.0, 3.0], "weight_l2/2": [0.0, 0.0, 0.0]}
+        write_run(tmp_path, config("vanilla", seed), [0.5, 0.6, 0.7], measures=norms)
+    (section,) = pliant.report(tmp_path).sections
+    (table,) = (figure.table for figure in section.figures if figure.name.startswith("growth"))
+    assert [row[0] for row in table.rows] == ["0", "1"]
+
+
+def test_figures_whose_names_are_alike_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    grids = [{"name": "l2", "label": label, "grid": {"lam": [0.1, 0.01]}} for label in ("α", "β", "a/b", "a?b")]
+    write_recipe(tmp_path, methods=["vanilla", *grids], selection={"on": "test"})
+    for entry in grids:
+        for lam in (0.1, 0.01):
+            write_run(tmp_path, config(entry["label"], 0, methods=(Part("l2", {"lam": lam}),)), [lam])
+    files = pliant.report(tmp_path).save(tmp_path / "figures", "svg")
+    assert len(set(files)) == len(files) == len(list((tmp_path / "figures").iterdir()))
+    assert sum("sensitivity" in file.name for file in files) == 4
+
+
+def test_a_terminal_without_the_letters_gets_the_page_all_the_same(root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from pliant.cli import main; main()", "report", str(root), "--to", "page.html"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Use L2" in done.stdout
+    assert (tmp_path / "page.html").exists()

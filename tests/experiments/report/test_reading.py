@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+import pliant
 from pliant.experiments.config import Part
 from pliant.experiments.report.reading import read_folders, read_runs
 from pliant.experiments.store import Status, load_runs
 from pliant.files import write_atomically
+from pliant.training import Settings
 from tests.experiments.report.stores import config, write_recipe, write_results, write_run
 
 
@@ -275,3 +277,29 @@ def test_a_seed_counts_once_whatever_was_measured_on_the_way(
     assert [run.config.seed for run in contender.runs] == [0, 1]
     if with_recipe:  # which asks for the second
         assert contender.values("mean_test_accuracy") == pytest.approx({0: 0.8, 1: 0.9})
+
+
+def test_a_damaged_line_of_a_run_under_way_stops_nothing(tmp_path: Path) -> None:
+    write_recipe(tmp_path)
+    folder = write_run(tmp_path, config("vanilla", 0), [0.5, 0.6], status="unfinished")
+    with (folder / "metrics.jsonl").open("ab") as metrics:
+        metrics.write(b"\0\0\0\n")
+    (run,) = load_runs(tmp_path)
+    assert run.progress == 0
+    assert "No run has finished yet." in str(pliant.report(tmp_path))
+
+
+def test_what_the_recipe_asks_for_comes_first_and_what_has_not_begun_is_counted(tmp_path: Path) -> None:
+    for lr in (0.1, 0.2, 0.3, 0.4):  # whatever the order of their names
+        root = tmp_path / str(lr)
+        write_recipe(root, training={"lr": lr}, seeds=2)
+        write_results(root, {"vanilla": [0.5]}, training=Settings(lr=lr))
+        write_results(root, {"vanilla": [0.5], "L2": [0.6]})
+        first, second = read_folders([root])
+        assert first.title == "Planted"
+        assert second.recipe is None
+        assert set(first.not_begun) == {("vanilla", 1), ("fresh", 0), ("fresh", 1), ("L2", 0), ("L2", 1)}
+        assert not second.not_begun
+        told = str(pliant.report(root))
+        assert "no run of another method has begun yet" in told
+        assert "5 runs that the recipe asks for have not begun." in told

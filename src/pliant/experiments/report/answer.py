@@ -99,6 +99,8 @@ def _why_alone(analysis: Analysis, best: Contender) -> str:
             return f"doing nothing diverged on {other.diverged} of {count(len(other.runs), 'seed')}"
     if others and all(other.diverged for other in others):
         return "every method diverged" if best.role == "vanilla" else "every other method diverged"
+    if {label for label, _ in analysis.comparison.not_begun} - {best.name}:
+        return "no run of another method has begun yet"
     return "there is no other method to compare it with"
 
 
@@ -269,6 +271,8 @@ def _caveats(analysis: Analysis, best: Contender) -> list[str]:
     unfinished = sum(run.status == "unfinished" for run in comparison.runs)
     if unfinished:
         found.append(f"{unfinished} of {len(comparison.runs)} runs are not finished: this may change.")
+    if comparison.not_begun:
+        found.append(f"{count(len(comparison.not_begun), 'run')} that the recipe asks for have not begun.")
     found += [sentence(choice["told"]) for choice in comparison.choices.values() if is_tied(choice)]
     if comparison.selection.get("on") == "test":
         found.append("Settings were chosen on the test data itself, as the sources do: optimistic.")

@@ -1,6 +1,7 @@
 """The report's figures as files for print: the page's own charts, drawn without a browser."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,11 +28,15 @@ def save_figures(sections: Sequence[Section], folder: Path, format: str) -> list
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = []
+    alike: Counter[str] = Counter()
     for number, section in enumerate(sections):
         config = print_config(section.series)
         for figure in section.figures:
             prefix = f"{number + 1}_" if len(sections) > 1 else ""
-            path = folder / f"{prefix}{re.sub(r'[^A-Za-z0-9_-]+', '-', figure.name)}.{format}"
+            stem = prefix + re.sub(r"[^\w-]+", "-", figure.name)
+            alike[stem.casefold()] += 1
+            again = f"-{alike[stem.casefold()]}" if alike[stem.casefold()] > 1 else ""
+            path = folder / f"{stem}{again}.{format}"
             spec = figure.spec(config)
             if format == "svg":
                 content = vl_convert.vegalite_to_svg(spec).encode()

@@ -189,8 +189,11 @@ def layer_growth(histories: Histories, series: Sequence[Series]) -> list[Figure]
             if samples is None:
                 continue
             mean = np.nanmean(samples.values, axis=0)
-            # A norm becomes growth by what it was at first.
-            growth = mean if name == _NORMS[0] else mean / mean[0]
+            # A norm becomes growth by what it was at first, once there is anything to grow.
+            positive = mean[np.isfinite(mean) & (mean > 0)]
+            if not positive.size:
+                continue
+            growth = mean if name == _NORMS[0] else mean / positive[0]
             known = growth[np.isfinite(growth)]
             everything += [float(known.min()), float(known.max())]
             short = layer.partition("/")[2]

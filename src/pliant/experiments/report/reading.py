@@ -99,6 +99,14 @@ class Comparison:
         """All runs of the contenders."""
         return [run for contender in self.contenders for run in contender.runs]
 
+    @property
+    def not_begun(self) -> list[tuple[str, int]]:
+        """Labels and seeds that the recipe asks for and that there is no run of yet."""
+        begun = {(run.config.label, run.config.seed) for run in self.runs}
+        recipe = self.recipe or {"methods": [], "seeds": []}
+        asked = [(entry["label"], seed) for entry in recipe["methods"] for seed in recipe["seeds"]]
+        return [each for each in asked if each not in begun]
+
     def baseline(self, role: Role) -> Contender | None:
         """The contender in this role, the first if there are several."""
         return next((contender for contender in self.contenders if contender.role == role), None)
@@ -322,7 +330,8 @@ def _sort_in(folder: Path, runs: Iterable[Run], asked: _Asked | None, questions:
         key, question, wanted = _find_question(run, asked)
         groups.setdefault(key, (question, []))[1].append((run, wanted))
     found = []
-    for key, (question, members) in groups.items():
+    # What the recipe asks for now comes first.
+    for key, (question, members) in sorted(groups.items(), key=lambda group: not any(asks for _, asks in group[1][1])):
         for run, wanted in members:
             question.add(run, asked=wanted)
         states = _find_states(run for run in question.runs if run.status in FINAL)
