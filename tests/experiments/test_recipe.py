@@ -265,3 +265,11 @@ def test_what_a_file_fails_to_import_is_named(tmp_path: Path, text: str, message
     (tmp_path / "own.py").write_text(text)
     with pytest.raises(ImportError, match=message):
         make(model=f"{tmp_path / 'own.py'}:build")
+
+
+def test_an_override_that_reaches_no_run_is_refused() -> None:
+    with pytest.raises(
+        RecipeError, match=r"stream.epochs=1 would change nothing: every method has its own stream.epochs"
+    ):
+        load_recipe(find_recipe("p3_fig23_epochs"), ["stream.epochs=1"])
+    assert load_recipe(find_recipe("p3_fig23_epochs"), ["stream.tasks=2"]).stream.options["tasks"] == 2

@@ -406,10 +406,21 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), scale: Scale = "paper
         values = _merge(values, quick)
     overrides = list(overrides)
     values = override(values, overrides)
+    _check_reach(values, overrides)
     if any(text.startswith("methods=") for text in overrides) and isinstance(values.get("published"), dict):
         labels = {_label(entry) for entry in values["methods"]} if isinstance(values["methods"], list) else set()
         values["published"] = {key: number for key, number in values["published"].items() if key in labels}
     return make_recipe(values)
+
+
+def _check_reach(values: Mapping[str, Any], overrides: Iterable[str]) -> None:
+    """Raise a RecipeError if an override changes nothing, since every method has a value of its own."""
+    entries = values.get("methods")
+    own = [entry if isinstance(entry, dict) else {} for entry in (entries if isinstance(entries, list) else ())]
+    for text in overrides:
+        table, _, key = text.partition("=")[0].partition(".")
+        if own and key and all(isinstance(entry.get(table), dict) and key in entry[table] for entry in own):
+            raise RecipeError(f"{text} would change nothing: every method has its own {table}.{key}")
 
 
 def _merge(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
