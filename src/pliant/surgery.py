@@ -31,13 +31,13 @@ def forget_state_(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor])
     dropped = 0
     for optimizer in map(keeper_of, optimizers):
         concerned = chosen
+        fused = isinstance(optimizer, SGD) and any(group.get("fused") for group in optimizer.param_groups)
         if isinstance(optimizer, LBFGS):
             held = optimizer.param_groups[0]["params"]
             concerned = held if {id(parameter) for parameter in chosen} & {id(parameter) for parameter in held} else []
         for parameter in concerned:
             # `state` makes an entry for whatever it is asked for, so ask whether it is there first.
             if parameter in optimizer.state:
-                fused = isinstance(optimizer, SGD) and any(group.get("fused") for group in optimizer.param_groups)
                 state = [v for v in tree_leaves(optimizer.state[parameter]) if isinstance(v, Tensor)]
                 dropped += len(state)
                 if fused:

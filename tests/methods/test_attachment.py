@@ -489,18 +489,6 @@ def test_resumes_to_the_last_bit_after_parameters_joined_the_optimizer(make: Cal
     assert resumed.steps == method.steps
 
 
-def test_a_fused_sgd_steps_on_after_part_of_its_memory_is_gone() -> None:
-    found = []
-    for fused in (False, True):
-        model = zoo.build("mlp", dtype=torch.float32)
-        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
-        train(model, optimizer, "mlp", range(3))
-        assert forget_state_([optimizer], model[4].parameters()) == 2
-        train(model, optimizer, "mlp", range(3, 6))
-        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    torch.testing.assert_close(*found)
-
-
 @pytest.mark.parametrize("seed", [1.5, "a", True])
 def test_a_seed_is_a_whole_number(seed: Any) -> None:
     model = zoo.build("mlp")

@@ -200,6 +200,7 @@ _ORIENTATION = 274
 
 
 def _turn_upright(image: "Image") -> "Image":
+    """Do what Pillow's `exif_transpose` does, which writes all other tags anew and fails if one is wrong."""
     from PIL.Image import Transpose
 
     turns = {
