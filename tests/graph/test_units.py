@@ -435,6 +435,28 @@ def test_a_cast_keeps_units_apart(name: str) -> None:
     assert [passage.operator for passage in units.groups[0].passages] == ["relu"]
 
 
+class Autocast(Between):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
+def test_units_under_an_autocast_of_the_models_own() -> None:
+    model = Autocast(relu)
+    assert [group.name for group in find_units(model, torch.zeros(2, 4)).groups] == ["a", "b"]
+    assert model(torch.zeros(2, 4)).dtype == torch.bfloat16  # casts have their effect again
+
+
+def test_a_model_that_needs_its_autocast_is_traced_with_it() -> None:
+    def insist(h: Tensor) -> Tensor:
+        assert h.dtype == torch.bfloat16
+        return relu(h)
+
+    units = find_units(Autocast(insist), torch.zeros(2, 4))
+    assert not units.groups  # torch.export does not say which layers make the calls then
+    assert units.skipped.keys() >= {"a", "b", "c"}
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_dropout_of_channels_keeps_units_apart(training: bool) -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout2d(), nn.Conv2d(4, 2, 3)).train(training)

@@ -8,7 +8,7 @@
   `layer_norm`, `group_norm`, `rms_norm`, `embedding`, `scaled_dot_product_attention`, `softmax`, `einsum`,
   `matmul`, `lstm`. Batch norm appears as `_native_batch_norm_legit_functional` (training) or
   `_native_batch_norm_legit_no_training` (eval), dropout as `native_dropout` or `clone`; calls with several
-  results have `getitem` calls after them. Bodies of `no_grad` and `autocast` are inlined.
+  results have `getitem` calls after them. Bodies of `no_grad` are inlined, `autocast` has no effect.
 - `parameters`, `buffers`, `constants`, `inputs`: what each placeholder stands for. A tensor that the model
   knows by two names (tied weights) appears under one: its name in `model.named_parameters()`.
 - `outputs`: the tensors that the model returns, by a readable path such as `logits` or `heads.0`.
@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
@@ -40,6 +41,7 @@ from pliant.graph.layers import Example, call_with, check_callable, left_as_it_w
 _TORCH = str(Path(torch.__file__).parent)
 _WRAPPERS = ("torch.nn.parallel.distributed", "torch.distributed.")
 """Where models that train in several processes are defined."""
+_AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s+(?P<code>.*)')
 
 
@@ -140,6 +142,28 @@ def _check_runs(model: nn.Module, example: Example) -> None:
         ) from error
 
 
+def _export(shell: nn.Module, arguments: tuple[Any, ...]) -> ExportedProgram:
+    """Export, without casts of the model's own if it can be: calls under `autocast` lose the modules that make them."""
+    exported = torch.export.export(shell, arguments, strict=False)
+    bodies = [body for body in exported.graph_module.modules() if isinstance(body, fx.GraphModule)]
+    if any(node.target is _AUTOCAST for body in bodies for node in body.graph.nodes):
+        with contextlib.suppress(Exception), _without_autocast():
+            return torch.export.export(shell, arguments, strict=False)
+    return exported
+
+
+@contextlib.contextmanager
+def _without_autocast() -> Iterator[None]:
+    usual = {name: vars(torch.autocast)[name] for name in ("__enter__", "__exit__")}
+    for name in usual:
+        setattr(torch.autocast, name, lambda context, *_: None)
+    try:
+        yield
+    finally:
+        for name, function in usual.items():
+            setattr(torch.autocast, name, function)
+
+
 def export_graph(model: nn.Module, example: Example) -> ModelGraph:
     """Export a model, in the mode that it is in, on an example.
 
@@ -169,7 +193,7 @@ def export_graph(model: nn.Module, example: Example) -> ModelGraph:
     try:
         with warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
-            exported = torch.export.export(shell, (arguments, keywords), strict=False)
+            exported = _export(shell, (arguments, keywords))
             program = exported.run_decompositions({})
     except Exception as error:
         _check_runs(model, example)
