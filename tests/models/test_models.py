@@ -1,5 +1,6 @@
 """The networks have the papers' shapes, and their initial weights depend on the seed alone."""
 
+import copy
 from itertools import pairwise
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pliant import models
+from pliant import methods, models
 
 
 def count(model: nn.Module) -> int:
@@ -167,6 +168,15 @@ def test_initial_weights_have_the_variance_of_their_rule(initial: str, variance:
     first = model[1]
     torch.testing.assert_close(first.weight.var().item(), variance, rtol=0.02, atol=0)
     assert bool((first.bias == 0).all()) == (initial != "torch")
+
+
+def test_a_reset_draws_weights_as_the_network_began() -> None:
+    model = models.create("mlp", (400,), 10, widths=[300], initial="he")
+    began = copy.deepcopy(model.state_dict())
+    methods.create("full_reset", model, seed=0).apply()
+    assert not torch.equal(model[1].weight, began["1.weight"])
+    torch.testing.assert_close(model[1].weight.var().item(), 2 / 400, rtol=0.02, atol=0)
+    assert (model[1].bias == 0).all()
 
 
 def test_unknown_initial_weights_are_named() -> None:

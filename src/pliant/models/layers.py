@@ -28,16 +28,30 @@ _INITIAL: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class Linear(nn.Linear):
+    """A linear map that is drawn as its network is, also when a method draws it again by `reset_parameters`."""
+
+    initial = "torch"
+
+    def reset_parameters(self) -> None:
+        """Draw the weights: as PyTorch does it, or in the way of `initial`, with a bias of zero."""
+        if self.initial == "torch":
+            super().reset_parameters()
+        else:
+            _INITIAL[self.initial](self.weight)
+            nn.init.zeros_(self.bias)
+
+
 def initialise_(model: nn.Module, initial: str) -> None:
-    """Draw the weights of linear maps anew, with biases of zero; "torch" leaves all as PyTorch has drawn it."""
+    """Draw the weights of each `Linear` in a way of one's choice, now and later; "torch" leaves all as it was drawn."""
     if initial == "torch":
         return
     if initial not in _INITIAL:
         raise ValueError(f"initial is {initial!r}; {suggest(initial, ('torch', *_INITIAL))}")
     for module in model.modules():
-        if isinstance(module, nn.Linear):
-            _INITIAL[initial](module.weight)
-            nn.init.zeros_(module.bias)
+        if isinstance(module, Linear):
+            module.initial = initial
+            module.reset_parameters()
 
 
 def require_image(shape: tuple[int, ...], network: str) -> tuple[int, int, int]:

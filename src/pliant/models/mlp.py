@@ -6,8 +6,8 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from pliant.models.layers import Linear, initialise_
 from pliant.models.layers import activation as make_activation
-from pliant.models.layers import initialise_
 
 
 class Shortcut(nn.Module):
@@ -49,7 +49,7 @@ def mlp(
         layer_norm: Whether a LayerNorm stands between every hidden linear map and its activation.
         residual: Whether a shortcut goes around every hidden layer that keeps the width.
         initial: How weights are drawn: as PyTorch does it, or "he" or "xavier" with biases of zero. Methods that
-            re-draw weights do it as PyTorch does, unless they are given an `init`.
+            draw weights again do it in the same way.
 
     Returns:
         The network.
@@ -60,10 +60,11 @@ def mlp(
     """
     layers: list[nn.Module] = [nn.Flatten()]
     inputs = prod(shape)
+    linear = nn.Linear if initial == "torch" else Linear
     for width in widths:
-        hidden = [nn.Linear(inputs, width), *([nn.LayerNorm(width)] if layer_norm else []), make_activation(activation)]
+        hidden = [linear(inputs, width), *([nn.LayerNorm(width)] if layer_norm else []), make_activation(activation)]
         layers += [Shortcut(*hidden)] if residual and inputs == width else hidden
         inputs = width
-    model = nn.Sequential(*layers, nn.Linear(inputs, classes))
+    model = nn.Sequential(*layers, linear(inputs, classes))
     initialise_(model, initial)
     return model
