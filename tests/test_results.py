@@ -104,6 +104,7 @@ def test_statement_names_labels_and_numbers_of_its_recipe(statement: dict) -> No
         "early_train_error",
         "late_train_error",
         "train_error_growth",
+        "train_error_trend",
         "online_error_growth",
     }
     grids = [len(entry.variants()) for entry in recipe.methods]
@@ -258,6 +259,14 @@ def test_statement_that_is_not_counted_is_shown_in_parentheses_alone(monkeypatch
     assert statements_block("P0").splitlines()[-1].startswith("Open, for want of runs: 1 for `r`")
 
 
+def test_open_statement_waits_for_the_recipe_that_lacks_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {name: make_kept({"a": {seed: {"x": 0.0} for seed in range(n)}}) for name, n in (("one", 3), ("other", 2))}
+    said = {"paper": "P0", "claim": "", "recipe": "one", "higher": "a", "lower": "a", "lower_recipe": "other"}
+    monkeypatch.setattr(statements, "load_kept", kept.get)
+    monkeypatch.setattr(statements, "load_statements", lambda: [said, said | {"lower_recipe": "never run"}])
+    assert "Open, for want of runs: 1 for `other`, 1 for `never run`" in statements_block("P0")
+
+
 def test_effect_is_named_by_the_difference_in_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert name_effect(Estimate(-0.2, 0.1, 3)) == "helps"
     assert name_effect(Estimate(0.2, 0.1, 3)) == "hurts"
@@ -359,6 +368,7 @@ def test_change_is_from_the_first_tasks_to_the_last() -> None:
             "weight_l1_late_change": (9.5 - 7.5) / 7.5,
             "update_l1_late_change": (15.5 - 13.5) / 13.5,
             "train_error_growth": 0.085,  # from the end of the first task
+            "train_error_trend": 0.08,  # from the first two tasks
             "first_train_error": 0.1,
             "early_train_error": 0.105,
             "late_train_error": 0.185,

@@ -27,8 +27,9 @@ def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
     - `least_gain` is the smallest difference between the mean of a task's last 10 tests and that of the task before.
     - `early_train_error` and `late_train_error` are the training error at the ends of the first and of the last fifth
       of the tasks, `first_train_error` that at the end of the first task. `train_error_growth` is the late one minus
-      that of the first task: what is lost in the second task is lost already. `online_error_growth` is that of a
-      task's average online error, from the first fifth: an untrained network has to get going in its first task.
+      that of the first task: what is lost in the second task is lost already. `train_error_trend` is the late one minus
+      the early one, which differs less between seeds. `online_error_growth` is that of a task's average online error,
+      from the first fifth too: an untrained network has to get going in its first task.
     - `MEASURE_change` is the difference of a measure between the first fifth of the tasks and the last, divided by its
       value in the first; there is none if that is zero and the other is not. `MEASURE_mean` is over all tasks. A
       measure counts as it is at a task's first step; that of an optimizer's step as its mean over the measured steps of
@@ -47,6 +48,7 @@ def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
         yield "early_train_error", early
         yield "late_train_error", late
         yield "train_error_growth", late - errors[0]
+        yield "train_error_trend", late - early
         early, late = ends_of([1 - records[-1]["task_online_accuracy"] for records in tasks])
         yield "online_error_growth", late - early
     series = {name: values for name in run.config.measures if (values := take_measure(name, tasks))}

@@ -88,7 +88,7 @@ def statements_block(paper: str) -> str:
             continue
         verdict, numbers = judge(statement)
         if verdict == "open":
-            waiting[statement["recipe"]] += is_counted(statement)
+            waiting[_lacking(statement)] += is_counted(statement)
             continue
         recipes = ", ".join(f"`{statement[key]}`" for key in ("recipe", "lower_recipe") if key in statement)
         said = OURS.get(verdict, verdict) if paper == "ours" else verdict
@@ -98,6 +98,19 @@ def statements_block(paper: str) -> str:
     if not counts:
         return table
     return f"{table}\n\nOpen, for want of runs: {counts} (`benchmarks/reproduction/claims/{paper}.toml` has them)."
+
+
+def _lacking(statement: Statement) -> str:
+    """Return which recipe an open statement waits for: of two the one with fewer seeds."""
+    places = [("recipe", "higher" if "higher" in statement else "label"), ("lower_recipe", "lower")]
+    seeds = {}
+    for key, label in places:
+        if key in statement:
+            kept = load_kept(statement[key])
+            seeds[statement[key]] = len(
+                kept.values(statement[label], statement.get("number", kept.headline)) if kept else ()
+            )
+    return min(seeds, key=lambda recipe: seeds[recipe])
 
 
 def found_block(which: str) -> str:
