@@ -260,3 +260,11 @@ def test_a_reader_that_cannot_be_drawn_anew_is_named_before_anything_changes() -
     before = model(x)
     CReLUConversion(model, x)
     torch.testing.assert_close(model(x), before)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_dropout_is_not_taken_for_an_activation(training: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Dropout(), nn.ReLU(), nn.Linear(5, 6), nn.Dropout(), nn.Linear(6, 2))
+    method = LayerNormInsertion(model.train(training), torch.zeros(1, 4))
+    assert [name for name, _ in model.named_parameters() if "0" in name.split(".")[1:]] == ["2.0.weight", "2.0.bias"]
+    assert method.skipped["3"] == "no activation follows it"

@@ -289,3 +289,12 @@ def test_new_data_comes_in_pairs() -> None:
     with pytest.raises(ValueError, match="batches: holds a Tensor; it must hold pairs of inputs and targets"):
         DASH(model).apply(batches=[torch.zeros(2, 12)], loss_fn=cross_entropy)  # type: ignore[list-item]
     assert_same(snapshot(model), before)
+
+
+def test_a_gradient_that_overflows_is_an_error_and_changes_nothing() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    kept = copy.deepcopy(model.state_dict())
+    data = [(torch.ones(2, 3), torch.ones(2, 3))]
+    with pytest.raises(ValueError, match=r"loss_fn: its gradient of '\d\.\w+' on the new data is not finite"):
+        DASH(model).apply(batches=data, loss_fn=lambda output, target: (output.exp() * 3e38).sum())
+    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())

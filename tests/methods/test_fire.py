@@ -485,3 +485,17 @@ def test_looking_for_matrices_moves_no_spectral_norm() -> None:
 def test_a_solver_that_cannot_reach_the_limit_is_an_error_at_once() -> None:
     with pytest.raises(ValueError, match="solver: 'loop' iterates, which never reaches the exact factor"):
         FIRE(zoo.build("mlp"), solver="loop", polynomial="exact")
+
+
+@pytest.mark.parametrize("lam", [0.5, 1.0])
+def test_moments_of_a_weight_that_is_all_zero_stay(lam: float) -> None:
+    model = nn.Linear(3, 3, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    before = copy.deepcopy(optimizer.state[model.weight])
+    with pytest.warns(UserWarning, match="changed none"):
+        FIRE(model, lam=lam, optimizer_state="rotate").apply(optimizer)
+    for key, value in optimizer.state[model.weight].items():
+        torch.testing.assert_close(value, before[key])

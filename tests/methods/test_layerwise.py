@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Adam
 
 from pliant import Layerwise
@@ -175,3 +175,49 @@ def test_a_stage_that_fails_changes_nothing() -> None:
         method.apply()
     assert_same(snapshot(model), before)
     assert method.stage == 0
+
+
+def test_moments_of_what_is_in_no_block_stay() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    receipt = Layerwise(model, blocks=[["0"], ["2"]]).apply(optimizer)
+    assert receipt.details["optimizer_tensors_reset"] == 4 * 3  # two moments and a count
+    assert set(optimizer.state) == set(model[4].parameters())
+
+
+class WithToken(nn.Module):
+    def __init__(self, aside: bool) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 3))
+        self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 2)
+        if aside:
+            self.aside = nn.Linear(3, 3)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.token)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x + self.token))
+
+
+def test_what_is_not_called_does_not_belong_to_what_holds_the_model_together() -> None:
+    Layerwise(WithToken(aside=False), torch.zeros(1, 3))
+    with pytest.raises(ValueError, match=r"'aside.weight' belongs to no layer that was called"):
+        Layerwise(WithToken(aside=True), torch.zeros(1, 3))
+
+
+def test_the_first_block_need_not_be_drawn_anew() -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
+
+    model = nn.Sequential(Bare(), nn.Linear(3, 2))
+    Layerwise(model, blocks=[["0"], ["1"]]).apply()
+    with pytest.raises(ValueError, match="no reset_parameters"):
+        Layerwise(model, blocks=[["1"], ["0"]])

@@ -1,5 +1,6 @@
 """L2 and L2 Init: the closed-form gradient gives the trajectory of the term in the loss."""
 
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import LBFGS, SGD
 
-from pliant import L2, L2Init, StreamingEWC, WeightRescaling
+from pliant import L2, L2Init, Method, Spectral, StreamingEWC, WeightClipping, WeightRescaling
 from pliant.methods import create
 from tests import zoo
 from tests.loops import differs, snapshot, train
@@ -207,3 +208,14 @@ def test_the_term_of_no_parameter_is_zero(name: str) -> None:
             parameter.mul_(3)
     assert penalty.value([]) == 0
     assert penalty.value() > 0 or name == "streaming_ewc"
+
+
+@pytest.mark.parametrize("kind", [L2, L2Init, Spectral, WeightClipping])
+def test_receipts_count_what_the_optimizers_hold(kind: Callable[[nn.Module], Method]) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    method = kind(model).attach(optimizer)
+    model(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    assert method.receipt is not None
+    assert (method.receipt.tensors, method.receipt.entries) == (2, 12)

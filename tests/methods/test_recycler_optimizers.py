@@ -209,3 +209,29 @@ def test_says_once_that_a_part_is_held_by_another_optimizer(name: str) -> None:
         for _ in range(2):
             step()
     assert one_by_one.receipt is not None
+
+
+def test_the_receipt_counts_each_tensor_and_entry_once() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    inputs = torch.randn(3, 4)
+    method = ReDo(model, inputs, tau=1e9, every=1).attach(optimizer)
+    model(inputs).sum().backward()
+    optimizer.step()
+    assert method.receipt is not None
+    written = sum(p.numel() for p in model.parameters()) - model[4].bias.numel()
+    assert (method.receipt.tensors, method.receipt.entries) == (5, written)
+
+
+def test_the_receipt_counts_the_biases_that_means_move_to() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    inputs = torch.randn(3, 4)
+    method = ContinualBackprop(model, inputs, rate=0.5, maturity=1).attach(optimizer)
+    for _ in range(3):
+        model(inputs).sum().backward()
+        optimizer.step()
+    assert method.receipt is not None
+    count = len(method.receipt.details["units"]["0"])
+    assert count > 0
+    assert (method.receipt.tensors, method.receipt.entries) == (4, count * (4 + 1 + 2) + 2)

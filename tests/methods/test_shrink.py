@@ -65,3 +65,13 @@ def test_strength_out_of_range_is_refused(lam: float) -> None:
 def test_an_example_is_needed() -> None:
     with pytest.raises(ValueError, match="example: None, but shrink analyses the model on one"):
         Shrink(zoo.build("mlp"))
+
+
+def test_moments_of_what_does_not_shrink_stay() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    chosen = {"optimizer_state": "reset", "where": lambda name, p: name == "0.weight"}
+    Shrink(model, torch.zeros(1, 3), proportional=False, **chosen).apply(optimizer)
+    assert set(optimizer.state) == set(model.parameters()) - {model[0].weight}

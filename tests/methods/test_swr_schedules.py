@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer, lr_scheduler
 
@@ -154,3 +155,18 @@ def test_a_strength_that_follows_the_rate_keeps_the_equilibrium() -> None:
     assert norm_at_rest(0.1, False, [0.1]) == pytest.approx(initial + 0.9 * push, rel=1e-6)
     assert norm_at_rest(0.1, True, [0.1, 0.01]) == pytest.approx(initial + 0.99 * push, rel=1e-6)
     assert norm_at_rest(0.1, False, [0.1, 0.01]) == pytest.approx(initial + 0.9 * push / 10, rel=1e-6)
+
+
+def test_by_hand_a_coupled_strength_follows_the_learning_rate_too() -> None:
+    model = nn.Linear(2, 2, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    swr = SWR(model, torch.ones(1, 2), lam=0.5, coupled=True).attach(optimizer)
+    initial = model.weight.detach().clone()
+    model.weight.data.mul_(2)
+    optimizer.param_groups[0]["lr"] = 0.1
+    swr.step()
+    torch.testing.assert_close(model.weight.detach(), 2 * 0.975 * initial)
+    swr.detach()
+    model.weight.data.copy_(2 * initial)
+    swr.step()  # no optimizer tells a rate: λ itself
+    torch.testing.assert_close(model.weight.detach(), 1.5 * initial)

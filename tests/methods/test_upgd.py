@@ -1,5 +1,7 @@
 """UPGD: around SGD it is the paper's optimizer, around Adam the authors' adaptive form."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -116,3 +118,26 @@ def test_a_sparse_gradient_is_refused_before_anything_moves() -> None:
         optimizer.step()
     assert torch.equal(model.weight, before)
     assert method.steps == {}
+
+
+def test_an_optimizer_without_a_learning_rate_is_refused() -> None:
+    class Own(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> None:
+            pass
+
+    model = nn.Linear(2, 1)
+    with pytest.raises(ValueError, match="this Own has no learning rate, which it scales its noise by"):
+        UPGD(model).attach(Own(model.parameters(), {}))
+
+
+def test_the_receipt_has_the_gates_of_each_optimizer() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model]
+    method = UPGD(model, sigma=0.0, beta=0.0).attach(*optimizers)
+    for layer, optimizer, size in zip(model, optimizers, (1e4, 1.0), strict=True):
+        (size * layer(torch.randn(3, 4)).square().sum()).backward()
+        optimizer.step()
+    gates = [plasticity_gates([utility]) for utility in method.averages["utilities"].values()]
+    expected = sum(float(gate.sum()) for (gate,) in gates) / 32
+    assert method.receipt is not None
+    assert method.receipt.details["mean_gate"] == pytest.approx(expected)

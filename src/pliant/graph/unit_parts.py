@@ -83,7 +83,7 @@ class UnitGroup:
         weight: What makes them.
         bias: Its bias, None if it has none.
         norms: The norm layers that they pass through.
-        passages: All calls that they pass through as they are, norm layers too, in order.
+        passages: All calls that they pass through as they are, norm layers too and dropout aside, in order.
         readers: The layers that read them, in order of their call.
     """
 

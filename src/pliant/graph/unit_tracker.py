@@ -127,7 +127,8 @@ class Tracker:
             self._note_passage(node)
             return self._follow_norm(node)
         if name in _ELEMENTWISE and (name == "prelu" or self._are_alike(node)):
-            self._note_passage(node)
+            if name != "native_dropout":  # which is there in training mode alone
+                self._note_passage(node)
             return self._first_of(node, self._of(node.all_input_nodes[0]).expand(_first_shape(node)))
         if name in RESHAPES:
             return self._of(first).reshape(self.graph.shape(node))

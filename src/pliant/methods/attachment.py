@@ -67,6 +67,12 @@ def check_optimizer(optimizer: Any, advice: str = "") -> None:
         raise TypeError(f"optimizers: this {kind} wraps an optimizer{named}; give that one instead")
 
 
+def check_rates(optimizer: Optimizer, purpose: str) -> None:
+    """Raise a ValueError if an optimizer has no learning rate, and say what it is for."""
+    if any(group.get("lr") is None for group in optimizer.param_groups):
+        raise ValueError(f"optimizers: this {type(optimizer).__name__} has no learning rate, which {purpose}")
+
+
 def choose_counter(names: tuple[str, ...], others: Iterable[Attachment], steps: Mapping[str, int]) -> str:
     """Return a parameter of an optimizer under which to count its steps: the first with a count of no other's.
 

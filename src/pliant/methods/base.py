@@ -267,6 +267,11 @@ class Method(ABC):
             gradients[name] = gradient
         return gradients
 
+    def _served(self) -> tuple[str, ...]:
+        """Return the parameters that the attached optimizers hold, or all if there is none."""
+        held = {name for attachment in self._attachments.values() for name in attachment.names}
+        return tuple(name for name in self.parameters if not held or name in held)
+
     def _count_step(self, counter: str) -> int:
         self.steps[counter] = self.steps.get(counter, 0) + 1
         return self.steps[counter]
@@ -321,14 +326,15 @@ class Penalty(Method):
         """The penalty's value and gradient norm at the present parameters, and how often it acted."""
         if not self.steps:
             return None
-        gradients = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
+        served = self._served()
+        gradients = {name: torch.zeros_like(self.parameters[name]) for name in served}
         with torch.no_grad():
             self._add_to(gradients, None)
             norms = torch.stack([g.float().norm() for g in gradients.values()])
-            value = float(self.value())
+            value = float(self.value(served))
         details = {"value": value, "gradient_norm": float(norms.norm()), "steps": sum(self.steps.values())}
-        entries = sum(self.parameters[name].numel() for name in self.strengths)
-        return Receipt(self.name, "add gradient", len(self.strengths), entries, details)
+        penalised = [self.parameters[name].numel() for name in served if name in self.strengths]
+        return Receipt(self.name, "add gradient", len(penalised), sum(penalised), details)
 
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
         return [before_step(optimizer, self._before_step)]
@@ -483,7 +489,11 @@ class Reinitializer(Method):
         """Do with the optimizers' memory what `optimizer_state` says; return what is worth noting."""
         if self.optimizer_state != "reset":
             return {}
-        return {"optimizer_tensors_reset": forget_state_(optimizers, self._free().values())}
+        return {"optimizer_tensors_reset": forget_state_(optimizers, self._rewritten())}
+
+    def _rewritten(self) -> Iterable[nn.Parameter]:
+        """Return the parameters that the last action was on, of which optimizers may forget what they know."""
+        return self._free().values()
 
     def _free(self) -> dict[str, nn.Parameter]:
         """Return the parameters that were not frozen since the method was made."""

@@ -15,7 +15,7 @@ a renewal needs no synchronisation.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -235,6 +235,12 @@ class ContinualBackprop(Recycler):
                 stride = math.prod(module.stride) if isinstance(module, _ConvTransposeNd) else 1
                 inputs = self._seen_by(group.name, outgoing, means).where(_inputs_of(chosen, reader), 0)
                 bias.detach().add_(mean_outputs(weight, reader.weight.dim, inputs, stride))
+
+    def _masks(self, group: UnitGroup, chosen: Tensor) -> Iterator[tuple[str, Tensor]]:
+        yield from super()._masks(group, chosen)
+        for reader in group.readers:
+            if reader.bias is not None and self._tensor(reader.bias).requires_grad:
+                yield reader.bias, torch.ones(1, dtype=torch.bool)
 
     def _weight(self, group: UnitGroup) -> Tensor:
         return self._tensor(group.weight.tensor).detach()

@@ -121,14 +121,17 @@ class DASH(Reinitializer):
             raise ValueError("batches: empty; dash needs the new data to see where it pushes the weights")
         if not reached:
             raise ValueError("loss_fn: its gradient reaches none of the parameters that dash is to shrink by it")
-        factors = {}
+        shrunk = []
         for name, parameter in free.items():
             weight, direction = parameter.detach(), average[name]
             if name in self._transposed:
                 weight, direction = weight.transpose(0, 1), direction.transpose(0, 1)
-            factor = shrink_factors(weight.to(direction.dtype), direction, self.lam)
+            if not torch.linalg.vector_norm(direction).isfinite():
+                raise ValueError(f"loss_fn: its gradient of {name!r} on the new data is not finite, or overflows")
+            shrunk.append((weight, shrink_factors(weight.to(direction.dtype), direction, self.lam)))
+        for weight, factor in shrunk:
             weight.mul_(factor)
-            factors[name] = float(factor.mean())
+        factors = {name: float(factor.mean()) for name, (_, factor) in zip(free, shrunk, strict=True)}
         return {"chunks": chunks, "mean_factors": factors, "unreached": [name for name in free if name not in reached]}
 
     def _chunks(self, batches: Batches, loss_fn: LossFunction) -> Iterator[dict[str, Tensor]]:

@@ -135,7 +135,9 @@ class FIRE(Reinitializer):
     def _remember_maps(self, group: Sequence[Matrix], old: Tensor, maps: Tensor | None, scale: float) -> None:
         assert maps is not None
         norms = torch.linalg.matrix_norm(old.to(maps.dtype), keepdim=True)
-        maps = maps.view(*norms.shape[:-2], *maps.shape[-2:]) * (scale * self.lam / norms.where(norms > 0, 1))
+        maps = maps.view(*norms.shape[:-2], *maps.shape[-2:]) * (scale * self.lam / norms)
+        # What is all zero stays as it is, and so do its moments.
+        maps = maps.where(norms > 0, self.lam * torch.eye(maps.shape[-1], dtype=maps.dtype, device=maps.device))
         maps.diagonal(dim1=-2, dim2=-1).add_(1 - self.lam)
         self._maps |= zip(group, maps.unbind(), strict=True)
 

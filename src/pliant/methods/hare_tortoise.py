@@ -162,11 +162,6 @@ class HareTortoise(Rescaler):
         elif self._count_due_step(optimizer, attachment.counter, self.every, self.first):
             self._go_back(attachment.names, found_inf)
 
-    def _served(self) -> tuple[str, ...]:
-        """Return the parameters that the attached optimizers hold, or all if there is none."""
-        held = {name for attachment in self._attachments.values() for name in attachment.names}
-        return tuple(name for name in self.parameters if not held or name in held)
-
     @torch.no_grad()
     def _follow(self, parameters: tuple[str, ...], found_inf: Tensor | None) -> None:
         names, hare = self._hare(parameters)

@@ -73,10 +73,10 @@ class Layerwise(Reinitializer):
         if blocks is None:
             if example is None:
                 raise ValueError("example: None, and no blocks are named; pass an example input or blocks=[[names], …]")
-            blocks = called_blocks(model, called_layers(model, example))
-            covered = {name for members in _members(model, blocks, self.parameters) for name in members}
+            layers = called_layers(model, example)
+            blocks = called_blocks(model, layers)
             for name in self.parameters:
-                if name not in covered:
+                if not _is_of_called_layer(name, {layer.name for layer in layers}):
                     raise ValueError(
                         f"model: the parameter {name!r} belongs to no layer that was called on the example; "
                         "list the blocks with blocks=[[module names], …]"
@@ -85,7 +85,7 @@ class Layerwise(Reinitializer):
             raise ValueError(f"blocks: {blocks!r}; there must be two at least, one to keep and one to re-draw")
         self.blocks = tuple(check_modules(f"blocks[{i}]", model, block) for i, block in enumerate(blocks))
         self._members = _members(model, self.blocks, self.parameters)
-        check_redrawable(model, init, [name for members in self._members for name in members])
+        check_redrawable(model, init, [name for members in self._members[1:] for name in members])  # the first is kept
         self.init = init
         self.seed = check_seed(seed)
         self.norms = {
@@ -106,6 +106,10 @@ class Layerwise(Reinitializer):
                 rescale_to_norm_(self.parameters[name], self.norms[name])
         self.stage += 1
         return {"stage": self.stage, "blocks_kept": kept, "blocks_redrawn": len(self.blocks) - kept}
+
+    def _rewritten(self) -> list[nn.Parameter]:
+        free = self._free()
+        return [free[name] for block in self._members for name in block if name in free]
 
 
 def called_blocks(model: nn.Module, layers: Sequence[Layer]) -> list[list[str]]:
@@ -133,6 +137,15 @@ def called_blocks(model: nn.Module, layers: Sequence[Layer]) -> list[list[str]]:
         else:
             waiting.append(layer.name)
     return blocks
+
+
+def _is_of_called_layer(parameter: str, called: set[str]) -> bool:
+    """Say whether a layer that is called holds a parameter, itself or in a part that it does not call (attention)."""
+    owner = path = parameter.rpartition(".")[0]
+    while path and path not in called:
+        path = path.rpartition(".")[0]
+    below = f"{path}." if path else ""
+    return path in called and (path == owner or not any(name.startswith(below) for name in called - {path}))
 
 
 def _members(model: nn.Module, blocks: Sequence[Sequence[str]], parameters: Iterable[str]) -> list[list[str]]:

@@ -69,7 +69,8 @@ class Parseval(Penalty):
         model: The model.
         lam: λ, one for all or by name pattern.
         s: The squared length that rows should have.
-        norm_scales: Whether the scales of norm layers are pulled towards ±1 too, by λ‖γ² − 1‖².
+        norm_scales: Whether the scales of norm layers are pulled towards ±1 too, by λ‖γ² − 1‖²; other vectors that
+            scale by name, such as the gamma of a LayerScale, are pulled with them, unless `where` leaves them out.
         where: Which parameters to penalise; all learnable weights (and scales) if None.
 
     Example:

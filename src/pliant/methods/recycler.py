@@ -9,7 +9,7 @@ with the momentum of the unit that it replaces.
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, ClassVar, Self
@@ -204,14 +204,14 @@ class Recycler(Method):
         """Which units the last action renewed, how many entries that wrote, and how many units it were so far."""
         if self._chosen is None:
             return None
-        units = {name: chosen.nonzero().flatten().cpu() for name, chosen in self._chosen.items() if chosen.any()}
-        written = [(slices, indices) for name, indices in units.items() for slices in _parts(self.groups[name])]
-        entries = 0
-        for slices, indices in written:
-            each = self._tensor(slices.tensor).numel() // len(slices.units)
-            entries += each * int(torch.isin(slices.units, indices).sum())
+        renewed = {name: chosen.cpu() for name, chosen in self._chosen.items() if chosen.any()}
+        written: dict[str, Tensor] = {}
+        for name, chosen in renewed.items():
+            for tensor, mask in self._masks(self.groups[name], chosen):
+                written[tensor] = written[tensor] | mask if tensor in written else mask
+        entries = sum(int(mask.expand(self._tensor(tensor).shape).sum()) for tensor, mask in written.items())
         details = {
-            "units": {name: indices.tolist() for name, indices in units.items()},
+            "units": {name: chosen.nonzero().flatten().tolist() for name, chosen in renewed.items()},
             "units_so_far": {name: int(counts.sum()) for name, counts in self.renewals.items()},
             "optimizer_tensors_cleared": self._moments_cleared,
             "steps": sum(self.steps.values()),
@@ -287,7 +287,7 @@ class Recycler(Method):
         for slices, value in values:
             if slices is not None:
                 self._write(slices, chosen, value)
-        self.renewals[name] += chosen
+        self.renewals[name] = self.renewals[name].to(chosen.device).add_(chosen)
 
     def _zero_outgoing(self, name: str, chosen: Tensor) -> None:
         """Let nobody read the chosen units of a layer."""
@@ -307,6 +307,11 @@ class Recycler(Method):
     def _tensor(self, name: str) -> Tensor:
         tensor: Tensor = self.parameters[name] if name in self.parameters else attrgetter(name)(self.model)
         return tensor
+
+    def _masks(self, group: UnitGroup, chosen: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors that are written when units of a layer are renewed, each with a mask of its entries."""
+        for slices in _parts(group):
+            yield slices.tensor, slice_mask(chosen, slices.units, slices.dim, self._tensor(slices.tensor).ndim)
 
     def _find_holders(self) -> None:
         """Note by whose steps the units of each layer are counted; those of no optimizer are not watched."""

@@ -67,6 +67,7 @@ class Shrink(Reinitializer):
         self._written = BlockTensors(model, targets)
         self._wished = [model.get_parameter(name) for name in owners]
         self._blocks = targets
+        self._shrunk: list[nn.Parameter] = []
 
     def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
         # A weight that was frozen since is not shrunk.
@@ -76,4 +77,8 @@ class Shrink(Reinitializer):
         check_not_frozen(self.name, followers)
         for tensor, factor in zip(self._written.get(), log_factors.exp().tolist(), strict=True):
             tensor.mul_(factor)
+        self._shrunk = [parameter for _, parameter in followers]
         return {}
+
+    def _rewritten(self) -> list[nn.Parameter]:
+        return list(dict.fromkeys(self._shrunk))

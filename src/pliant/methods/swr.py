@@ -27,7 +27,7 @@ from pliant.graph.check import drift, run_graph
 from pliant.graph.export import GraphError
 from pliant.graph.layers import Layer, called_layers, classifier_names
 from pliant.graph.plan import BlockTensors
-from pliant.methods.attachment import Attachment, found_inf_of
+from pliant.methods.attachment import Attachment, check_rates, found_inf_of
 from pliant.methods.base import Filter, Receipt, Rescaler
 from pliant.methods.naming import check_modules
 from pliant.methods.parameters import check_not_frozen
@@ -168,9 +168,13 @@ class SWR(Rescaler):
         return self
 
     def step(self) -> None:
-        """Rescale once, all weights."""
+        """Rescale once, all weights; with `coupled` those that an attached optimizer holds by its learning rate."""
         self._count_step(self._parameter_names[0])
-        self._last = self._rescale(tuple(self.parameters))
+        rates = torch.ones_like(self.base_lr)
+        for optimizer in self.optimizers if self.coupled else ():
+            held = ~self._learning_rates(optimizer).isnan()
+            rates = torch.where(held, self._relative_rates(optimizer), rates)
+        self._last = self._rescale(tuple(self.parameters), rates if self.coupled else None)
 
     def reset_initial_norms(self) -> None:
         """Make the present norms the initial ones: call it when the learning rate decays (SWR + re-init)."""
@@ -277,12 +281,8 @@ class SWR(Rescaler):
         self._note_rates(optimizer)
 
     def _match(self, optimizer: Optimizer) -> Attachment:
-        follows = self.coupled or self.on_decay == "reinit"
-        if follows and any(group.get("lr") is None for group in optimizer.param_groups):
-            raise ValueError(
-                f"optimizers: this {type(optimizer).__name__} has no learning rate, which coupled=True and "
-                "on_decay='reinit' follow"
-            )
+        if self.coupled or self.on_decay == "reinit":
+            check_rates(optimizer, "coupled=True and on_decay='reinit' follow")
         return super()._match(optimizer)
 
     def _note_rates(self, optimizer: Optimizer) -> None:

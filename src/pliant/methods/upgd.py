@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pliant.checking import check_number, check_seed
-from pliant.methods.attachment import ascending_names, found_inf_of
+from pliant.methods.attachment import Attachment, ascending_names, check_rates, found_inf_of
 from pliant.methods.averages import start_averages, update_averages_
 from pliant.methods.base import Filter, Receipt, Rescaler
 from pliant.methods.redraw import draw_normal, seeded
@@ -102,11 +102,18 @@ class UPGD(Rescaler):
         """The mean gate now and how often the method acted."""
         if not self.steps:
             return None
-        gates = plasticity_gates(list(self.averages["utilities"].values()))
-        entries = sum(gate.numel() for gate in gates)
-        mean = sum(float(gate.sum()) for gate in gates) / entries
+        gates: dict[str, Tensor] = {}
+        for names in [attachment.names for attachment in self._attachments.values()] or [self._served()]:
+            utilities = [self.averages["utilities"][name] for name in names]
+            gates |= zip(names, plasticity_gates(utilities), strict=True)
+        entries = sum(gate.numel() for gate in gates.values())
+        mean = sum(float(gate.sum()) for gate in gates.values()) / entries
         details = {"mean_gate": mean, "steps": sum(self.steps.values())}
         return Receipt(self.name, "gate", len(gates), entries, details)
+
+    def _match(self, optimizer: Optimizer) -> Attachment:
+        check_rates(optimizer, "it scales its noise by")
+        return super()._match(optimizer)
 
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
         handles = super()._register_hooks(optimizer)

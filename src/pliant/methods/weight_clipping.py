@@ -99,8 +99,9 @@ class WeightClipping(Rescaler):
         """How many entries sit at their bound now, and how often the method acted."""
         if not self.steps:
             return None
-        clamped = [int((p.detach().abs() >= self.bounds[name]).sum()) for name, p in self.parameters.items()]
-        entries = sum(p.numel() for p in self.parameters.values())
+        served = {name: self.parameters[name].detach() for name in self._served()}
+        clamped = [int((p.abs() >= self.bounds[name]).sum()) for name, p in served.items()]
+        entries = sum(p.numel() for p in served.values())
         details = {"entries_at_bound": sum(clamped), "steps": sum(self.steps.values())}
         return Receipt(self.name, "clamp", len(clamped), entries, details)
 
