@@ -456,3 +456,27 @@ def test_measures_of_a_resumed_run_are_the_same(dataset: Dataset, reference: Ref
 def test_wrong_settings_are_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Settings(**change)
+
+
+def test_the_initial_network_of_a_fresh_start_is_its_own(dataset: Dataset) -> None:
+    stream = streams.create("label_flip", dataset, 4, tasks=3, epochs=2)
+
+    def fresh(task: int) -> nn.Module:
+        return models.create("mlp", dataset.shape, 4, seed=100 + task)
+
+    def begin() -> Learner:
+        learner = Learner(fresh(0), Settings(batch_size=32))
+        learner.measure(["distance_l2"], stream[0])
+        return learner
+
+    learner = begin()
+    records, states = [], []
+    for record in train(learner, stream, 6, fresh=fresh):
+        records.append(record)
+        states.append(reload(learner.state_dict()))
+    distances = [record["measures"]["distance_l2"] for record in records]
+    assert [distance == 0 for distance in distances] == [True, False] * 3
+    for done, state in enumerate(states, start=1):
+        resumed = begin()
+        resumed.load_state_dict(state)
+        assert list(train(resumed, stream, 6, fresh=fresh)) == records[done:]

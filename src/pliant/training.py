@@ -9,6 +9,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -130,9 +131,9 @@ class Learner:
         Args:
             names: Some of `pliant.diagnostics.measures.names()`.
             task: The first task, on whose examples measures are taken until the next.
-            reference: What to compare with, where a measure does: the network as it is now ("initial"), as it was at
-                the end of the task before, before any method acted ("boundary"), or as it was when the task before
-                began ("previous_task").
+            reference: What to compare with, where a measure does: the network as it is now, or as it was when its task
+                began if each begins with a fresh one ("initial"); as it was at the end of the task before, before any
+                method acted ("boundary"); or as it was when the task before began ("previous_task").
         """
         self.references = References(reference, self.model)
         probe = probe_batch(task)
@@ -214,6 +215,11 @@ class References:
             self.model.load_state_dict(self.start.state_dict())
             self.start.load_state_dict(model.state_dict())
 
+    def begin_anew(self, make: Callable[[], nn.Module]) -> None:
+        """Take note of a task that starts from a network of its own: that one is its initial network."""
+        if self.kind == "initial":
+            self.model.load_state_dict(make().state_dict())
+
     def state_dict(self) -> dict[str, Any]:
         """Return what changes on the way; nothing if it is the initial network, which every start makes anew."""
         if self.kind == "initial":
@@ -265,6 +271,8 @@ def train(
         learner.task = index
         if learner.monitor is not None:
             learner.monitor.set_probe(probe_batch(task))
+        if learner.references is not None and fresh is not None and index > 0:
+            learner.references.begin_anew(partial(fresh, index))
         entry: Record = {"receipts": []}
         if learner.epoch == 0 and index > 0:
             if learner.references is not None:

@@ -301,3 +301,30 @@ def test_compiled_parts_are_seen_once_and_under_their_names() -> None:
     assert list(found.layers) == ["0._orig_mod.0", "0._orig_mod.2"]
     for ours, theirs in zip(found.layers.values(), expected.layers.values(), strict=True):
         assert ours.mean_abs.equal(theirs.mean_abs)
+
+
+PRODUCTS: dict[str, Callable[[Tensor, nn.Embedding, Tensor], Tensor]] = {
+    "@": lambda h, head, bias: h @ head.weight.T,
+    "matmul": lambda h, head, bias: torch.matmul(h, head.weight.T),
+    "mm": lambda h, head, bias: h.mm(head.weight.T),
+    "addmm": lambda h, head, bias: torch.addmm(bias, h, head.weight.T),
+    "linear": lambda h, head, bias: functional.linear(h, head.weight, bias),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_with_a_parameter_are_layers(name: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.head = nn.Linear(4, 5), nn.Linear(5, 3), nn.Embedding(2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = functional.relu(self.b(functional.relu(self.a(x))))
+            pooled = self.seen @ torch.eye(3)  # learnt by nobody
+            return PRODUCTS[name](pooled, self.head, torch.zeros(2)).tanh()
+
+    model = Net()
+    found = capture(model, BATCH)
+    assert list(found.layers) == ["a", "b"]
+    torch.testing.assert_close(found.representation, model.seen)

@@ -281,7 +281,7 @@ def test_redo_of_dead_units_leaves_the_function_as_it_was() -> None:
     assert redo.receipt is not None
     assert redo.receipt.details["units"] == {"0": [1], "4": [0, 3], "9": [2, 7]}
     torch.testing.assert_close(model(x), expected, rtol=1e-12, atol=1e-12)
-    # Incoming, its bias, norm (4 tensors) and outgoing of each; two tensors are both, and their shared entries count once.
+    # Incoming, its bias, norm (4 tensors) and outgoing of each; of two tensors that are both, shared entries count once
     assert redo.receipt.tensors == 7 + 7 + 3 - 2
     each = (9 + 1 + 4 + 54) + 2 * (36 + 1 + 4 + 10) + 2 * (6 + 1 + 5)
     assert redo.receipt.entries == each - 2 * 9 - 2 * 2

@@ -1,12 +1,12 @@
 """What the hidden units of a live model do on a batch.
 
-A torch function mode sees every layer with a weight (linear, convolution) and every activation function that a forward
-pass calls, as a module or as a function. The *hidden features of a layer* are the output of the activation that
-follows it, so after the norm layer and the nonlinearity; in a network without activations between its layers, its own
-output. The *representation* is what the last linear layer receives: the last hidden features, which it maps to the
-outputs. Units are channels after a convolution, and entries of the last dimension after a linear layer; where
-dimensions are permuted or reshaped before the activation, those of the dimension that has as many entries, if there is
-but one, and else where they were before the reshaping.
+A torch function mode sees every layer with a weight (linear, also as a product with a parameter, and convolution) and
+every activation function that a forward pass calls, as a module or as a function. The *hidden features of a layer* are
+the output of the activation that follows it, so after the norm layer and the nonlinearity; in a network without
+activations between its layers, its own output. The *representation* is what the last linear layer receives: the last
+hidden features, which it maps to the outputs. Units are channels after a convolution, and entries of the last dimension
+after a linear layer; where dimensions are permuted or reshaped before the activation, those of the dimension that has
+as many entries, if there is but one, and else where they were before the reshaping.
 
 Activations are recognised from a list of functions. A clamp is one if its lower bound is 0, and a maximum of two
 tensors is, where they leave the layer its units: both have other uses.
@@ -29,6 +29,11 @@ _CONVOLUTIONS = (
     functional.conv1d, functional.conv2d, functional.conv3d,
     functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d,
 )  # fmt: skip
+
+_PRODUCTS = frozenset({
+    torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__,
+})  # fmt: skip
+_SUMS_OF_PRODUCTS = frozenset({torch.addmm, torch.Tensor.addmm})
 
 _ACTIVATIONS = frozenset(
     {
@@ -89,6 +94,22 @@ class Captured:
     unclear: tuple[str, ...]
 
 
+def _linear_operands(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor] | None:
+    """Return the input and the weight of a call that is a linear layer, as torch has it or as a product; else None."""
+    if func is functional.linear:
+        return args[0] if args else kwargs["input"], args[1] if len(args) > 1 else kwargs["weight"]
+    if func not in _PRODUCTS and func not in _SUMS_OF_PRODUCTS:
+        return None
+    *_, inputs, weight = args[: 2 if func in _PRODUCTS else 3]
+    return (inputs, weight) if weight.ndim == 2 and _stored(weight) is not None else None
+
+
+def _stored(weight: Tensor) -> nn.Parameter | None:
+    """Return the parameter that a weight is, or is a view of."""
+    whole = weight if weight._base is None else weight._base
+    return whole if isinstance(whole, nn.Parameter) else None
+
+
 class _Layer(NamedTuple):
     """A call of a layer with a weight: its name, the shape of its output, and the dimension where its units are."""
 
@@ -134,7 +155,7 @@ class _Watch(TorchFunctionMode):
         self._keep = keep
         self._path: list[str] = []
         self._model = model
-        self._own = {id(p): name for name, p in model.named_parameters(recurse=False)}
+        self._names = {id(p): name for name, p in model.named_parameters()}
         self._layer: _Layer | None = None  # the last one that was called
         self._activations: dict[str, Features | None] = {}
         self._outputs: dict[str, Features | None] = {}
@@ -162,16 +183,16 @@ class _Watch(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        linear = func is functional.linear
-        if linear:
-            x = args[0] if args else kwargs["input"]
+        operands = _linear_operands(func, args, kwargs)
+        if operands is not None:
+            x, weight = operands
             self.representation = x.detach().reshape(-1, x.shape[-1]).clone()
         elif func in _CONVOLUTIONS:
+            weight = args[1] if len(args) > 1 else kwargs["weight"]
             self.representation = None
         out = func(*args, **kwargs)
-        if linear or func in _CONVOLUTIONS:
-            weight = args[1] if len(args) > 1 else kwargs["weight"]
-            self._layer = _Layer(self._name(func, weight), out.shape, -1 if linear else 1)
+        if operands is not None or func in _CONVOLUTIONS:
+            self._layer = _Layer(self._name(func, weight), out.shape, 1 if operands is None else -1)
             self._after_last = []
             self._note(self._outputs, self._layer, out)
         elif self._layer is not None and _is_activation(func, args, kwargs, out, self._layer):
@@ -180,7 +201,7 @@ class _Watch(TorchFunctionMode):
 
     def _name(self, func: Callable[..., Any], weight: Tensor) -> str:
         """Return the name of the module at work; in the model itself that of the weight, as other measures have it."""
-        return (self._path[-1] if self._path else "") or self._own.get(id(weight), func.__name__)
+        return (self._path[-1] if self._path else "") or self._names.get(id(_stored(weight)), func.__name__)
 
     def _note(self, found: dict[str, Features | None], layer: _Layer, out: Tensor) -> str:
         name, again = layer.name, 2

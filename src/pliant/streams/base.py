@@ -56,6 +56,8 @@ class Stream(ABC):
     """Where the stream comes from."""
     headline: ClassVar[str] = "final_test_accuracy"
     """The number of a run that a table shows first: an entry of its result."""
+    alike: ClassVar[bool] = False
+    """Whether all tasks are equally hard, so that to learn a later one worse is to have lost plasticity."""
     renews_head: ClassVar[bool] = False
     """Whether every task comes with a new output layer."""
 

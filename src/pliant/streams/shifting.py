@@ -27,6 +27,7 @@ class _Shifting(Stream):
     tasks: int = 50
     epochs: int = 40
     headline: ClassVar[str] = "mean_test_accuracy"
+    alike: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_positive(tasks=self.tasks, epochs=self.epochs)

@@ -107,3 +107,18 @@ def test_measures_are_read_by_name_and_layer(tmp_path: Path) -> None:
     samples = gather(histories.of["L2"], "weight_growth/0", points=9, measure=True)
     assert samples is not None
     np.testing.assert_array_equal(samples.values, [[1.0, 3.0]])
+
+
+@pytest.mark.parametrize("entries", [None, [0.1]])
+def test_measures_stand_where_their_epoch_begins(tmp_path: Path, entries: list[float] | None) -> None:
+    path = write_run(tmp_path, config("L2", 0), [0.5, 0.6], epochs=4, measures={"m": [0.9, 0.4]}, entries=entries)
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    third = json.loads(lines[2]) | {"measures": {"m": 0.7}}
+    (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in [*lines[:2], json.dumps(third), *lines[3:]]))
+    (comparison,) = read_folders([tmp_path])
+    histories = read_histories(comparison)
+    samples = gather(histories.of["L2"], "m", points=9, measure=True)
+    assert samples is not None
+    assert (samples.x.tolist(), histories.boundaries) == ([0, 2, 4], [4.0])
+    assert samples.values.tolist() == [[0.9, 0.7, 0.4]]
+    np.testing.assert_allclose(at_task_ends(histories.of["L2"], "test_accuracy"), [[0.5, 0.6]])

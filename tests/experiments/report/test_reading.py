@@ -9,6 +9,8 @@ import pytest
 
 import pliant
 from pliant.experiments.config import Part
+from pliant.experiments.report.histories import read_histories
+from pliant.experiments.report.measures import associations
 from pliant.experiments.report.reading import read_folders, read_runs
 from pliant.experiments.store import Status, load_runs
 from pliant.files import write_atomically
@@ -303,3 +305,22 @@ def test_what_the_recipe_asks_for_comes_first_and_what_has_not_begun_is_counted(
         told = str(pliant.report(root))
         assert "no run of another method has begun yet" in told
         assert "5 runs that the recipe asks for have not begun." in told
+
+
+@pytest.mark.parametrize(("stream", "alike"), [("label_flip", True), ("continual_full", False)])
+def test_measures_are_held_against_what_the_past_costs(tmp_path: Path, stream: str, alike: bool) -> None:
+    """Errors fall as data accumulates, with a fresh network too; what the past costs goes the other way."""
+    past, fresh = [0.40, 0.50, 0.60, 0.70, 0.80], [0.40, 0.52, 0.64, 0.76, 0.88]
+    changes = {"stream": Part(stream, {"epochs": 2})}
+    for seed in range(2):
+        write_run(tmp_path, config("vanilla", seed, **changes), past, measures={"weight_l2": [1.0, 2.0, 3.0, 4.0, 5.0]})
+        write_run(tmp_path, config("fresh", seed, **changes), fresh)
+    (comparison,) = read_folders([tmp_path])
+    (found,) = associations(comparison, read_histories(comparison))
+    assert (found.within, found.estimate.mean) == (True, pytest.approx(1.0 if alike else -1.0))
+    notes = [figure.note for figure in pliant.report(tmp_path).sections[0].figures if figure.name == "task_ends"]
+    assert ("stays level" in notes[0]) == alike
+    for path in (tmp_path / "runs").glob("fresh*"):
+        shutil.rmtree(path)
+    (comparison,) = read_folders([tmp_path])
+    assert [found.within for found in associations(comparison, read_histories(comparison))] == ([True] if alike else [])

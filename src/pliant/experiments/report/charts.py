@@ -181,8 +181,7 @@ def task_ends(comparison: Comparison, histories: Histories, series: Sequence[Ser
         Figure(
             name="task_ends",
             title=f"{name_of(shown_as).capitalize()} at the end of each task",
-            note="A network that keeps its plasticity stays level; one that loses it rises."
-            + (" The dashed line is a network trained from scratch on each task." if fresh else ""),
+            note=_note_on_tasks(comparison.tasks_alike) + (_NOTE_ON_FRESH if fresh else ""),
             chart=lines(curves, series, x_title="task", y_title=name_of(shown_as), metric=shown_as, points=points),
             table=curve_table(curves, series, shown_as, "task"),
         )
@@ -201,6 +200,18 @@ def task_ends(comparison: Comparison, histories: Histories, series: Sequence[Ser
             )
         )
     return figures
+
+
+_NOTE_ON_FRESH = " The dashed line is a network trained from scratch on each task."
+
+
+def _note_on_tasks(alike: bool) -> str:
+    if alike:
+        return "A network that keeps its plasticity stays level; one that loses it rises."
+    return (
+        "Tasks of this stream differ in how hard they are, so that a line may rise or fall without plasticity: compare "
+        "it with that of a fresh network."
+    )
 
 
 def _over_tasks(table: Floats) -> Curve | None:

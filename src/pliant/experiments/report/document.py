@@ -149,7 +149,7 @@ class Section:
                 "Growth of weights, layer by layer",
                 "The norm of each layer's weights relative to its start: a chart a method, a line a layer from the "
                 "first (blue) to the last (green), all on one scale.",
-                measures.layer_growth(histories, series),
+                measures.layer_growth(comparison, histories, series),
                 "small",
             ),
         ]

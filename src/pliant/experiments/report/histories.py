@@ -60,9 +60,12 @@ def read_history(run: Run) -> History:
     for record in records:
         task, epoch = int(record["task"]), int(record["epoch"])
         entry = {key.removeprefix(ENTRY): value for key, value in record.items() if key.startswith(ENTRY)}
-        if entry:
-            rows.append((task, 0, entry, {}))
-        rows.append((task, epoch, record, record.get(MEASURES) or {}))
+        measured = record.get(MEASURES) or {}  # at the first step of the epoch, so where the one before it ended
+        if rows and rows[-1][:2] == (task, epoch - 1):
+            rows[-1] = (*rows[-1][:3], measured)
+        elif entry or measured:
+            rows.append((task, epoch - 1, entry, measured))
+        rows.append((task, epoch, record, {}))
     tasks = np.array([row[0] for row in rows], dtype=np.int64)
     epochs = np.array([row[1] for row in rows], dtype=np.int64)
     lengths = np.zeros(int(tasks.max(initial=-1)) + 2)

@@ -20,7 +20,7 @@ from pliant.experiments.report.figures import (
 )
 from pliant.experiments.report.histories import Curve, Histories, History, at_task_ends, gather
 from pliant.experiments.report.reading import Comparison
-from pliant.experiments.report.statistics import Interval, interval, rank_correlation
+from pliant.experiments.report.statistics import Floats, Interval, interval, rank_correlation
 from pliant.experiments.report.style import Series
 from pliant.experiments.report.wording import name_of
 
@@ -54,7 +54,7 @@ def measures_over_time(histories: Histories, series: Sequence[Series]) -> list[F
             height=HEIGHT // 2,
         )
         note = info(name).definition if name in names() else ""
-        figures.append(Figure(f"measure_{name}", title, note, chart, curve_table(curves, series, name)))
+        figures.append(Figure(f"measure_{name}", title, note, chart, curve_table(curves, series, name, "last in task")))
     return figures
 
 
@@ -83,11 +83,16 @@ class Association:
 def associations(comparison: Comparison, histories: Histories) -> list[Association]:
     """Rank-correlate every measure with plasticity, the strongest first.
 
-    Inside each run: the measure when a task begins with how well that task is learnt in the end, over tasks. With
-    fewer than five tasks: the last value of the measure with the last of what decides, over runs.
+    Inside each run: the measure when a task begins with how well that task is learnt in the end, over tasks; by how
+    much better than by the fresh network of the same seed, where tasks are not equally hard. With fewer than five
+    tasks, or without that network: the last value of the measure with the last of what decides, over runs.
     """
-    within = histories.tasks >= _TASKS_FOR_TREND
     metric = comparison.metric
+    fresh = None if comparison.tasks_alike else comparison.baseline("fresh")
+    hardness = (
+        {history.seed: at_task_ends([history], metric)[0] for history in histories.of[fresh.name]} if fresh else {}
+    )
+    within = histories.tasks >= _TASKS_FOR_TREND and (comparison.tasks_alike or bool(hardness))
     past = [c for c in comparison.contenders if c.role != "fresh"]
     found = []
     for name in [name for name in histories.measures if "/" not in name]:
@@ -96,7 +101,8 @@ def associations(comparison: Comparison, histories: Histories) -> list[Associati
                 rho
                 for contender in past
                 for history in histories.of[contender.name]
-                if name in history.measures and not math.isnan(rho := _within_run(history, name, metric))
+                if name in history.measures and (comparison.tasks_alike or history.seed in hardness)
+                if not math.isnan(rho := _within_run(history, name, metric, hardness.get(history.seed)))
             ]
             if rhos:
                 found.append(Association(name, interval(rhos), True))
@@ -108,13 +114,15 @@ def associations(comparison: Comparison, histories: Histories) -> list[Associati
     return sorted(found, key=lambda association: -abs(association.estimate.mean))
 
 
-def _within_run(history: History, name: str, metric: str) -> float:
+def _within_run(history: History, name: str, metric: str, expected: Floats | None) -> float:
     column = history.measures[name]
     starts: dict[int, float] = {}
     for task, value in zip(history.task.tolist(), column.tolist(), strict=True):
         if math.isfinite(value):
             starts.setdefault(task, value)
     ends = at_task_ends([history], metric)[0]
+    if expected is not None:
+        ends = ends[: len(expected)] - expected[: len(ends)]
     tasks = [task for task in starts if task < len(ends)]
     return rank_correlation([starts[task] for task in tasks], [float(ends[task]) for task in tasks])
 
@@ -154,11 +162,12 @@ def association_figure(found: Sequence[Association]) -> Figure | None:
         layers.append(base.mark_rule(style="quiet", strokeWidth=2).encode(x=alt.X("low:Q"), x2="high:Q", y=y))
     chart = alt.layer(*layers).properties(width=WIDTH, height=24 * len(rows))
     note = (
-        "In each run, the measure at a task's start against how well the task is learnt in the end, over tasks; "
+        "In each run, the measure at a task's start against how well the task is learnt in the end, over tasks (where "
+        "they differ in how hard they are: how much better than by a fresh network); "
         "dots are means over runs, bars 95 % intervals. A measure near 0 does not tell what will be learnt."
         if found[0].within
-        else "Across runs of all methods: the measure at the end against the result. With so few tasks this also "
-        "reflects how the methods differ, not only how plasticity does."
+        else "Across runs of all methods: the measure at the end against the result, since tasks are few, or differ in "
+        "how hard they are. This also reflects how the methods differ, not only how plasticity does."
     )
     table = [
         [name, f"{e.mean:+.2f}", "" if math.isnan(e.low) else f"{e.low:+.2f} to {e.high:+.2f}", str(e.count)]
@@ -173,9 +182,11 @@ def association_figure(found: Sequence[Association]) -> Figure | None:
     )
 
 
-def layer_growth(histories: Histories, series: Sequence[Series]) -> list[Figure]:
+def layer_growth(comparison: Comparison, histories: Histories, series: Sequence[Series]) -> list[Figure]:
     """How the norm of each layer's weights grows under each contender: a chart a contender, a line a layer."""
-    name = next((name for name in _NORMS if any(m.startswith(f"{name}/") for m in histories.measures)), None)
+    from_start = all(run.config.reference == "initial" for run in comparison.runs)
+    usable = _NORMS if from_start else _NORMS[1:]
+    name = next((name for name in usable if any(m.startswith(f"{name}/") for m in histories.measures)), None)
     if name is None:
         return []
     layers = [measure for measure in histories.measures if measure.startswith(f"{name}/")]

@@ -107,6 +107,11 @@ class Comparison:
         asked = [(entry["label"], seed) for entry in recipe["methods"] for seed in recipe["seeds"]]
         return [each for each in asked if each not in begun]
 
+    @property
+    def tasks_alike(self) -> bool:
+        """Whether all tasks are equally hard."""
+        return all(streams.stream_class(run.config.stream.name).alike for run in self.runs)
+
     def baseline(self, role: Role) -> Contender | None:
         """The contender in this role, the first if there are several."""
         return next((contender for contender in self.contenders if contender.role == role), None)
