@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from benchmarks.reproduction.kept import KEPT, asks_for, estimate, find_recipe, kept_runs
+from benchmarks.reproduction.kept import FEWEST, KEPT, asks_for, estimate, find_recipe, kept_runs
 from benchmarks.reproduction.numbers import split_tasks, take_measure
 from pliant.experiments.config import Part
 from pliant.experiments.report.style import LIGHT, print_config
@@ -95,7 +94,7 @@ def read_series(run: Run, quantity: str) -> list[float]:
 
 
 def make_rows(drawing: Drawing) -> list[dict[str, Any]]:
-    """Average the quantities of a figure over seeds, place by place, with 95 % intervals."""
+    """Average the quantities of a figure over seeds, place by place, with 95 % intervals where there are enough."""
     found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     recipe = find_recipe(drawing.name)
     with kept_runs(drawing.name) as (runs, _):
@@ -111,7 +110,7 @@ def make_rows(drawing: Drawing) -> list[dict[str, Any]]:
     order = [entry.label for entry in recipe.methods]
     for (label, line, place), values in sorted(found.items(), key=lambda item: order.index(item[0][0])):
         mean = estimate(values)
-        low, high = (mean.mean, mean.mean) if math.isnan(mean.half) else (mean.low, mean.high)
+        low, high = (mean.mean, mean.mean) if mean.count < FEWEST else (mean.low, mean.high)
         shown = {"label": label, "quantity": line, drawing.over: place}
         rows.append(
             shown | {name: float(f"{x:.4g}") for name, x in (("mean", mean.mean), ("low", low), ("high", high))}
