@@ -308,6 +308,8 @@ PRODUCTS: dict[str, Callable[[Tensor, nn.Embedding, Tensor], Tensor]] = {
     "matmul": lambda h, head, bias: torch.matmul(h, head.weight.T),
     "mm": lambda h, head, bias: h.mm(head.weight.T),
     "addmm": lambda h, head, bias: torch.addmm(bias, h, head.weight.T),
+    "by name": lambda h, head, bias: torch.matmul(input=h, other=head.weight.T),
+    "addmm by name": lambda h, head, bias: torch.addmm(bias, mat1=h, mat2=head.weight.T),
     "linear": lambda h, head, bias: functional.linear(h, head.weight, bias),
 }
 

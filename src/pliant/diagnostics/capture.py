@@ -98,9 +98,11 @@ def _linear_operands(func: Callable[..., Any], args: Any, kwargs: Mapping[str, A
     """Return the input and the weight of a call that is a linear layer, as torch has it or as a product; else None."""
     if func is functional.linear:
         return args[0] if args else kwargs["input"], args[1] if len(args) > 1 else kwargs["weight"]
-    if func not in _PRODUCTS and func not in _SUMS_OF_PRODUCTS:
+    places = {"input": 0, "other": 1, "mat2": 1} if func in _PRODUCTS else {"mat1": 1, "mat2": 2}
+    if func not in _PRODUCTS | _SUMS_OF_PRODUCTS:
         return None
-    *_, inputs, weight = args[: 2 if func in _PRODUCTS else 3]
+    named = {place: kwargs[name] for name, place in places.items() if name in kwargs}
+    inputs, weight = ({**dict(enumerate(args)), **named}[place] for place in sorted(set(places.values())))
     return (inputs, weight) if weight.ndim == 2 and _stored(weight) is not None else None
 
 
