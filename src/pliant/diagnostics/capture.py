@@ -30,10 +30,13 @@ _CONVOLUTIONS = (
     functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d,
 )  # fmt: skip
 
-_PRODUCTS = frozenset({
-    torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__,
-})  # fmt: skip
-_SUMS_OF_PRODUCTS = frozenset({torch.addmm, torch.Tensor.addmm})
+_LINEAR: dict[Callable[..., Any], dict[str, int]] = {
+    functional.linear: {"input": 0, "weight": 1},
+    **{key: {"input": 0, "other": 1} for key in (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)},
+    **{key: {"input": 0, "mat2": 1} for key in (torch.mm, torch.Tensor.mm)},
+    **{key: {"mat1": 1, "mat2": 2} for key in (torch.addmm, torch.Tensor.addmm)},
+}
+"""Linear layers, as torch has them or as products: the names and places of what they read and of their weight."""
 
 _ACTIVATIONS = frozenset(
     {
@@ -96,14 +99,11 @@ class Captured:
 
 def _linear_operands(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor] | None:
     """Return the input and the weight of a call that is a linear layer, as torch has it or as a product; else None."""
-    if func is functional.linear:
-        return args[0] if args else kwargs["input"], args[1] if len(args) > 1 else kwargs["weight"]
-    places = {"input": 0, "other": 1, "mat2": 1} if func in _PRODUCTS else {"mat1": 1, "mat2": 2}
-    if func not in _PRODUCTS | _SUMS_OF_PRODUCTS:
+    if func not in _LINEAR:
         return None
-    named = {place: kwargs[name] for name, place in places.items() if name in kwargs}
-    inputs, weight = ({**dict(enumerate(args)), **named}[place] for place in sorted(set(places.values())))
-    return (inputs, weight) if weight.ndim == 2 and _stored(weight) is not None else None
+    inputs, weight = (args[place] if place < len(args) else kwargs[name] for name, place in _LINEAR[func].items())
+    is_layer = func is functional.linear or (weight.ndim == 2 and _stored(weight) is not None)
+    return (inputs, weight) if is_layer else None
 
 
 def _stored(weight: Tensor) -> nn.Parameter | None:
