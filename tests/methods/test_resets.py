@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from pliant import FullReset, HeadReset, Layerwise, ReDo, ShrinkPerturb
-from pliant.methods.base import Reinitializer
 from pliant.methods.redraw import seeded
+from pliant.methods.reinitializer import Reinitializer
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 from pliant import SWR, WeightRescaling
-from pliant.methods.base import Rescaler
+from pliant.methods.rescaler import Rescaler
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
 from tests.methods.trajectories import assert_close

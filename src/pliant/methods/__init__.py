@@ -1,7 +1,7 @@
 """The methods: each keeps a network able to learn in its own way, all behind one contract."""
 
 from pliant.methods.architecture import Architecture
-from pliant.methods.base import Method, Penalty, Receipt, Reinitializer, Rescaler
+from pliant.methods.base import Method, Receipt
 from pliant.methods.continual_backprop import ContinualBackprop
 from pliant.methods.crelu import CReLU, CReLUConversion
 from pliant.methods.dash import DASH
@@ -13,9 +13,12 @@ from pliant.methods.l2_init import L2Init
 from pliant.methods.layer_norm import LayerNormInsertion
 from pliant.methods.layerwise import Layerwise
 from pliant.methods.parseval import Parseval
+from pliant.methods.penalty import Penalty
 from pliant.methods.recycler import Recycler
 from pliant.methods.redo import ReDo
 from pliant.methods.registry import MethodInfo, Tunable, create, info, names, options
+from pliant.methods.reinitializer import Reinitializer
+from pliant.methods.rescaler import Rescaler
 from pliant.methods.resets import FullReset, HeadReset
 from pliant.methods.shrink import Shrink
 from pliant.methods.shrink_perturb import ShrinkPerturb

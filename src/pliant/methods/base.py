@@ -2,13 +2,9 @@
 
 A method hangs on the optimizer's own hooks, so it works in any training loop and the loop does not change:
 
-- a `Penalty` adds its closed-form gradient to `.grad` before the step: the trajectory of the same term in the loss,
-  without an autograd graph. Three facts follow. Gradient clipping by the user happens before the hook, so the penalty
-  is not clipped (call `add_gradient_()` before clipping instead of attaching for the in-loss meaning); a parameter
-  whose `.grad` is None is skipped, as the optimizer itself skips it; and two optimizers that share a parameter need
-  a backward pass each, or the second finds the penalty of the first in its gradient;
-- a `Rescaler` rewrites weights after the step;
-- a `Reinitializer` acts when its user says that the data is new: `apply()`;
+- a `Penalty` (penalty.py) adds its gradient before the step;
+- a `Rescaler` (rescaler.py) rewrites weights after the step;
+- a `Reinitializer` (reinitializer.py) acts when its user says that the data is new: `apply()`;
 - a `Recycler` (recycler.py) renews single units after the step;
 - an `Architecture` (architecture.py) changes the model once, when it is made.
 
@@ -18,41 +14,24 @@ rescalers and recyclers after it, UPGD first of these, and Hare & Tortoise befor
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pliant.checking import check_choice
-from pliant.methods.attachment import (
-    Attachment,
-    ascending_names,
-    check_optimizer,
-    choose_counter,
-    closure_of,
-    found_inf_of,
-    is_due,
-    warn_of_new_count,
-    was_skipped,
-    with_closure,
-)
+from pliant.methods.attachment import Attachment, check_optimizer, choose_counter, warn_of_new_count
 from pliant.methods.parameters import check_not_replaced, learnable_parameters, warn_of_unknown
 from pliant.methods.state import check_same_shapes, check_same_structure, copy_state_
-from pliant.step_hooks import after_step, before_step
-from pliant.surgery import forget_state_
 
 Kind = Literal["penalty", "rescaler", "reinitializer", "recycler", "architecture"]
 Filter = Callable[[str, nn.Parameter], bool]
 Batches = Iterable[tuple[Any, Any]]
 LossFunction = Callable[[Any, Any], Tensor]
-OptimizerState = Literal["keep", "reset"]
 
 
 @dataclass(frozen=True)
@@ -286,219 +265,3 @@ class Method(ABC):
             )
         groups = tuple(group_of[id(self.parameters[name])] for name in names)
         return Attachment.of(optimizer, names, groups)
-
-
-class Penalty(Method):
-    """A term of the loss, λ·penalty(θ), that enters as its gradient."""
-
-    kind: ClassVar[Kind] = "penalty"
-    strengths: Mapping[str, float]
-    """λ of each parameter that has one, by name."""
-
-    @abstractmethod
-    def value(self, names: Sequence[str] | None = None) -> Tensor:
-        """Return the term λ·penalty(θ) over these parameters (all if None), without a graph."""
-
-    @abstractmethod
-    def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
-        """Add the term's gradient, times `scale` if given, to these tensors in place; change nothing else."""
-
-    def _observe(self, gradients: Mapping[str, Tensor], scale: Tensor | None, found_inf: Tensor | None) -> None:
-        """Bring what is kept between steps up to date, once a step, before the term's gradient is added.
-
-        Args:
-            gradients: The loss's gradients by name, times `scale` if given.
-            scale: The loss scale.
-            found_inf: Not zero if the step is going to be skipped; None if that cannot be.
-        """
-
-    def add_gradient_(self) -> None:
-        """Add the gradient of the term to every parameter's `.grad`, as the hook does."""
-        names = tuple(self.parameters)
-        self._add_gradient(names, names[0])
-
-    def step(self) -> None:
-        """Do by hand what the hook does before a step: the same as `add_gradient_()`."""
-        self.add_gradient_()
-
-    @property
-    def receipt(self) -> Receipt | None:
-        """The penalty's value and gradient norm at the present parameters, and how often it acted."""
-        if not self.steps:
-            return None
-        served = self._served()
-        gradients = {name: torch.zeros_like(self.parameters[name]) for name in served}
-        with torch.no_grad():
-            self._add_to(gradients, None)
-            norms = torch.stack([g.float().norm() for g in gradients.values()])
-            value = float(self.value(served))
-        details = {"value": value, "gradient_norm": float(norms.norm()), "steps": sum(self.steps.values())}
-        penalised = [self.parameters[name].numel() for name in served if name in self.strengths]
-        return Receipt(self.name, "add gradient", len(penalised), sum(penalised), details)
-
-    def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
-        return [before_step(optimizer, self._before_step)]
-
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        attachment = self._attachment(optimizer)
-        names, counter = attachment.names, attachment.counter
-        ascending = ascending_names(optimizer, names, attachment.groups)
-        closure = closure_of(args, kwargs)
-        if closure is None:
-            # Under a GradScaler a fused optimizer gets its gradients still scaled, and says by how much.
-            scale = getattr(optimizer, "grad_scale", None)
-            self._add_gradient(names, counter, ascending, scale, found_inf_of(optimizer))
-            return None
-        calls = 0
-
-        def closure_with_penalty() -> Any:
-            # The closure clears and fills the gradients, possibly many times a step: add after each call. A line
-            # search compares the values that it returns, so these must hold the term too, and the term must be one
-            # function of the parameters: what is kept between steps changes at the first call alone.
-            nonlocal calls
-            loss = closure()
-            self._add_gradient(names, counter, ascending, first=calls == 0)
-            calls += 1
-            if loss is None:
-                return None
-            descending = [name for name in names if name not in ascending]
-            return loss + self.value(descending).to(loss) - self.value(ascending).to(loss)
-
-        return with_closure(args, kwargs, closure_with_penalty)
-
-    @torch.set_grad_enabled(False)  # Cheaper than no_grad, where every microsecond counts.
-    def _add_gradient(
-        self,
-        names: Sequence[str],
-        counter: str,
-        ascending: Sequence[str] = (),
-        scale: Tensor | None = None,
-        found_inf: Tensor | None = None,
-        *,
-        first: bool = True,
-    ) -> None:
-        gradients = self._gradients(names)
-        # An optimizer that maximises is given the gradient of minus the loss.
-        climbed = [gradients[name] for name in ascending if name in gradients] if ascending else None
-        if climbed:
-            torch._foreach_neg_(climbed)
-        if first:
-            self._count_step(counter)
-            self._observe(gradients, scale, found_inf)
-        if gradients:
-            self._add_to(gradients, scale)
-        if climbed:
-            torch._foreach_neg_(climbed)
-
-
-class Rescaler(Method):
-    """A rule that rewrites parameters right after each step of the optimizer."""
-
-    kind: ClassVar[Kind] = "rescaler"
-
-    @abstractmethod
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Act after a step; honour `optimizer.found_inf`: a step that was skipped is not followed by an action."""
-
-    def _count_due_step(self, optimizer: Optimizer, counter: str, every: int, first: int | None = None) -> bool:
-        """Count a step, and say whether to act on it; one of n > 1 that was skipped leaves that to the next."""
-        if not is_due(self._count_step(counter), every, first):
-            return False
-        if every > 1 and self._was_skipped(optimizer):
-            self.steps[counter] -= 1
-            return False
-        return True
-
-    _was_skipped = staticmethod(was_skipped)
-
-    def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
-        return [after_step(optimizer, self._after_step)]
-
-
-class Reinitializer(Method):
-    """A rule that rewrites parameters when the data is new.
-
-    Args:
-        model: The model.
-        optimizer_state: What becomes of the optimizers' memory of the parameters: "keep" or "reset", or what else the
-            method knows to do with it.
-        where: Which parameters the method may touch; all learnable ones if None.
-    """
-
-    kind: ClassVar[Kind] = "reinitializer"
-    optimizer_states: ClassVar[tuple[str, ...]] = get_args(OptimizerState)
-
-    def __init__(self, model: nn.Module, *, optimizer_state: str = "keep", where: Filter | None = None) -> None:
-        super().__init__(model, where=where)
-        check_choice("optimizer_state", optimizer_state, self.optimizer_states)
-        self.optimizer_state = optimizer_state
-        self._receipt: Receipt | None = None
-
-    @abstractmethod
-    def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
-        """Rewrite the parameters in place; return what is worth noting in the receipt."""
-
-    @torch.no_grad()
-    def apply(
-        self, *optimizers: Optimizer, batches: Batches | None = None, loss_fn: LossFunction | None = None
-    ) -> Receipt:
-        """Act once, because the data is new.
-
-        Args:
-            optimizers: Whose state belongs to the parameters that change; the attached ones if none is given.
-            batches: The new data as (input, target) pairs, for methods that look at it.
-            loss_fn: The loss of an output and a target, for methods that look at gradients.
-
-        Returns:
-            The receipt: how many tensors and entries changed, how many optimizer tensors were dropped.
-        """
-        for optimizer in optimizers:
-            check_optimizer(optimizer, "; data goes to batches=")
-        concerned = optimizers or self.optimizers
-        if self.optimizer_state != "keep" and not concerned:
-            warnings.warn(
-                f"{self.name}.apply() is given no optimizer and attached to none: what one remembers of the old "
-                "weights is kept; pass it, or make it anew (optimizer_state='keep' says so)",
-                stacklevel=3,
-            )
-        check_not_replaced(self.name, self.model, self.parameters)
-        self._check_state(concerned)
-        parameters: list[Tensor] = list(self.parameters.values())
-        before = torch._foreach_clone(parameters)
-        details = dict(self._reinitialise(batches, loss_fn))
-        for old, parameter in zip(before, parameters, strict=True):
-            if not parameter.requires_grad:  # frozen since the method was made
-                parameter.copy_(old)
-        changed = [int((old != new).sum()) for old, new in zip(before, parameters, strict=True)]
-        if not any(changed):
-            warnings.warn(f"{self.name}.apply() changed none of {len(changed)} parameters", stacklevel=3)
-        details |= self._treat_state(concerned)
-        tensors = sum(count > 0 for count in changed)
-        self._receipt = Receipt(self.name, "reinitialise", tensors, sum(changed), details)
-        return self._receipt
-
-    @property
-    def receipt(self) -> Receipt | None:
-        """What the last `apply()` did."""
-        return self._receipt
-
-    def _check_state(self, optimizers: Sequence[Optimizer]) -> None:
-        """Raise a ValueError if `_treat_state` cannot do its part, before anything is written."""
-
-    def _treat_state(self, optimizers: Sequence[Optimizer]) -> Mapping[str, Any]:
-        """Do with the optimizers' memory what `optimizer_state` says; return what is worth noting."""
-        if self.optimizer_state != "reset":
-            return {}
-        return {"optimizer_tensors_reset": forget_state_(optimizers, self._rewritten())}
-
-    def _rewritten(self) -> Iterable[nn.Parameter]:
-        """Return the parameters that the last action was on, of which optimizers may forget what they know."""
-        return self._free().values()
-
-    def _free(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that were not frozen since the method was made."""
-        return {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
-
-    def _match(self, optimizer: Optimizer) -> Attachment:
-        # An optimizer without any of the parameters is no mistake here: its state is simply not concerned.
-        return Attachment.of(optimizer)

@@ -21,9 +21,10 @@ from torch.utils._pytree import tree_leaves
 from pliant.checking import check_choice, check_number, check_positive_int
 from pliant.graph.layers import NORM_LAYERS, call_with, left_as_it_was
 from pliant.graph.matrices import find_matrices
-from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
+from pliant.methods.base import Batches, Filter, LossFunction
 from pliant.methods.module_hooks import silent_hooks
 from pliant.methods.parameters import learnable_parameters
+from pliant.methods.reinitializer import OptimizerState, Reinitializer
 from pliant.methods.roles import warn_of_computed
 from pliant.precision import wide_dtype, widen
 

@@ -22,9 +22,10 @@ from torch.optim import Optimizer
 
 from pliant.checking import check_choice, check_number
 from pliant.graph.matrices import Matrix, Packed, find_computed, find_matrices
-from pliant.methods.base import Batches, Filter, LossFunction, Reinitializer
+from pliant.methods.base import Batches, Filter, LossFunction
 from pliant.methods.orthogonal import Iteration, Polynomial, Solver, check_solver, isometry_deviation, orthogonalise
 from pliant.methods.parameters import learnable_parameters
+from pliant.methods.reinitializer import Reinitializer
 from pliant.precision import wide_dtype, without_autocast
 from pliant.surgery import forget_state_, map_moments_, zero_moments_
 

@@ -22,8 +22,9 @@ from torch.utils.hooks import RemovableHandle
 from pliant.checking import check_number
 from pliant.graph.plan import Block, BlockTensors
 from pliant.methods.attachment import check_timing, found_inf_of, is_due
-from pliant.methods.base import Batches, Filter, LossFunction, Receipt, Rescaler
+from pliant.methods.base import Batches, Filter, LossFunction, Receipt
 from pliant.methods.recycler import Recycler
+from pliant.methods.rescaler import Rescaler
 from pliant.precision import widen
 from pliant.step_hooks import let_act_later
 

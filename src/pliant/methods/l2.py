@@ -10,7 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from pliant.methods.base import Filter, Penalty
+from pliant.methods.base import Filter
+from pliant.methods.penalty import Penalty
 from pliant.methods.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
 
 

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from pliant.checking import check_seed
 from pliant.graph.layers import Layer, called_layers
-from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
+from pliant.methods.base import Batches, Filter, LossFunction
 from pliant.methods.naming import check_modules
 from pliant.methods.redraw import Init, bare_modules, check_redrawable, redraw_, seeded
+from pliant.methods.reinitializer import OptimizerState, Reinitializer
 from pliant.methods.roles import role_of
 
 

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 
 from pliant.checking import check_number
-from pliant.methods.base import Filter, Penalty
+from pliant.methods.base import Filter
 from pliant.methods.gram import gram
+from pliant.methods.penalty import Penalty
 from pliant.methods.roles import Role, as_matrix, having_role, role_of, warn_of_computed
 from pliant.methods.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
 from pliant.precision import without_autocast

@@ -7,10 +7,11 @@ from torch import nn
 
 from pliant.checking import check_seed
 from pliant.graph.layers import called_layers, classifier_names
-from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
+from pliant.methods.base import Batches, Filter, LossFunction
 from pliant.methods.naming import check_modules
 from pliant.methods.parameters import learnable_parameters
 from pliant.methods.redraw import Init, bare_modules, check_redrawable, redraw_, seeded
+from pliant.methods.reinitializer import OptimizerState, Reinitializer
 
 
 class FullReset(Reinitializer):

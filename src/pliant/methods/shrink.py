@@ -16,8 +16,9 @@ from pliant.checking import check_number
 from pliant.graph.analysis import analyse
 from pliant.graph.export import GraphError
 from pliant.graph.plan import BlockTensors
-from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
+from pliant.methods.base import Batches, Filter, LossFunction
 from pliant.methods.parameters import check_not_frozen
+from pliant.methods.reinitializer import OptimizerState, Reinitializer
 
 
 class Shrink(Reinitializer):

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from pliant.checking import check_choice, check_number, check_seed
-from pliant.methods.base import Batches, Filter, LossFunction, OptimizerState, Reinitializer
+from pliant.methods.base import Batches, Filter, LossFunction
 from pliant.methods.redraw import Init, check_redrawable, draw_fresh, draw_normal, seeded
+from pliant.methods.reinitializer import OptimizerState, Reinitializer
 
 Toward = Literal["initial", "fresh", "noise"]
 

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from pliant.checking import check_number
-from pliant.methods.base import Filter, Penalty
+from pliant.methods.base import Filter
+from pliant.methods.penalty import Penalty
 from pliant.methods.roles import ROLES, as_matrix, having_role, role_of, warn_of_computed
 from pliant.methods.strengths import Strength, resolve_strengths
 from pliant.precision import widen, without_autocast

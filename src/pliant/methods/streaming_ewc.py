@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from pliant.checking import check_number
 from pliant.methods.averages import start_averages, update_averages_
-from pliant.methods.base import Filter, Penalty
+from pliant.methods.base import Filter
+from pliant.methods.penalty import Penalty
 from pliant.methods.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
 from pliant.precision import widen
 

@@ -28,10 +28,11 @@ from pliant.graph.export import GraphError
 from pliant.graph.layers import Layer, called_layers, classifier_names
 from pliant.graph.plan import BlockTensors
 from pliant.methods.attachment import Attachment, check_rates, found_inf_of
-from pliant.methods.base import Filter, Receipt, Rescaler
+from pliant.methods.base import Filter, Receipt
 from pliant.methods.naming import check_modules
 from pliant.methods.parameters import check_not_frozen
 from pliant.methods.pull import DevicePull, HostPull, rows_that_follow
+from pliant.methods.rescaler import Rescaler
 from pliant.methods.strengths import Strength, resolve_strengths
 from pliant.step_hooks import before_step
 

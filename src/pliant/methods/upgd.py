@@ -33,8 +33,9 @@ from torch.utils.hooks import RemovableHandle
 from pliant.checking import check_number, check_seed
 from pliant.methods.attachment import Attachment, ascending_names, check_rates, found_inf_of
 from pliant.methods.averages import start_averages, update_averages_
-from pliant.methods.base import Filter, Receipt, Rescaler
+from pliant.methods.base import Filter, Receipt
 from pliant.methods.redraw import draw_normal, seeded
+from pliant.methods.rescaler import Rescaler
 from pliant.precision import widen
 from pliant.step_hooks import before_step, let_act_later
 

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from pliant.checking import check_choice, check_positive_int
-from pliant.methods.base import Filter, Penalty
+from pliant.methods.base import Filter
+from pliant.methods.penalty import Penalty
 from pliant.methods.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
 
 Reduction = Literal["sum", "mean"]

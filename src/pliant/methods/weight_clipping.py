@@ -18,8 +18,9 @@ from torch.optim import Optimizer
 from pliant.checking import check_number
 from pliant.graph.layers import eval_mode
 from pliant.graph.matrices import is_linear
-from pliant.methods.base import Filter, Receipt, Rescaler
+from pliant.methods.base import Filter, Receipt
 from pliant.methods.parameters import learnable_parameters
+from pliant.methods.rescaler import Rescaler
 from pliant.methods.roles import role_of, warn_of_computed
 
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pliant.methods.attachment import check_timing, found_inf_of
-from pliant.methods.base import Filter, Receipt, Rescaler
+from pliant.methods.base import Filter, Receipt
+from pliant.methods.rescaler import Rescaler
 from pliant.methods.roles import having_role, warn_of_computed
 from pliant.precision import widen
 

@@ -1,0 +1,109 @@
+"""Methods that rewrite parameters when the data is new."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pliant.checking import check_choice
+from pliant.methods.attachment import Attachment, check_optimizer
+from pliant.methods.base import Batches, Filter, Kind, LossFunction, Method, Receipt
+from pliant.methods.parameters import check_not_replaced
+from pliant.surgery import forget_state_
+
+OptimizerState = Literal["keep", "reset"]
+
+
+class Reinitializer(Method):
+    """A rule that rewrites parameters when the data is new.
+
+    Args:
+        model: The model.
+        optimizer_state: What becomes of the optimizers' memory of the parameters: "keep" or "reset", or what else the
+            method knows to do with it.
+        where: Which parameters the method may touch; all learnable ones if None.
+    """
+
+    kind: ClassVar[Kind] = "reinitializer"
+    optimizer_states: ClassVar[tuple[str, ...]] = get_args(OptimizerState)
+
+    def __init__(self, model: nn.Module, *, optimizer_state: str = "keep", where: Filter | None = None) -> None:
+        super().__init__(model, where=where)
+        check_choice("optimizer_state", optimizer_state, self.optimizer_states)
+        self.optimizer_state = optimizer_state
+        self._receipt: Receipt | None = None
+
+    @abstractmethod
+    def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
+        """Rewrite the parameters in place; return what is worth noting in the receipt."""
+
+    @torch.no_grad()
+    def apply(
+        self, *optimizers: Optimizer, batches: Batches | None = None, loss_fn: LossFunction | None = None
+    ) -> Receipt:
+        """Act once, because the data is new.
+
+        Args:
+            optimizers: Whose state belongs to the parameters that change; the attached ones if none is given.
+            batches: The new data as (input, target) pairs, for methods that look at it.
+            loss_fn: The loss of an output and a target, for methods that look at gradients.
+
+        Returns:
+            The receipt: how many tensors and entries changed, how many optimizer tensors were dropped.
+        """
+        for optimizer in optimizers:
+            check_optimizer(optimizer, "; data goes to batches=")
+        concerned = optimizers or self.optimizers
+        if self.optimizer_state != "keep" and not concerned:
+            warnings.warn(
+                f"{self.name}.apply() is given no optimizer and attached to none: what one remembers of the old "
+                "weights is kept; pass it, or make it anew (optimizer_state='keep' says so)",
+                stacklevel=3,
+            )
+        check_not_replaced(self.name, self.model, self.parameters)
+        self._check_state(concerned)
+        parameters: list[Tensor] = list(self.parameters.values())
+        before = torch._foreach_clone(parameters)
+        details = dict(self._reinitialise(batches, loss_fn))
+        for old, parameter in zip(before, parameters, strict=True):
+            if not parameter.requires_grad:  # frozen since the method was made
+                parameter.copy_(old)
+        changed = [int((old != new).sum()) for old, new in zip(before, parameters, strict=True)]
+        if not any(changed):
+            warnings.warn(f"{self.name}.apply() changed none of {len(changed)} parameters", stacklevel=3)
+        details |= self._treat_state(concerned)
+        tensors = sum(count > 0 for count in changed)
+        self._receipt = Receipt(self.name, "reinitialise", tensors, sum(changed), details)
+        return self._receipt
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """What the last `apply()` did."""
+        return self._receipt
+
+    def _check_state(self, optimizers: Sequence[Optimizer]) -> None:
+        """Raise a ValueError if `_treat_state` cannot do its part, before anything is written."""
+
+    def _treat_state(self, optimizers: Sequence[Optimizer]) -> Mapping[str, Any]:
+        """Do with the optimizers' memory what `optimizer_state` says; return what is worth noting."""
+        if self.optimizer_state != "reset":
+            return {}
+        return {"optimizer_tensors_reset": forget_state_(optimizers, self._rewritten())}
+
+    def _rewritten(self) -> Iterable[nn.Parameter]:
+        """Return the parameters that the last action was on, of which optimizers may forget what they know."""
+        return self._free().values()
+
+    def _free(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that were not frozen since the method was made."""
+        return {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
+
+    def _match(self, optimizer: Optimizer) -> Attachment:
+        # An optimizer without any of the parameters is no mistake here: its state is simply not concerned.
+        return Attachment.of(optimizer)
