@@ -106,7 +106,7 @@ def test_listings_teach(pliant: Callable[..., tuple[int, str]], what: str, expec
 def test_the_data_cache(
     pliant: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.data.test_sources import write_folder
+    from tests.data.pictures import write_folder
 
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
     root = write_folder(tmp_path / "zoo", per_class=10)

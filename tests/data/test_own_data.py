@@ -12,7 +12,7 @@ from pliant import data
 from pliant.data import local
 from pliant.experiments.recipe import make_recipe
 from pliant.spelling import keyword_options
-from tests.data.test_sources import picture, write_folder
+from tests.data.pictures import picture, write_folder
 
 
 @pytest.fixture(autouse=True)

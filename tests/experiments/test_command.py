@@ -11,7 +11,7 @@ from pliant.experiments.run import execute
 from pliant.experiments.store import load_runs
 from pliant.experiments.tensorboard import export
 from tests import test_cli
-from tests.data.test_sources import write_folder
+from tests.data.pictures import write_folder
 from tests.experiments.helpers import small
 
 pliant = test_cli.pliant

@@ -11,7 +11,7 @@ from pliant.experiments.recipe import make_recipe
 from pliant.experiments.rehearsal import rehearse
 from pliant.experiments.run import execute
 from pliant.experiments.sources import find_outdated
-from tests.data.test_sources import picture, write_folder
+from tests.data.pictures import picture, write_folder
 
 MODEL = "from torch import nn\ndef build(shape, classes): return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))\n"
 
