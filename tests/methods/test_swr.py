@@ -1,5 +1,4 @@
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -426,83 +425,6 @@ def test_weight_used_by_two_layers_counts_at_each_use() -> None:
     swr.step()
     ratio = model(example) / before
     torch.testing.assert_close(ratio, ratio.flatten()[:1].expand_as(ratio).contiguous(), rtol=1e-11, atol=0)
-
-
-def zero_by_tensor(swr: SWR) -> None:
-    swr.lam = torch.zeros_like(swr.lam)
-
-
-def zero_by_number(swr: SWR) -> None:
-    swr.lam = 0
-
-
-def zero_in_place(swr: SWR) -> None:
-    swr.lam.zero_()
-
-
-def present_norms_in_place(swr: SWR) -> None:
-    swr.initial_norms.copy_(swr._norms())
-
-
-@pytest.mark.parametrize("change", [zero_by_tensor, zero_by_number, zero_in_place, present_norms_in_place])
-@pytest.mark.parametrize("inference", [False, True])
-def test_what_is_assigned_or_changed_in_place_counts(change: Callable[[SWR], None], inference: bool) -> None:
-    model = zoo.build("mlp")
-    with torch.inference_mode(inference):
-        swr = SWR(model, zoo.batch("mlp")[0], lam=0.5)
-    swr.step()
-    with torch.no_grad():
-        model[0].weight.mul_(4)
-    before = snapshot(model)
-    change(swr)
-    swr.step()
-    assert_same(snapshot(model), before)
-
-
-@pytest.mark.parametrize("lam", [1.5, -0.1, torch.tensor([0.5, 2.0, 0.5]), torch.nan])
-def test_a_strength_out_of_range_is_refused(lam: float | torch.Tensor) -> None:
-    swr = SWR(zoo.build("mlp"), zoo.batch("mlp")[0], lam=0.5)
-    with pytest.raises(ValueError, match=r"lam: .* is not allowed; it must be from 0 to 1"):
-        swr.lam = lam
-    assert swr.lam.tolist() == [0.5, 0.5, 0.5]
-    swr.lam.copy_(torch.as_tensor(lam))
-    with pytest.raises(ValueError, match=r"lam: .* is not allowed; it must be from 0 to 1"):
-        swr.step()
-
-
-def test_initial_norms_are_one_for_each_weight_and_not_negative() -> None:
-    swr = SWR(zoo.build("mlp"), zoo.batch("mlp")[0], lam=0.5)
-    with pytest.raises(ValueError, match=r"initial_norms: its shape is \(2,\); it must be \(3,\), one for each weight"):
-        swr.initial_norms = [1.0, 2.0]
-    with pytest.raises(ValueError, match=r"initial_norms: \[1.0, -2.0, 3.0\] is not allowed; it must be from 0 to inf"):
-        swr.initial_norms = [1.0, -2.0, 3.0]
-    swr.initial_norms = [1.0, 2.0, 3.0]
-    assert swr.initial_norms.dtype == torch.float64
-
-
-def test_a_number_is_for_all_weights_that_the_filter_passes() -> None:
-    swr = SWR(zoo.build("mlp"), zoo.batch("mlp")[0], lam=0.5, where=lambda name, _: name != "2.weight")
-    swr.lam = 0.25
-    assert swr.lam.tolist() == [0.25, 0.0, 0.25]
-
-
-def test_what_pulls_nothing_is_said() -> None:
-    model = zoo.build("mlp")
-    inputs = zoo.batch("mlp")[0]
-    with pytest.raises(ValueError, match=r"where: it passes none of the weights that can be pulled: 0\.weight, 2"):
-        SWR(model, inputs, where=lambda name, _: name.endswith("bias"))
-    biases = SGD([p for name, p in model.named_parameters() if "bias" in name], lr=0.1)
-    with pytest.warns(UserWarning, match="swr pulls none of the parameters that its optimizers hold"):
-        SWR(model, inputs).attach(biases)
-
-
-def test_a_block_of_a_weight_has_a_strength_by_its_name() -> None:
-    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
-    model = nn.Sequential(nn.Linear(4, 8), encoder, nn.Linear(8, 3))
-    inputs = torch.zeros(1, 2, 4)
-    block = next(name for name in SWR(model, inputs)._block_names if "[" in name)
-    swr = SWR(model, inputs, lam={block: 0.5})
-    assert swr.lam.tolist() == [0.5 * (name == block) for name in swr._block_names]
 
 
 def test_the_receipt_tells_what_each_weight_was_multiplied_by() -> None:
