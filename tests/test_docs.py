@@ -27,9 +27,17 @@ def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
         if not target.startswith(("http:", "https:")):
-            assert (page.parent / target).exists(), target
+            linked = page.parent / target if target else page
+            assert linked.exists(), target
+            assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
+
+
+def anchors(page: Path) -> list[str]:
+    """The names by which the headings of a page are linked to."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
 def test_readme_lists_every_method() -> None:
@@ -39,6 +47,5 @@ def test_readme_lists_every_method() -> None:
     assert sorted(rows) == sorted((info.name, info.name, info.cls.__name__, info.acts, info.paper) for info in infos)
 
 
-def test_every_method_has_a_card() -> None:
-    for name in methods.names():
-        assert (ROOT / "docs" / "methods" / f"{name}.md").exists(), name
+def test_every_card_is_of_a_method() -> None:
+    assert sorted(card.stem for card in (ROOT / "docs" / "methods").glob("*.md")) == sorted(methods.names())

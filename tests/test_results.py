@@ -12,7 +12,7 @@ from benchmarks.reproduction.drawings import NOTHING_DONE, Drawing, digest, know
 from benchmarks.reproduction.effects import EFFECT, effect_block, name_effect, sum_up
 from benchmarks.reproduction.explanations import explanations_block
 from benchmarks.reproduction.figures import PAPERS
-from benchmarks.reproduction.kept import KEPT, Estimate, Kept, count_seeds, find_recipe, kept_runs, load_kept, summarise
+from benchmarks.reproduction.kept import KEPT, Estimate, Kept, asks_for, count_seeds, find_recipe, kept_runs, summarise
 from benchmarks.reproduction.numbers import EXACT, more_numbers
 from benchmarks.reproduction.pages import make_page
 from benchmarks.reproduction.statements import SECTIONS, found_block, judge, load_statements, statements_block
@@ -55,7 +55,10 @@ def test_figure_shows_the_kept_runs(drawing: Drawing) -> None:
     assert {row["quantity"] for row in rows} == lines
 
 
-SHARES = {"error", "dormant_fraction", "dead_fraction", "hessian_rank", "gradient_overlap", "fisher_rank"}
+SHARES = {
+    "error", "dormant_fraction", "dead_fraction", "feature_rank", "hessian_rank", "hessian_exact_rank", "fisher_rank",
+    "gauss_newton_rank", "gradient_overlap",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(file.name.removesuffix(".jsonl.gz") for file in KEPT.glob("p*.gz")))
@@ -138,9 +141,10 @@ def test_drops_are_judged_without_batch_norm(recipe: str) -> None:
 @pytest.mark.parametrize("file", sorted(KEPT.glob("*.gz")), ids=lambda file: file.name)
 def test_kept_runs_are_those_of_the_recipe(file: Path) -> None:
     name = file.name.removesuffix(".jsonl.gz")
-    kept, recipe = load_kept(name), find_recipe(name)
-    assert kept is not None
-    assert all(set(numbers) <= set(recipe.seeds) for numbers in kept.numbers.values())
+    recipe = find_recipe(name)
+    with kept_runs(name) as (runs, _):
+        assert runs
+        assert all(asks_for(recipe, run) and run.config.seed in recipe.seeds for run in runs)
 
 
 def make_kept(numbers: dict[str, dict[int, dict[str, float]]], headline: str = "x", bad: int = 0) -> Kept:
@@ -165,8 +169,9 @@ def test_explanations_sort_measures_by_what_they_tell_apart(monkeypatch: pytest.
         label: {seed: {name: value + noise[seed] for name, value in values.items()} for seed in range(3)}
         for label, values in changes.items()
     }
-    monkeypatch.setattr(explanations, "load_kept", lambda name: make_kept(numbers))
+    monkeypatch.setattr(explanations, "load_kept", lambda name: make_kept(numbers | {"not run": {}}))
     assert explanations_block("any").splitlines() == [
+        "- (of not run the runs do not tell whether it was kept)",
         "- falls more, or rises less, in those that lost it (lost) than in those that kept it (kept): `hessian_rank`",
         "- rises more, or falls less, in those that lost it: `dormancy`",
         "- does not tell them apart: `weight_l1`",
@@ -202,12 +207,13 @@ def test_verdict_asks_where_the_whole_interval_lies(
     assert judge(statement)[0] == verdict
 
 
-def test_nothing_is_reproduced_by_the_runs_that_did_not_diverge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_decided_by_the_runs_that_did_not_diverge(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = {"a": {seed: {"x": 0.2 + 0.01 * seed} for seed in range(3)}}
     monkeypatch.setattr(statements, "load_kept", lambda name: Kept("x", {}, ["a"], numbers, {"a": 2}))
     verdict, shown = judge({"recipe": "r", "label": "a"})
     assert verdict == "not decided"
     assert shown.endswith("3 seeds, 2 diverged")
+    assert judge({"recipe": "r", "label": "a", "claimed": (0.5, 1.0)})[0] == "not decided"
 
 
 def test_labels_of_two_recipes_are_compared_seed_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +353,9 @@ def test_settings_of_a_grid_are_compared_where_they_were_run() -> None:
     assert unchosen.values("l2", "setting_1") == {0: 0.5, 1: 0.5}
     assert (count_seeds(unchosen, "l2"), count_seeds(unchosen, "vanilla")) == ("0", "2")
     failed = replace(runs[-1], config=recipe.config(entry, entry.variants()[1], 1, "result"), status="diverged")
-    assert summarise("x", recipe, [*runs, failed], {}).values("l2", "setting_2") == {}
+    unlucky = summarise("x", recipe, [*runs, failed], {"l2": {"chosen": "l2(lam=0.1)"}})
+    assert unlucky.values("l2", "setting_2") == unlucky.values("l2", "setting_range") == {}
+    assert unlucky.values("l2", "worst_setting") == {}
 
 
 def test_change_is_from_the_first_tasks_to_the_last() -> None:

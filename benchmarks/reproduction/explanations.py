@@ -17,9 +17,10 @@ def explanations_block(name: str) -> str:
     kept = load_kept(name)
     if kept is None:
         return NOTHING
-    growth = {label: estimate(kept.values(label, "train_error_growth").values()) for label in kept.labels}
-    lost = [label for label in kept.labels if growth[label].low > KEPT_BELOW]
-    remained = [label for label in kept.labels if growth[label].high < KEPT_BELOW]
+    values = {label: kept.values(label, "train_error_growth").values() for label in kept.labels}
+    growth = {label: estimate(found) for label, found in values.items() if found}
+    lost = [label for label, found in growth.items() if found.low > KEPT_BELOW]
+    remained = [label for label, found in growth.items() if found.high < KEPT_BELOW]
     if not lost or not remained:
         return "No two networks are known to have fared differently: there is nothing to tell apart."
     told: dict[str, list[str]] = {}

@@ -4,7 +4,7 @@ import re
 
 from benchmarks.reproduction.kept import KEPT
 from benchmarks.reproduction.markdown import write_table
-from pliant.experiments.recipe import load_recipe, recipe_folder
+from pliant.experiments.recipe_files import load_recipe, recipe_folder
 
 PAPERS = {"P0": "Soft weight rescaling", "P2": "Spectral regularization", "P3": "Curvature", "P4": "FIRE"}
 _NUMBERS = re.compile(r"\b(figure|table)s? (\d+[a-z]?(?:(?:, | and | to )\d+[a-z]?)*)")

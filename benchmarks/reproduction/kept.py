@@ -18,7 +18,8 @@ from scipy import stats
 from benchmarks.reproduction.numbers import more_numbers
 from pliant.experiments.archive import unpack
 from pliant.experiments.config import describe
-from pliant.experiments.recipe import Recipe, load_recipe, recipe_folder
+from pliant.experiments.recipe import Recipe
+from pliant.experiments.recipe_files import load_recipe, recipe_folder
 from pliant.experiments.store import Run, load_runs, load_selection
 
 KEPT = Path(__file__).parents[1] / "results" / "reproduction"
@@ -130,8 +131,8 @@ def summarise(name: str, recipe: Recipe, runs: list[Run], selection: dict[str, A
     """Gather the numbers of the runs that a recipe asks for.
 
     A grid counts with the setting that was chosen, once it is. `setting_1` … are the headlines of all its settings of
-    which no run diverged, in the order of the grid. Where all of them were run, `worst_setting` is the worst of them
-    and `setting_range` how far the best is above it.
+    which no run diverged, in the order of the grid. Where all of them were run and none diverged, `worst_setting` is
+    the worst of them and `setting_range` how far the best is above it.
     """
     headline = recipe.deciding
     entries = {entry.label: entry for entry in recipe.methods}
@@ -159,7 +160,7 @@ def summarise(name: str, recipe: Recipe, runs: list[Run], selection: dict[str, A
             told = {place: run_with[one] for place, one in enumerate(grid, 1) if one in run_with}
             found = numbers[label].setdefault(seed, {})
             found |= {f"setting_{at}": score for at, score in told.items() if (label, grid[at - 1]) not in diverged}
-            if len(told) == len(grid):
+            if len(told) == len(grid) and not any((label, one) in diverged for one in grid):
                 worst, best = min(told.values()), max(told.values())
                 found |= {"worst_setting": worst, "setting_range": best - worst}
     return Kept(headline, {} if "-quick" in name else recipe.published, list(entries), numbers, bad)

@@ -41,7 +41,7 @@ def judge(statement: Statement) -> tuple[str, str]:
 
     A statement is about the difference between two labels, `higher` − `lower`, or about one `label`; `claimed` is where
     it says that the number lies, above zero by default. `lower_recipe` is where `lower` is from, if from elsewhere.
-    What a run that diverged would have shown is not known, so nothing is reproduced by the others alone.
+    What a run that diverged would have shown is not known, so nothing is decided by the others alone.
     """
     if "needs" in statement:
         return "not tried here", f"needs {statement['needs']}"
@@ -55,7 +55,9 @@ def judge(statement: Statement) -> tuple[str, str]:
     diverged = sum(source.bad[statement[key]] for key, source in sources.items() if key in statement)
     shown += f", {diverged} diverged" if diverged else ""
     low, high = statement.get("claimed", (0.0, float("inf")))
-    if low < found.low and found.high < high and not diverged:
+    if diverged:
+        return "not decided", shown
+    if low < found.low and found.high < high:
         return "reproduced", shown
     if found.high < low or high < found.low:
         return "**not reproduced**", shown

@@ -17,8 +17,9 @@ try:
     from pliant.diagnose_command import diagnose_command
     from pliant.experiments import archive, listings
     from pliant.experiments.display import LiveProgress
-    from pliant.experiments.recipe import Recipe, RecipeError, Scale, find_recipe, load_recipe, make_recipe
-    from pliant.experiments.wanted import BASELINES, split_methods
+    from pliant.experiments.recipe import Recipe, RecipeError, make_recipe
+    from pliant.experiments.recipe_files import Scale, find_recipe, load_recipe
+    from pliant.experiments.wanted import published_sweep, split_methods
 except ImportError as error:
     raise SystemExit(f"the command line needs more than torch ({error}): pip install 'pliant[cli]'") from error
 
@@ -359,7 +360,7 @@ def _entries(methods: str, tune: bool) -> list[Any]:
     names = ["+".join(part.partition(":")[0] for part in each) for each in parts]
     entries: list[Any] = []
     for text, name, each in zip(texts, names, parts, strict=True):
-        if tune and text.isidentifier() and text not in BASELINES:
+        if tune and text.isidentifier() and published_sweep(text):
             entries.append({"name": text, "grid": "sweep"})
         elif text != name and names.count(name) > 1:
             entries.append({"label": text, "parts": each})

@@ -63,6 +63,23 @@ def test_packing_is_repeatable_and_leaves_unfinished_runs_out(experiment: Path, 
     assert pack(experiment, two) == 7
 
 
+def test_a_choice_that_is_not_of_the_packed_runs_does_not_stay(experiment: Path, tmp_path: Path) -> None:
+    (experiment / "selection.json").unlink(missing_ok=True)
+    pack(experiment, tmp_path / "kept.gz")
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "selection.json").write_text('{"on": "test", "labels": {}}')
+    unpack(tmp_path / "kept.gz", tmp_path / "again")
+    assert not (tmp_path / "again" / "selection.json").exists()
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "selection.json"])
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_a_damaged_file_of_an_experiment_is_named(name: str, content: str, experiment: Path, tmp_path: Path) -> None:
+    (experiment / name).write_text(content)
+    with pytest.raises(ValueError, match=rf"{name} is damaged \(.*run"):
+        pack(experiment, tmp_path / "kept.gz")
+
+
 def test_unpacking_over_runs_is_refused(experiment: Path, tmp_path: Path) -> None:
     pack(experiment, tmp_path / "kept.gz")
     with pytest.raises(ValueError, match="holds runs already"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pliant import cli
-from pliant.experiments.recipe import load_recipe
+from pliant.experiments.recipe_files import load_recipe
 from pliant.experiments.run import execute
 from pliant.experiments.store import load_runs
 from pliant.experiments.tensorboard import export

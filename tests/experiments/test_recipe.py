@@ -10,14 +10,8 @@ from typing import Any
 import pytest
 
 from pliant.experiments.config import Part, RunConfig
-from pliant.experiments.recipe import (
-    Recipe,
-    RecipeError,
-    find_recipe,
-    load_recipe,
-    make_recipe,
-    recipe_folder,
-)
+from pliant.experiments.recipe import Recipe, RecipeError, make_recipe
+from pliant.experiments.recipe_files import find_recipe, load_recipe, recipe_folder
 from pliant.experiments.wanted import parse_part
 
 GOOD: dict[str, Any] = {"data": "digits", "model": "mlp", "stream": "warm_start", "methods": ["vanilla", "swr"]}
@@ -60,9 +54,11 @@ def test_methods_as_tables() -> None:
             {"name": "swr", "label": "SWR", "lam": 0.1, "grid": {"lam_classifier": [1, 2]}},
             {"label": "both", "parts": [{"name": "l2", "lam": 1}, "swr:lam=2|3"]},
             {"name": "shrink_perturb", "grid": "sweep"},
+            {"parts": ["swr:lam=1", {"name": "l2"}]},
         ]
     )
-    nothing, swr, both, swept = recipe.methods
+    nothing, swr, both, swept, unnamed = recipe.methods
+    assert unnamed.label == "swr+l2"
     assert (nothing.label, nothing.variants()) == ("nothing", [()])
     assert swr.variants() == [
         (Part("swr", {"lam": 0.1, "lam_classifier": 1}),),
@@ -132,7 +128,17 @@ def test_methods_as_tables() -> None:
         ({"data": {"name": "digits", "pixels": "raw"}}, "data.pixels is 'raw': Input should be 'standard' or 'unit'"),
         ({"device": "foo"}, "device is 'foo'; allowed are those of torch: cpu, cuda, cuda:1, …"),
         ({"seeds": [1, 1]}, "seeds: [1, 1] has one twice"),
-        ({"seeds": "many"}, "seeds is 'many'"),
+        ({"seeds": "many"}, "seeds is 'many'; it must be how many, or a list of them"),
+        ({"measures": "loss"}, "measures is 'loss': input should be a valid list"),
+        (
+            {"methods": [{"name": ["swr", "l2"]}]},
+            "name is ['swr', 'l2']; it must be one method's; several stand in parts",
+        ),
+        ({"methods": [{"name": "vanilla", "fresh": True}]}, "fresh is True for the baseline 'vanilla'; drop one of"),
+        ({"methods": [{"name": "fresh", "fresh": False}]}, "fresh is False for the baseline 'fresh'; drop one of"),
+        ({"methods": [{"name": "head_reset", "grid": "sweep"}]}, "grid of head_reset is 'sweep', but its sources have"),
+        ({"methods": ["l2:lam=1e-2:lam=1e-4"]}, "lam has two values; put | between values to choose from"),
+        ({"methods": ["l2:lam=1|2:lam=3"]}, "lam has two values; put | between values to choose from"),
         ({"sedes": 3}, "sedes: there is no such key; did you mean 'seeds'?"),
         ({"selection": {"on": "tset"}}, "selection.on is 'tset': input should be 'validation' or 'test'"),
         ({"selection": {"fraction": 2}}, "selection.fraction is 2: input should be less than 1"),
@@ -233,10 +239,12 @@ def test_numbers_stay_as_they_are_written() -> None:
         stream={"name": "warm_start", "fraction": 1},
         methods=[{"name": "l2", "lam": 1, "training": {"lr": 1, "decay_epochs": [3]}}],
     )
-    values = json.loads(recipe.config(recipe.methods[0], recipe.methods[0].variants()[0], 0, "result").to_json())
+    config = recipe.config(recipe.methods[0], recipe.methods[0].variants()[0], 0, "result")
+    values = json.loads(config.to_json())
     written = values["stream"]["options"]["fraction"], values["methods"][0]["options"]["lam"], values["training"]["lr"]
     assert [type(value) for value in written] == [int, int, int]
     assert values["training"]["decay_epochs"] == [3]
+    assert RunConfig.from_dict(values) == config  # what is read from a run's folder is what the recipe asks for
 
 
 def test_a_file_that_is_no_python_is_named(tmp_path: Path) -> None:
@@ -249,12 +257,17 @@ def test_a_recipe_is_a_table(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[1, 2]")
     with pytest.raises(RecipeError, match=r"list.json holds a list; a recipe is a table of keys and values"):
         load_recipe(tmp_path / "list.json")
+    (tmp_path / "own.toml").write_text("quick = 3")
+    with pytest.raises(RecipeError, match=r"quick is 3; it must be a table of what changes"):
+        load_recipe(tmp_path / "own.toml", scale="quick")
 
 
 def test_published_numbers_of_methods_that_are_left_out_are_left_out() -> None:
     recipe = load_recipe(find_recipe("p0_table1_mnist"), ['methods=["vanilla", "swr"]'], "quick")
     assert [entry.label for entry in recipe.methods] == ["vanilla", "swr"]
     assert list(recipe.published) == ["vanilla"]
+    with pytest.raises(RecipeError, match=r"methods\.0\.label is \['a'\]: input should be a valid string"):
+        load_recipe(find_recipe("p0_table1_mnist"), ['methods=[{label=["a"], name="l2"}]'])
 
 
 @pytest.mark.parametrize(("text", "message"), [

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,27 @@ def test_a_run_that_always_kills_its_worker_is_given_up(tmp_path: Path, engine: 
     assert (tmp_path / "count").read_text() == "xx"
     (run,) = (run for run in load_runs(tmp_path / "runs") if run.id == deadly.id)
     assert "died 2 times: the process was killed, or ran out of memory" in run.error
+
+
+def test_a_run_that_was_finished_before_its_worker_died_stays_finished(tmp_path: Path) -> None:
+    class Dying:
+        """Finishes a run, and dies before it says so."""
+
+        def capacity(self) -> int:
+            return 1
+
+        def submit(self, job: Job) -> Future[Outcome]:
+            execute(job.config, job.root)
+            future: Future[Outcome] = Future()
+            future.set_exception(WorkerDiedError("killed"))
+            return future
+
+        def close(self) -> None:
+            pass
+
+    notes = Notebook()
+    assert run_all([small()], tmp_path, Dying(), notes, retries=0) == {small().id: "finished"}
+    assert load_runs(tmp_path)[0].status == "finished"
 
 
 def test_a_second_command_joins_and_takes_over_what_the_first_cannot_finish(

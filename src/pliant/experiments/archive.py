@@ -43,7 +43,7 @@ def pack(root: Path, file: Path) -> int:
 
 
 def unpack(file: Path, root: Path) -> int:
-    """Make an experiment's folder from a packed file, for `pliant report` and `load_runs`: all of it or nothing.
+    """Make an experiment's folder from a packed file, for `pliant report` and `load_runs`: all of the runs or none.
 
     Args:
         file: What `pack` wrote.
@@ -64,6 +64,7 @@ def unpack(file: Path, root: Path) -> int:
             for name in _FILES:
                 write_atomically(folder / name, run[name])
         write_atomically(root / "recipe.json", json.dumps(head["recipe"]).encode())
+        (root / "selection.json").unlink(missing_ok=True)
         if head["selection"]:
             write_atomically(root / "selection.json", json.dumps(head["selection"]).encode())
         made.rename(root / "runs")

@@ -121,10 +121,12 @@ def full_name(label: str, settings: str) -> str:
     """Name a variant by what tables call it and by its settings, which often begin with that.
 
     Example:
-        >>> full_name("l2", "l2(lam=0.1)"), full_name("mine", "l2(lam=0.1)")
-        ('l2(lam=0.1)', 'mine: l2(lam=0.1)')
+        >>> full_name("l2", "l2(lam=0.1)"), full_name("mine", "l2(lam=0.1)"), full_name("l2", "l2_init(lam=0.1)")
+        ('l2(lam=0.1)', 'mine: l2(lam=0.1)', 'l2: l2_init(lam=0.1)')
     """
-    return settings if settings.startswith(label) else f"{label}: {settings}" if settings else label
+    if settings == label or settings.startswith(f"{label}("):
+        return settings
+    return f"{label}: {settings}" if settings else label
 
 
 def read_settings(values: dict[str, Any]) -> Settings:

@@ -8,27 +8,21 @@ import contextlib
 import functools
 import itertools
 import json
-import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import Annotated, Any, Literal, get_type_hints
 
 import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from pliant import data, methods, models, streams
-from pliant.assignments import override
 from pliant.data.local import load_folder
 from pliant.diagnostics import measures
-from pliant.experiments.config import SELECTION_SEEDS, Part, Purpose, RunConfig, find_unwritable
-from pliant.experiments.wanted import BASELINES, check_method, parse_part, split_methods
+from pliant.experiments.config import SELECTION_SEEDS, Part, Purpose, RunConfig, find_unwritable, read_settings
+from pliant.experiments.wanted import BASELINES, check_method, parse_part, published_sweep, split_methods
 from pliant.importing import import_object
 from pliant.spelling import check_names, suggest
 from pliant.training import RESULTS, Reference, Settings
-
-Scale = Literal["paper", "quick"]
-"""How large an experiment is done: as published, or in minutes."""
 
 _MOST_SEEDS = 10_000
 
@@ -90,8 +84,9 @@ class GridPart(_Strict):
         if isinstance(value, Mapping) and isinstance(name := value.get("name"), str):
             check_method(name)
             if value.get("grid") == "sweep":
-                swept = [t for t in methods.info(name).tunables if t.sweep]
-                value = dict(value) | {"grid": {t.name: list(t.sweep) for t in swept[:1]}}
+                value = dict(value) | {"grid": published_sweep(name)}
+                if not value["grid"]:
+                    raise ValueError(f"grid of {name} is 'sweep', but its sources have none; give values, or drop it")
         return value
 
     @model_validator(mode="after")
@@ -115,6 +110,25 @@ class GridPart(_Strict):
             Part(self.name, _fit(self.name, self.settings | dict(zip(self.grid, values, strict=True)), hints))
             for values in itertools.product(*self.grid.values())
         ]
+
+
+def label_of(entry: Any) -> str | None:
+    """Return what tables call an entry that is not checked yet; None if that cannot be told.
+
+    Example:
+        >>> label_of("swr:lam=0.1+l2"), label_of({"parts": ["swr", {"name": "l2"}]}), label_of(3)
+        ('swr+l2', 'swr+l2', None)
+    """
+    if isinstance(entry, str):
+        return "+".join(part.partition(":")[0] for part in split_methods(entry))
+    if not isinstance(entry, Mapping):
+        return None
+    if "label" in entry or "name" in entry:
+        label = entry.get("label", entry.get("name"))
+        return label if isinstance(label, str) else None
+    parts = entry.get("parts")
+    labels = [label_of(part) for part in parts] if isinstance(parts, list) else []
+    return "+".join(filter(None, labels)) if labels and all(labels) else None
 
 
 class Entry(_Strict):
@@ -144,14 +158,21 @@ class Entry(_Strict):
         if isinstance(value, str):
             if value in BASELINES:
                 return {"label": value, "parts": (), "fresh": value == "fresh"}
-            parts = [parse_part(part) for part in split_methods(value)]
-            return {"label": "+".join(part["name"] for part in parts), "parts": parts}
+            return {"label": label_of(value), "parts": [parse_part(part) for part in split_methods(value)]}
         if isinstance(value, Mapping) and "parts" not in value and "name" in value:
-            own = {"label": value["name"]} | {key: value[key] for key in cls.model_fields if key in value}
-            if value["name"] in BASELINES:
+            name = value["name"]
+            if not isinstance(name, str):
+                raise ValueError(f"name is {name!r}; it must be one method's; several stand in parts = ['swr', 'l2']")
+            own = {"label": name} | {key: value[key] for key in cls.model_fields if key in value}
+            if name in BASELINES:
+                fresh = name == "fresh"
+                if value.get("fresh", fresh) != fresh:
+                    raise ValueError(f"fresh is {value['fresh']!r} for the baseline {name!r}; drop one of the two")
                 rest = {key: item for key, item in value.items() if key != "name"}
-                return own | rest | {"parts": (), "fresh": value["name"] == "fresh"}
+                return own | rest | {"parts": (), "fresh": fresh}
             return own | {"parts": [{key: item for key, item in value.items() if key not in own}]}
+        if isinstance(value, Mapping) and "label" not in value and (label := label_of(value)):
+            return {"label": label, **value}
         return value
 
     @model_validator(mode="after")
@@ -269,7 +290,7 @@ class Recipe(_Strict):
             data=_fit_part("data", dataset, _data_hints(data.is_function(dataset.name))),
             model=_fit_part("model", model, _model_hints(model.name)),
             stream=_fit_part("stream", stream, _hints(streams.stream_class(stream.name))),
-            training=replace(self.training, **_fit("training", entry.training, _hints(Settings))),
+            training=read_settings(asdict(self.training) | _fit("training", entry.training, _hints(Settings))),
             measures=self.measures,
             seed=seed,
             purpose=purpose,
@@ -357,115 +378,6 @@ def _check_model(part: Part) -> None:
     check_names("model", part.options, models.options(part.name))
 
 
-def recipe_folder() -> Path:
-    """Where the recipes that come with Pliant are: in the package, or beside its sources."""
-    package = Path(__file__).parents[1]
-    inside = package / "recipes"
-    return inside if inside.is_dir() else package.parents[1] / "recipes"
-
-
-def find_recipe(name: str) -> Path:
-    """Find a recipe by its name or path."""
-    path = Path(name)
-    if path.suffix in (".toml", ".json"):
-        return path
-    found = {file.stem: file for file in sorted(recipe_folder().glob("*.toml"))}
-    if name not in found:
-        raise RecipeError(f"there is no recipe {name!r}; {suggest(name, found)}, or the path of a .toml file")
-    return found[name]
-
-
-def load_recipe(path: Path, overrides: Iterable[str] = (), scale: Scale = "paper") -> Recipe:
-    """Read a recipe.
-
-    Args:
-        path: A TOML file, or an experiment's `recipe.json`. Its table `quick` holds what differs at that scale; of
-            single methods by their labels, `methods = { ReDo = { every = 9 } }`.
-        overrides: Changes of the form `key=value`, `stream.epochs=5` for a key inside a table.
-        scale: "paper": as the source has it. "quick": the same shape, in minutes.
-
-    Returns:
-        The recipe, checked.
-
-    Raises:
-        RecipeError: If it is wrong.
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        values: dict[str, Any] = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except FileNotFoundError as error:
-        raise RecipeError(f"there is no recipe {str(path)!r}") from error
-    except ValueError as error:
-        raise RecipeError(f"{path} is not {path.suffix.removeprefix('.').upper()}: {error}") from error
-    if not isinstance(values, dict):
-        raise RecipeError(f"{path} holds a {type(values).__name__}; a recipe is a table of keys and values")
-    quick = values.pop("quick", None)
-    if scale == "quick":
-        if quick is None:
-            raise RecipeError(f"{path} has no table 'quick'; it runs at scale 'paper' only")
-        values = _merge(values, quick)
-    overrides = list(overrides)
-    values = override(values, overrides)
-    _check_reach(values, overrides)
-    if any(text.startswith("methods=") for text in overrides) and isinstance(values.get("published"), dict):
-        labels = {_label(entry) for entry in values["methods"]} if isinstance(values["methods"], list) else set()
-        values["published"] = {key: number for key, number in values["published"].items() if key in labels}
-    return make_recipe(values)
-
-
-def _check_reach(values: Mapping[str, Any], overrides: Iterable[str]) -> None:
-    """Raise a RecipeError if an override changes nothing, since every method has a value of its own."""
-    entries = values.get("methods")
-    own = [entry if isinstance(entry, dict) else {} for entry in (entries if isinstance(entries, list) else ())]
-    for text in overrides:
-        table, _, key = text.partition("=")[0].partition(".")
-        if own and key and all(isinstance(entry.get(table), dict) and key in entry[table] for entry in own):
-            raise RecipeError(f"{text} would change nothing: every method has its own {table}.{key}")
-
-
-def _merge(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace what changes name; in a table (or where a bare name stands for one), only what they name in it.
-
-    A table of methods changes those of its labels.
-    """
-    merged = dict(values)
-    for key, change in changes.items():
-        old = merged.get(key)
-        if isinstance(change, Mapping) and isinstance(old, dict):
-            change = _merge(old, change)
-        elif isinstance(change, Mapping) and isinstance(old, str) and key in ("data", "model", "stream"):
-            change = _merge({"name": old}, change)
-        elif key == "methods" and isinstance(change, Mapping) and isinstance(old, list):
-            change = _merge_methods(old, change)
-        merged[key] = change
-    return merged
-
-
-def _merge_methods(entries: list[Any], changes: Mapping[str, Any]) -> list[Any]:
-    labels = [_label(entry) for entry in entries]
-    for label, change in changes.items():
-        if label not in labels:
-            raise RecipeError(f"quick.methods: there is no {label!r}; {suggest(label, filter(None, labels))}")
-        if not isinstance(change, Mapping):
-            raise RecipeError(f"quick.methods.{label} is {change!r}; it must be a table of what changes")
-    merged = []
-    for entry, own in zip(entries, labels, strict=True):
-        if own is None or own not in changes:
-            merged.append(entry)
-        elif isinstance(entry, str) and entry != own:
-            raise RecipeError(f"quick.methods.{own}: {entry!r} must be written as a table too, to change it")
-        else:
-            merged.append(_merge({"name": entry} if isinstance(entry, str) else entry, changes[own]))
-    return merged
-
-
-def _label(entry: Any) -> str | None:
-    """Return what tables call an entry that is not checked yet; None for what is no entry at all."""
-    if isinstance(entry, str):
-        return "+".join(part.partition(":")[0] for part in split_methods(entry))
-    return entry.get("label", entry.get("name")) if isinstance(entry, dict) else None
-
-
 def make_recipe(values: Mapping[str, Any]) -> Recipe:
     """Check a recipe's values.
 
@@ -492,4 +404,7 @@ def _explain(problem: Any) -> str:
         return f"{where}: is missing"
     if problem["type"] == "value_error":
         return f"{where}: {message}" if where else message
+    if where == "seeds":
+        return f"{where} is {problem['input']!r}; it must be how many, or a list of them"
+    message = message.replace("tuple", "list")  # as TOML calls it
     return f"{where} is {problem['input']!r}: {message[0].lower()}{message[1:]}"

@@ -96,6 +96,8 @@ def _give_up(root: Path, config: RunConfig, reason: str) -> Outcome:
     try:
         # A process that was killed may hold its lock for a moment after its death is known.
         with contextlib.suppress(OSError), folder.open(patience=5.0):
+            if (status := folder.status) in FINAL:  # by another command, or just before the end
+                return Outcome(status)
             folder.finish("failed", {}, reason)
     except BusyError:
         return Outcome(None)

@@ -102,13 +102,17 @@ def load_runs(root: Path) -> list[Run]:
 
 def load_recipe_values(root: Path) -> dict[str, Any]:
     """Read what the experiment was asked to do."""
-    return dict(json.loads((Path(root) / "recipe.json").read_bytes()))
+    with _naming(Path(root) / "recipe.json", "run the recipe again with this folder as --out to write it anew") as file:
+        return dict(json.loads(file.read_bytes()))
 
 
 def load_selection(root: Path) -> dict[str, Any]:
     """Read which settings were chosen for each label; empty if there was nothing to choose."""
     path = Path(root) / "selection.json"
-    return dict(json.loads(path.read_bytes())) if path.exists() else {}
+    if not path.exists():
+        return {}
+    with _naming(path, "remove it, and run the experiment again to choose"):
+        return dict(json.loads(path.read_bytes()))
 
 
 def load_run(path: Path) -> Run | None:
@@ -124,12 +128,12 @@ def load_run(path: Path) -> Run | None:
 
 
 @contextlib.contextmanager
-def _naming(file: Path) -> Iterator[Path]:
-    """Say which file it is that cannot be understood."""
+def _naming(file: Path, advice: str = "remove it, or its folder") -> Iterator[Path]:
+    """Say which file it is that cannot be understood, and what to do about it."""
     try:
         yield file
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is damaged ({type(error).__name__}: {error}); remove it, or its folder") from error
+        raise ValueError(f"{file} is damaged ({type(error).__name__}: {error}); {advice}") from error
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -37,6 +37,8 @@ def parse_part(text: str) -> dict[str, Any]:
         key, sign, value = assignment.partition("=")
         if not sign:
             raise ValueError(f"{text!r}: {assignment!r} must be of the form setting=value")
+        if key in settings or key in grid:
+            raise ValueError(f"{text!r}: {key} has two values; put | between values to choose from")
         values = [parse_value(each) for each in value.split("|")]
         if len(values) > 1:
             grid[key] = values
@@ -59,3 +61,14 @@ def check_method(name: str) -> None:
         known = suggest(name, (*BASELINES, *methods.names()))
         hint = "a colon stands before every setting: redo:tau=0.1:every=97" if "=" in name else known
         raise ValueError(f"there is no method {name!r}; {hint}")
+
+
+def published_sweep(name: str) -> dict[str, list[Any]]:
+    """Return the sources' own sweep of the first of a method's tunables that has one; empty if there is none.
+
+    Example:
+        >>> published_sweep("shrink_perturb"), published_sweep("head_reset")
+        ({'lam': [0.2, 0.4, 0.6, 0.8]}, {})
+    """
+    tunables = methods.info(name).tunables if name in methods.names() else ()
+    return next(({tunable.name: list(tunable.sweep)} for tunable in tunables if tunable.sweep), {})

@@ -1,0 +1,118 @@
+"""Recipes as files: where they are, and how one is read, at which scale and with which changes."""
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pliant.assignments import override
+from pliant.experiments.recipe import Recipe, RecipeError, label_of, make_recipe
+from pliant.spelling import suggest
+
+Scale = Literal["paper", "quick"]
+"""How large an experiment is done: as published, or in minutes."""
+
+
+def recipe_folder() -> Path:
+    """Where the recipes that come with Pliant are: in the package, or beside its sources."""
+    package = Path(__file__).parents[1]
+    inside = package / "recipes"
+    return inside if inside.is_dir() else package.parents[1] / "recipes"
+
+
+def find_recipe(name: str) -> Path:
+    """Find a recipe by its name or path."""
+    path = Path(name)
+    if path.suffix in (".toml", ".json"):
+        return path
+    found = {file.stem: file for file in sorted(recipe_folder().glob("*.toml"))}
+    if name not in found:
+        raise RecipeError(f"there is no recipe {name!r}; {suggest(name, found)}, or the path of a .toml file")
+    return found[name]
+
+
+def load_recipe(path: Path, overrides: Iterable[str] = (), scale: Scale = "paper") -> Recipe:
+    """Read a recipe.
+
+    Args:
+        path: A TOML file, or an experiment's `recipe.json`. Its table `quick` holds what differs at that scale; of
+            single methods by their labels, `methods = { ReDo = { every = 9 } }`.
+        overrides: Changes of the form `key=value`, `stream.epochs=5` for a key inside a table.
+        scale: "paper": as the source has it. "quick": the same shape, in minutes.
+
+    Returns:
+        The recipe, checked.
+
+    Raises:
+        RecipeError: If it is wrong.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        values: dict[str, Any] = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError as error:
+        raise RecipeError(f"there is no recipe {str(path)!r}") from error
+    except ValueError as error:
+        raise RecipeError(f"{path} is not {path.suffix.removeprefix('.').upper()}: {error}") from error
+    if not isinstance(values, dict):
+        raise RecipeError(f"{path} holds a {type(values).__name__}; a recipe is a table of keys and values")
+    quick = values.pop("quick", None)
+    if scale == "quick":
+        if quick is None:
+            raise RecipeError(f"{path} has no table 'quick'; it runs at scale 'paper' only")
+        if not isinstance(quick, Mapping):
+            raise RecipeError(f"quick is {quick!r}; it must be a table of what changes")
+        values = _merge(values, quick)
+    overrides = list(overrides)
+    values = override(values, overrides)
+    _check_reach(values, overrides)
+    if any(text.startswith("methods=") for text in overrides) and isinstance(values.get("published"), dict):
+        labels = {label_of(entry) for entry in values["methods"]} if isinstance(values["methods"], list) else set()
+        values["published"] = {key: number for key, number in values["published"].items() if key in labels}
+    return make_recipe(values)
+
+
+def _check_reach(values: Mapping[str, Any], overrides: Iterable[str]) -> None:
+    """Raise a RecipeError if an override changes nothing, since every method has a value of its own."""
+    entries = values.get("methods")
+    own = [entry if isinstance(entry, dict) else {} for entry in (entries if isinstance(entries, list) else ())]
+    for text in overrides:
+        table, _, key = text.partition("=")[0].partition(".")
+        if own and key and all(isinstance(entry.get(table), dict) and key in entry[table] for entry in own):
+            raise RecipeError(f"{text} would change nothing: every method has its own {table}.{key}")
+
+
+def _merge(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace what changes name; in a table (or where a bare name stands for one), only what they name in it.
+
+    A table of methods changes those of its labels.
+    """
+    merged = dict(values)
+    for key, change in changes.items():
+        old = merged.get(key)
+        if isinstance(change, Mapping) and isinstance(old, dict):
+            change = _merge(old, change)
+        elif isinstance(change, Mapping) and isinstance(old, str) and key in ("data", "model", "stream"):
+            change = _merge({"name": old}, change)
+        elif key == "methods" and isinstance(change, Mapping) and isinstance(old, list):
+            change = _merge_methods(old, change)
+        merged[key] = change
+    return merged
+
+
+def _merge_methods(entries: list[Any], changes: Mapping[str, Any]) -> list[Any]:
+    labels = [label_of(entry) for entry in entries]
+    for label, change in changes.items():
+        if label not in labels:
+            raise RecipeError(f"quick.methods: there is no {label!r}; {suggest(label, filter(None, labels))}")
+        if not isinstance(change, Mapping):
+            raise RecipeError(f"quick.methods.{label} is {change!r}; it must be a table of what changes")
+    merged = []
+    for entry, own in zip(entries, labels, strict=True):
+        if own is None or own not in changes:
+            merged.append(entry)
+        elif isinstance(entry, str) and entry != own:
+            raise RecipeError(f"quick.methods.{own}: {entry!r} must be written as a table too, to change it")
+        else:
+            merged.append(_merge({"name": entry} if isinstance(entry, str) else entry, changes[own]))
+    return merged
