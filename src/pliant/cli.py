@@ -154,7 +154,7 @@ def compare(
     """Compare methods on a stream: train each with several seeds, show a table, write a report."""
     _warn(datasets.tell_namesake(data))
     values: dict[str, Any] = {
-        "title": f"{stream} on {Path(data).name} with {model}",
+        "title": f"{stream} on {_name_of(data)} with {model}",
         "data": data,
         "model": model,
         "stream": stream,
@@ -168,7 +168,7 @@ def compare(
     fixed = [entry.label for entry in recipe.methods if entry.parts and len(entry.variants()) == 1]
     if tune and fixed:
         console.print(f"--tune leaves as they are: {', '.join(fixed)}", markup=False, soft_wrap=True)
-    name = "-".join(Path(part).name for part in (stream, data, model)).replace(":", "_")
+    name = "-".join((stream, _name_of(data), Path(model).name)).replace(":", "_")
     make = _engine_maker(engine, workers, threads, gpus, address)
     _run(recipe, out or Path("runs") / name, make, checkpoint_seconds)
 
@@ -351,6 +351,11 @@ def _run(recipe: Recipe, root: Path, make_engine: Callable[[], Engine], checkpoi
         console.print(f"{bad} of {len(statuses)} runs did not finish; result.json in their folders says why")
     if code:
         raise typer.Exit(code)
+
+
+def _name_of(data: str) -> str:
+    """Return what a data set is called in titles and folders: a path's last part, also if that is written `.`."""
+    return Path(data).resolve().name if Path(data).is_dir() else Path(data).name
 
 
 def _entries(methods: str, tune: bool) -> list[Any]:

@@ -50,10 +50,30 @@ def permutation(n: int, *purpose: str | int) -> torch.Tensor:
 def seed_everything(seed: int) -> None:
     """Seed the global generators that models and methods may draw from: torch's, Python's and NumPy's."""
     torch.manual_seed(derive_seed("torch", seed))
-    random.seed(derive_seed("random", seed))
-    numpy = _numpy()
+    _seed_others(_numpy(), seed)
+
+
+def _seed_others(numpy: Any | None, *purpose: str | int) -> None:
+    random.seed(derive_seed("random", *purpose))
     if numpy is not None:
-        numpy.random.seed(derive_seed("numpy", seed) % 2**32)
+        numpy.random.seed(derive_seed("numpy", *purpose) % 2**32)
+
+
+@contextmanager
+def drawing_for(*purpose: str | int) -> Iterator[None]:
+    """Seed all global generators by a purpose, and leave them as they were.
+
+    Example:
+        >>> with drawing_for("model", 0):
+        ...     first = torch.rand(3), random.random()
+        >>> with drawing_for("model", 0):
+        ...     first[0].equal(torch.rand(3)), first[1] == random.random()
+        (True, True)
+    """
+    with undrawn(range(torch.cuda.device_count())):
+        torch.manual_seed(derive_seed(*purpose))
+        _seed_others(_numpy() if "numpy.random" in sys.modules else None, *purpose)
+        yield
 
 
 def random_state() -> dict[str, Any]:

@@ -462,8 +462,8 @@ def summarise(records: Sequence[Record]) -> dict[str, float]:
         records: What `train` yielded.
 
     Returns:
-        `final_…`: at the last task's end; `mean_…`: over the ends of all tasks. Test accuracies are missing
-        where the stream has no test.
+        `final_…`: at the end of the last task that has it; `mean_…`: over the ends of all tasks that do. Test
+        accuracies are missing where the stream has no test.
     """
     ends = [record for record in records if "task_online_accuracy" in record]
     result: dict[str, float] = {}

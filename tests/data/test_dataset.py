@@ -105,7 +105,7 @@ def test_wrong_data_sets_are_named() -> None:
         from_tensors("bad", (x, y), (x[..., :1], y))
     with pytest.raises(ValueError, match=r"fraction: 1\.5 is not allowed; it must be a number that is in \(0, 1\)"):
         make().holdout(1.5, 0)
-    with pytest.raises(ValueError, match="leaves a part empty"):
+    with pytest.raises(ValueError, match="leaves none to test on"):
         make().holdout(0.001, 0)
     with pytest.raises(ValueError, match="order has 19 entries; inputs have 20 positions"):
         make().train.permute_pixels(torch.arange(19))

@@ -1,5 +1,6 @@
 """Folders of images, files and functions."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -163,12 +164,31 @@ class TestFolder:
         after = data.load(str(root))
         assert not torch.equal(before.train.x, after.train.x)
 
+    def test_a_name_that_is_no_utf8_is_read(self, tmp_path: Path) -> None:
+        root = write_folder(Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")))
+        assert len(data.load(str(root)).classes) == 3
+
 
 class TestFiles:
     def test_npz_without_numpy_names_what_to_install(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         numpy.savez(tmp_path / "own.npz", x=numpy.ones((4, 2)), y=numpy.arange(4) % 2)
         monkeypatch.setitem(sys.modules, "numpy", None)
         with pytest.raises(ImportError, match=r"pip install 'pliant\[data\]'"):
+            data.load(str(tmp_path / "own.npz"))
+
+    @pytest.mark.parametrize("place", [100, 200])
+    def test_a_damaged_npz_is_named(self, tmp_path: Path, place: int) -> None:
+        path = tmp_path / "own.npz"
+        numpy.savez_compressed(path, x=numpy.random.default_rng(0).random((40, 5)), y=numpy.arange(40) % 2)
+        content = bytearray(path.read_bytes())
+        content[place : place + 30] = bytes(255 - value for value in content[place : place + 30])
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"own\.npz cannot be read as a NumPy file of plain arrays"):
+            data.load(str(path))
+
+    def test_npz_of_complex_numbers_is_refused(self, tmp_path: Path) -> None:
+        numpy.savez(tmp_path / "own.npz", x=numpy.ones((4, 2), dtype=numpy.complex64), y=numpy.arange(4) % 2)
+        with pytest.raises(ValueError, match=r"x has dtype torch\.complex64; inputs must be real"):
             data.load(str(tmp_path / "own.npz"))
 
     def test_npz_with_four_arrays(self, tmp_path: Path) -> None:

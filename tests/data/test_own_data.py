@@ -194,6 +194,28 @@ class TestFunctions:
         with pytest.raises(ValueError, match=r"returned tuple; .* train inputs are ndarray; they must be a torch\.Ten"):
             data.load(name)
 
+    def test_what_the_function_raises_is_named_with_its_place(self, tmp_path: Path) -> None:
+        (tmp_path / "own.py").write_text("def load():\n    return {}['x']\n")
+        with pytest.raises(ValueError, match=r"own\.py:load' fails: KeyError: 'x' \(.*own\.py, line 2\)"):
+            data.load(f"{tmp_path / 'own.py'}:load")
+
+    def test_one_class_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "own.py").write_text(
+            "import torch\ndef load():\n    pair = torch.ones(4, 2), torch.zeros(4, dtype=torch.long)\n"
+            "    return pair, pair\n"
+        )
+        with pytest.raises(ValueError, match=r"own\.py:load returned data of 1 class; there must be 2 at least"):
+            data.load(f"{tmp_path / 'own.py'}:load")
+
+    def test_a_data_set_in_double_precision_becomes_single(self, tmp_path: Path) -> None:
+        (tmp_path / "own.py").write_text(
+            "import torch\nfrom pliant.data import from_tensors\ndef load():\n"
+            "    pair = torch.ones(4, 2, dtype=torch.float64), torch.arange(4) % 2\n"
+            "    return from_tensors('own', pair, pair)\n"
+        )
+        loaded = data.load(f"{tmp_path / 'own.py'}:load")
+        assert loaded.train.x.dtype == loaded.test.x.dtype == torch.float32
+
     def test_double_precision_becomes_single(self, tmp_path: Path) -> None:
         name = self.write(tmp_path, "pair = torch.zeros(4, 3).double(), torch.arange(4) % 2; return pair, pair")
         assert data.load(name).train.x.dtype == torch.float32

@@ -15,6 +15,7 @@ from pliant.experiments.experiment import run_experiment
 from pliant.experiments.recipe import make_recipe
 from pliant.experiments.run import execute, make_stream
 from pliant.experiments.store import Status, load_recipe_values, load_runs, load_selection
+from tests.data.pictures import write_folder
 
 VALUES: dict[str, Any] = {
     "title": "small",
@@ -134,6 +135,14 @@ def test_what_is_chosen_is_compared_in_whatever_order_settings_are_given(tmp_pat
     run_experiment(make_recipe(values), tmp_path, InThisProcess(tmp_path))
     (section,) = pliant.report(tmp_path).sections
     assert section.table.contenders == ["vanilla", "redo"]
+
+
+def test_results_do_not_go_into_a_folder_of_images(tmp_path: Path) -> None:
+    zoo = write_folder(tmp_path / "zoo")
+    values = {"data": str(zoo), "model": "mlp", "stream": {"name": "single", "epochs": 1}, "methods": ["vanilla"]}
+    with pytest.raises(ValueError, match=r"the results' folder '.*runs' lies in the data '.*zoo'; choose another"):
+        run_experiment(make_recipe(values), zoo / "runs", dict)
+    assert sorted(path.name for path in zoo.iterdir()) == ["cat", "dog", "owl"]
 
 
 def test_doing_it_again_does_nothing(tmp_path: Path) -> None:

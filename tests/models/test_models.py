@@ -1,9 +1,11 @@
 """The networks have the papers' shapes, and their initial weights depend on the seed alone."""
 
 import copy
+import random
 from itertools import pairwise
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -78,6 +80,25 @@ def test_the_seed_decides_and_the_global_generator_stays(name: str) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(one[key], same[key]) for key in one)
     assert any(not torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_builder_may_draw_from_any_generator(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import random\nimport numpy\nimport torch\ndef build(shape, classes):\n"
+        "    net = torch.nn.Linear(2, classes)\n"
+        "    net.bias.data += float(numpy.random.normal()) + random.random()\n    return net\n"
+    )
+    state = random.getstate(), numpy.random.get_state()[1].tolist()
+    one, other, third = (models.create(f"{tmp_path / 'own.py'}:build", (2,), 3, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(one.bias, other.bias)
+    assert not torch.equal(one.bias, third.bias)
+    assert (random.getstate(), numpy.random.get_state()[1].tolist()) == state
+
+
+@pytest.mark.parametrize(("shape", "patches"), [((1, 28, 28), 49), ((3, 32, 32), 64), ((3, 100, 100), 100)])
+def test_vit_has_patches_that_fit(shape: tuple[int, ...], patches: int) -> None:
+    tokens = models.create("vit_tiny", shape, 10, depth=1)[0]
+    assert tokens(torch.zeros(1, *shape)).shape[1] in (patches, patches + 1)
 
 
 def test_layer_norm_stands_between_linear_map_and_activation() -> None:

@@ -59,7 +59,7 @@ def cached(name: str, fingerprint: str, decode: Callable[[], Decoded]) -> Datase
 
 def entry_folder(name: str, fingerprint: str) -> Path:
     """Where the cache keeps one data set."""
-    digest = hashlib.blake2b(fingerprint.encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(fingerprint.encode(errors="backslashreplace"), digest_size=8).hexdigest()
     safe = "".join(letter if letter.isalnum() else "_" for letter in Path(name).name)
     return cache_folder() / f"{safe}-{digest}"
 

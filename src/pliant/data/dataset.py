@@ -142,7 +142,10 @@ class Dataset:
         order = permutation(len(self.train), "holdout", seed)
         n = round(fraction * len(self.train))
         if not 0 < n < len(self.train):
-            raise ValueError(f"fraction is {fraction}: of {len(self.train)} examples that leaves a part empty")
+            raise ValueError(
+                f"fraction (selection.fraction) is {fraction}: of {len(self.train)} training examples that leaves none "
+                "to test on, or none to learn from"
+            )
         test, train = self.train.select(order[:n]), self.train.select(order[n:].sort().values)
         return replace(self, train=train, test=test)
 

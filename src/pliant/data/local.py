@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import inspect
 import os
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,9 +15,9 @@ from torch import Tensor
 
 from pliant.checking import check_choice
 from pliant.data.cache import Decoded, cached, digest_file
-from pliant.data.dataset import Dataset, from_tensors
+from pliant.data.dataset import Dataset, Examples, from_tensors
 from pliant.data.images import CorruptImageError, Mode, decode_all, flatten, is_grey, open_image
-from pliant.importing import import_object, naming_extra
+from pliant.importing import import_object, naming_extra, tell_failure
 from pliant.seeding import permutation, seed_everything, undrawn
 
 if TYPE_CHECKING:
@@ -270,7 +269,7 @@ def load_npz(path: Path) -> Dataset:
             names = set(file.files)
             wanted = next((each for each in (_FOUR, _TWO) if names >= set(each)), ())
             arrays = {name: torch.from_numpy(file[name]) for name in wanted}
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+    except Exception as error:  # Damage shows in many ways.
         raise ValueError(f"{path} cannot be read as a NumPy file of plain arrays: {error}") from error
     if wanted == _FOUR:
         train, test = _pair(path, arrays, "_train"), _pair(path, arrays, "_test")
@@ -309,6 +308,8 @@ def _pair(path: Path, arrays: dict[str, Tensor], part: str) -> tuple[Tensor, Ten
 
 def _shape_images(x: Tensor) -> Tensor:
     """Bring images into [N, C, H, W]; leave other floating-point features as they are, in single precision."""
+    if x.is_complex():
+        raise ValueError(f"has dtype {x.dtype}; inputs must be real")
     if x.dtype != torch.uint8:
         if x.ndim > 2 and not x.is_floating_point():
             raise ValueError(f"has dtype {x.dtype}; images must be uint8, 0 … 255, and other inputs floating-point")
@@ -355,25 +356,36 @@ def load_function(reference: str, /, **options: Any) -> Dataset:
         raise ValueError(f"{reference} cannot be called with ({', '.join(options)}): {error}") from error
     with undrawn():
         seed_everything(0)  # What it draws is the same in every run, whatever the seed of that is.
-        result = function(**options)
+        try:
+            result = function(**options)
+        except (ValueError, ImportError, OSError):
+            raise
+        except Exception as error:
+            raise ValueError(f"data {reference!r} fails: {tell_failure(error)}") from error
     try:
-        dataset = result if isinstance(result, Dataset) else _from_pairs(reference, result)
+        dataset = _in_single(result) if isinstance(result, Dataset) else _from_pairs(reference, result)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{reference} returned {type(result).__name__}; it must return a pliant.data.Dataset, or "
             f"(x_train, y_train), (x_test, y_test) as tensors: {error}"
         ) from error
+    if len(dataset.classes) < 2:
+        raise ValueError(f"{reference} returned data of {len(dataset.classes)} class; there must be 2 at least")
     return replace(dataset, fingerprint=_digest(dataset))
 
 
 def _from_pairs(name: str, pairs: Sequence[Sequence[Tensor]]) -> Dataset:
     (x_train, y_train), (x_test, y_test) = pairs
-    return from_tensors(name, (_in_single(x_train), y_train), (_in_single(x_test), y_test))
+    return _in_single(from_tensors(name, (x_train, y_train), (x_test, y_test)))
 
 
-def _in_single(x: Tensor) -> Tensor:
+def _in_single(dataset: Dataset) -> Dataset:
     """Bring floating-point features, which NumPy has in double precision, into what networks compute in."""
-    return x.to(torch.float32) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+    def single(examples: Examples) -> Examples:
+        return replace(examples, x=examples.x.to(torch.float32)) if examples.x.is_floating_point() else examples
+
+    return replace(dataset, train=single(dataset.train), test=single(dataset.test))
 
 
 def _digest(dataset: Dataset) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from pliant import data
 from pliant.experiments.choice import tell_choice
 from pliant.experiments.config import Part, RunConfig, describe
 from pliant.experiments.recipe import Entry, Recipe
@@ -29,6 +30,7 @@ def run_experiment(
     Returns:
         How every run ended, by its name.
     """
+    _check_apart(recipe, root)
     root.mkdir(parents=True, exist_ok=True)
     (root / "runs").mkdir(exist_ok=True)
     candidates = {entry.label: entry.variants() for entry in recipe.methods}
@@ -57,6 +59,14 @@ def run_experiment(
     if recipe.selection.on == "test" and contested:
         choose(recipe, contested, results, root, tell)
     return statuses
+
+
+def _check_apart(recipe: Recipe, root: Path) -> None:
+    """Raise a ValueError if an experiment would write into a folder of images, where it would become a class."""
+    for entry in recipe.methods:
+        name = recipe.config(entry, (), 0, "result").data.name
+        if name not in data.names() and Path(name).is_dir() and root.resolve().is_relative_to(Path(name).resolve()):
+            raise ValueError(f"the results' folder {str(root)!r} lies in the data {name!r}; choose another (--out)")
 
 
 def _write_recipe(recipe: Recipe, root: Path, *, keep_choice: bool) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import json
-import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
@@ -15,6 +14,7 @@ from pliant.experiments.recipe import Entry, Recipe
 from pliant.experiments.run import make_methods, make_model, make_stream, take_example
 from pliant.experiments.sources import Sources, find_sources
 from pliant.graph.layers import eval_mode
+from pliant.importing import tell_failure
 from pliant.streams.base import Stream
 
 
@@ -91,9 +91,7 @@ def _naming_model(name: str) -> Iterator[None]:
     except ValueError:
         raise
     except Exception as error:
-        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
-        place = f"{frame.f_code.co_filename}, line {line}"
-        raise ValueError(f"model {name!r} fails: {type(error).__name__}: {error} ({place})") from error
+        raise ValueError(f"model {name!r} fails: {tell_failure(error)}") from error
 
 
 def _check_outputs(config: RunConfig, model: nn.Module, example: Tensor, classes: int) -> None:

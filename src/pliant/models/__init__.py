@@ -19,7 +19,7 @@ from pliant.models.mlp import mlp
 from pliant.models.resnet import resnet18
 from pliant.models.vgg import vgg16
 from pliant.models.vit import vit_tiny
-from pliant.seeding import derive_seed
+from pliant.seeding import drawing_for
 from pliant.spelling import check_names, keyword_options, suggest
 
 __all__ = [
@@ -145,8 +145,7 @@ def create_own(name: str, arguments: tuple[Any, ...], settings: Mapping[str, Any
     model = _build(name, build, _arguments_of(name, build, arguments, settings), settings, seed)
     if arguments and any(map(is_lazy, model.parameters())):
         # Methods, copies and checkpoints need the weights, which lazy layers draw when they see an input.
-        with torch.random.fork_rng(), torch.no_grad(), eval_mode(model):
-            torch.manual_seed(derive_seed("lazy", seed))
+        with drawing_for("lazy", seed), torch.no_grad(), eval_mode(model):
             model(torch.zeros(2, *arguments[0]))
     return model
 
@@ -156,8 +155,7 @@ _BUILT: WeakSet[nn.Module] = WeakSet()
 
 
 def _build(name: str, build: Builder, arguments: tuple[Any, ...], settings: Mapping[str, Any], seed: int) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(derive_seed("model", seed))
+    with drawing_for("model", seed):
         model = build(*arguments, **settings)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name!r} returned {type(model).__name__}; it must return a torch.nn.Module")

@@ -105,7 +105,8 @@ def vit_tiny(
     Args:
         shape: Channels, height and width of an image.
         classes: Number of outputs.
-        patch: Height and width of a patch; an eighth of the image by default, which gives 64 patches.
+        patch: Height and width of a patch; by default an eighth of the image, which gives 64 patches, or what is
+            nearest to it of the numbers that divide height and width.
         width: Width of a token.
         depth: Number of blocks.
         heads: Number of heads.
@@ -114,7 +115,9 @@ def vit_tiny(
         The network.
     """
     channels, height, wide = require_image(shape, "a vision transformer")
-    patch = max(1, height // 8) if patch is None else patch
+    if patch is None:
+        fitting = [size for size in range(1, height + 1) if height % size == wide % size == 0]
+        patch = min(fitting, key=lambda size: (abs(size - height / 8), -size))
     require_positive(patch=patch, width=width, depth=depth, heads=heads)
     if height % patch or wide % patch:
         raise ValueError(f"patch is {patch}; it must divide height and width of {height} x {wide} images")

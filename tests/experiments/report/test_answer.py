@@ -174,8 +174,47 @@ def test_nothing_has_finished(tmp_path: Path) -> None:
     write_run(tmp_path, config("vanilla", 0), [0.5, 0.6], status="unfinished")
     write_run(tmp_path, config("swr", 0), [0.5], status="failed", error="boom")
     found = ask(tmp_path)
-    assert str(found) == "No run has finished yet. 1 run begun; the furthest is at 100 %."
+    assert str(found) == "No run has finished yet. 1 run under way; the furthest is at 100 %."
     assert found.certainty == "none"
+
+
+def test_what_finished_is_not_denied(tmp_path: Path) -> None:
+    write_run(tmp_path, config("fresh", 0), [0.5])
+    write_run(tmp_path, config("swr", 0), [0.5])
+    write_run(tmp_path, config("swr", 1), [0.5], status="diverged")
+    write_run(tmp_path, config("vanilla", 0), [0.5, 0.6], status="unfinished")
+    told = "No method can be judged yet. 1 run under way; the furthest is at 100 %. swr diverged."
+    assert str(ask(tmp_path)) == told
+
+
+@pytest.mark.parametrize(("status", "told"), [("unfinished", "a result yet"), ("failed", "a result")])
+def test_a_method_without_a_result_is_not_denied(tmp_path: Path, status: str, told: str) -> None:
+    write_run(tmp_path, config("vanilla", 0), [0.7])
+    write_run(tmp_path, config("l2", 0), [0.5], status=status)  # type: ignore[arg-type]
+    assert ask(tmp_path).verdict.endswith(f"; no other method has {told}.")
+
+
+@pytest.mark.parametrize("status", ["unfinished", "failed"])
+def test_nothing_is_clear_while_a_method_has_no_result(tmp_path: Path, status: str) -> None:
+    write_results(tmp_path, {"vanilla": scattered(0.9, 5, 0.01, 0), "l2": scattered(0.5, 5, 0.01, 1)})
+    assert ask(tmp_path).certainty == "clear"
+    write_run(tmp_path, config("swr", 0), [0.99], status=status)  # type: ignore[arg-type]
+    found = ask(tmp_path)
+    assert found.verdict.endswith("and every method that has a result is worse.")
+    assert found.certainty == "unclear"
+
+
+def test_nothing_is_clear_before_all_methods_have_begun(tmp_path: Path) -> None:
+    entries = [{"name": "vanilla", "label": "relu"}, {"name": "l2", "label": "L2", "lam": 0.1}]
+    entries.append({"name": "vanilla", "label": "tanh", "model": {"activation": "tanh"}})
+    write_recipe(tmp_path, methods=entries)
+    for seed, (relu, l2) in enumerate(zip(scattered(0.5, 5, 0.01, 0), scattered(0.9, 5, 0.01, 1), strict=True)):
+        write_run(tmp_path, config("relu", seed, methods=()), [relu])
+        write_run(tmp_path, config("L2", seed), [l2])
+    found = ask(tmp_path)
+    # Of two networks without a method neither is doing nothing, begun or not.
+    assert "better than every other that has a result, 40.0 points above the next best (relu)" in found.verdict
+    assert found.certainty == "unclear"
 
 
 def test_what_diverged_is_not_recommended(tmp_path: Path) -> None:

@@ -52,6 +52,45 @@ def test_runs_of_two_folders_come_together_once(tmp_path: Path) -> None:
     assert comparison.folders == (here, there)
 
 
+def test_runs_with_other_settings_of_their_own_are_not_pooled(tmp_path: Path) -> None:
+    for root, lr, seeds in ((tmp_path / "a", 0.1, (0, 1)), (tmp_path / "b", 0.001, (1, 2))):
+        write_recipe(root, methods=["vanilla", {"name": "l2", "label": "L2", "lam": 0.1, "training": {"lr": lr}}])
+        for seed in seeds:
+            write_run(root, config("vanilla", seed), [0.5])
+            write_run(root, config("L2", seed, training=Settings(lr=lr)), [lr])
+    comparisons = read_folders([tmp_path / "a", tmp_path / "b"])
+    rates = [{run.config.training.lr for run in one.runs if run.config.label == "L2"} for one in comparisons]
+    assert rates == [{0.1}, {0.001}]
+    assert [len(one.runs) for one in comparisons] == [4, 4]
+    assert [str(tmp_path / name) in one.title for name, one in zip("ab", comparisons, strict=True)] == [True, True]
+
+
+def test_what_this_version_does_not_know_is_reported_all_the_same(tmp_path: Path) -> None:
+    for label in ("vanilla", "l2"):
+        write_run(tmp_path, config(label, 0, stream=Part("newstream")), [0.5, 0.6])
+    assert "newstream" in pliant.report(tmp_path).to_html()
+
+
+def test_a_recipe_with_less_in_it_is_read(tmp_path: Path) -> None:
+    values = write_recipe(tmp_path)
+    write_results(tmp_path, {"vanilla": [0.5], "L2": [0.6]})
+    less = {key: value for key, value in values.items() if key not in ("title", "source", "choices")}
+    write_atomically(tmp_path / "recipe.json", json.dumps(less).encode())
+    assert "L2" in pliant.report(tmp_path).to_html()
+    del less["seeds"]
+    write_atomically(tmp_path / "recipe.json", json.dumps(less).encode())
+    (comparison,) = read_folders([tmp_path])
+    assert [broken.reason for broken in comparison.broken] == ["KeyError: 'seeds'"]
+
+
+def test_a_method_that_is_not_known_any_more_spoils_no_choice(tmp_path: Path) -> None:
+    values = write_recipe(tmp_path)
+    write_results(tmp_path, {"vanilla": [0.5], "L2": [0.6]})
+    values["methods"][2]["parts"][0]["name"] = "gone"
+    write_atomically(tmp_path / "recipe.json", json.dumps(values).encode())
+    assert not read_folders([tmp_path])[0].broken
+
+
 def test_runs_of_an_older_recipe_are_a_comparison_of_their_own(tmp_path: Path) -> None:
     write_recipe(tmp_path)
     write_results(tmp_path, {"vanilla": [0.5], "L2": [0.6]})

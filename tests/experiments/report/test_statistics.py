@@ -142,7 +142,7 @@ def planted(effect: float, seeds: int = 3) -> Difference:
     return Difference(Interval(effect, math.nan, math.nan, seeds), 0.5, True, 1.0)
 
 
-@pytest.mark.parametrize(("effect", "comparisons"), [(1.5, 1), (0.8, 1), (0.8, 6)])
+@pytest.mark.parametrize(("effect", "comparisons"), [(1.5, 1), (0.8, 1), (0.8, 6), (5.0, 3), (20.0, 3)])
 def test_as_many_seeds_as_needed_show_the_difference_in_four_of_five_cases(effect: float, comparisons: int) -> None:
     seeds = seeds_needed(planted(effect), comparisons)
     assert seeds is not None

@@ -66,16 +66,19 @@ def _judge(analysis: Analysis, best: Contender) -> tuple[str, Certainty]:
     reached = f"{brief(analysis.score(best), headline)} {name_of(headline)}"
     others = list(analysis.rivals.values())
     told_apart = all(map(analysis.wins, others))
+    lacking = bool(_without_result(analysis))
+    certainty: Certainty = "clear" if told_apart and not lacking else "unclear"
     if best.role == "vanilla" and others:
         if told_apart:
-            return f"Do nothing: plain training reaches {reached}, and every method is worse.", "clear"
+            every = "every method that has a result" if lacking else "every method"
+            return f"Do nothing: plain training reaches {reached}, and {every} is worse.", certainty
         unknown = "whether one is better is not known yet"
         return f"No method has a better mean than doing nothing, which reaches {reached}; {unknown}.", "unclear"
     name = _name_with_settings(best, chosen=best.label in analysis.comparison.choices)
     above = _above(_references(analysis, best), headline)
     if against_nothing is not None:
         if analysis.wins(against_nothing):
-            return f"Use {name}: {reached}, {above}.", "clear" if told_apart else "unclear"
+            return f"Use {name}: {reached}, {above}.", certainty
         if surer := _better_than_nothing(analysis):
             verb = "is" if len(surer) == 1 else "are"
             shown = f"only {enumerate_names(surer)} {verb} shown to be better than doing nothing"
@@ -87,8 +90,19 @@ def _judge(analysis: Analysis, best: Contender) -> tuple[str, Certainty]:
         told = f"{reached}, {above}" if above else reached
         return f"{name} reaches {told}; {_why_alone(analysis, best)}.", "none"
     if told_apart:
-        return f"Use {name}: {reached}, better than every other, {above}.", "clear"
+        every = "every other that has a result" if lacking else "every other"
+        return f"Use {name}: {reached}, better than {every}, {above}.", certainty
     return f"{name} has the best mean, {reached}, but cannot be told from others.", "unclear"
+
+
+def _without_result(analysis: Analysis) -> list[str]:
+    """Name the methods that are asked for and that nothing is known of yet: not begun, under way, or failed."""
+    comparison = analysis.comparison
+    begun = [other for other in comparison.contenders if other.role != "fresh" and not other.diverged]
+    labels = {contender.label for contender in comparison.contenders}
+    return [other.name for other in begun if other not in analysis.candidates] + [
+        label for label in dict.fromkeys(label for label, _ in comparison.not_begun) if label not in labels
+    ]
 
 
 def _why_alone(analysis: Analysis, best: Contender) -> str:
@@ -99,9 +113,11 @@ def _why_alone(analysis: Analysis, best: Contender) -> str:
             return f"doing nothing diverged on {other.diverged} of {count(len(other.runs), 'seed')}"
     if others and all(other.diverged for other in others):
         return "every method diverged" if best.role == "vanilla" else "every other method diverged"
-    if {label for label, _ in analysis.comparison.not_begun} - {best.name}:
-        return "no run of another method has begun yet"
-    return "there is no other method to compare it with"
+    waiting = {label for label, _ in analysis.comparison.not_begun} - {best.name}
+    if others:
+        yet = " yet" if waiting or any(other.count("unfinished") for other in others) else ""
+        return f"no other method has a result{yet}"
+    return "no run of another method has begun yet" if waiting else "there is no other method to compare it with"
 
 
 def _against(analysis: Analysis, contender: Contender, role: Literal["vanilla", "fresh"]) -> Contrast | None:
@@ -154,11 +170,11 @@ def _nothing_yet(analysis: Analysis) -> Answer:
     diverged = [contender.name for contender in analysis.comparison.contenders if contender.diverged]
     if under_way:
         furthest = max(run.progress for run in under_way)
-        return Answer(
-            "No run has finished yet.",
-            (f"{count(len(under_way), 'run')} begun; the furthest is at {100 * furthest:.0f} %.",),
-            "none",
-        )
+        finished = any(run.status == "finished" for run in runs)
+        verdict = "No method can be judged yet." if finished else "No run has finished yet."
+        reasons = [f"{count(len(under_way), 'run')} under way; the furthest is at {100 * furthest:.0f} %."]
+        reasons += [f"{enumerate_names(diverged)} diverged."] if diverged else []
+        return Answer(verdict, tuple(reasons), "none")
     if choosing and not runs:
         ended = sum(run.status != "unfinished" for run in choosing)
         told = f"Of {count(len(choosing), 'run')} begun for that, {ended} ended."
@@ -211,7 +227,8 @@ def _evidence_sentence(analysis: Analysis, best: Contender) -> str:
     tied = [name for name, contrast in rivals.items() if not analysis.wins(contrast)]
     seeds = count(min(rivals[name].difference.interval.count for name in tied or rivals), "seed")
     if not tied:
-        others = "every other method" if len(rivals) > 1 else next(iter(rivals))
+        every = "every other method that has a result" if _without_result(analysis) else "every other method"
+        others = every if len(rivals) > 1 else next(iter(rivals))
         return f"The evidence is enough: {seeds} tell {best.name} from {others}."
     vanilla = analysis.comparison.baseline("vanilla")
     rival = vanilla.name if vanilla and vanilla.name in tied else tied[0]

@@ -110,7 +110,8 @@ class Comparison:
     @property
     def tasks_alike(self) -> bool:
         """Whether all tasks are equally hard."""
-        return all(streams.stream_class(run.config.stream.name).alike for run in self.runs)
+        used = {run.config.stream.name for run in self.runs}
+        return used <= set(streams.names()) and all(streams.stream_class(name).alike for name in used)
 
     def baseline(self, role: Role) -> Contender | None:
         """The contender in this role, the first if there are several."""
@@ -151,10 +152,13 @@ class _Question:
     folders: dict[Path, None] = field(default_factory=dict)
     broken: list[Broken] = field(default_factory=list)
     states: _States = field(default_factory=dict)
+    settings: dict[str, list[Any]] = field(default_factory=dict)
 
-    def is_of(self, states: _States) -> bool:
-        """Whether runs of these states may be compared with those that are here."""
-        return all(self.states.get(key, digests) == digests for key, digests in states.items())
+    def is_of(self, states: _States, settings: dict[str, list[Any]]) -> bool:
+        """Whether runs of these states, with these settings by label, may be compared with those that are here."""
+        return all(self.states.get(key, digests) == digests for key, digests in states.items()) and all(
+            self.settings.get(label, own) == own for label, own in settings.items()
+        )
 
     def add(self, run: Run, *, asked: bool) -> None:
         """Take what is finite of a run, or leave it if there is a better one of the same variant and seed.
@@ -174,7 +178,7 @@ class _Question:
 
 
 _Questions = dict[str, list[_Question]]
-"""By what is asked; several of one kind where data or network were changed between folders."""
+"""By what is asked; several of one kind where data, network or settings were changed between folders."""
 
 _PROGRESS: dict[Status, int] = {"unfinished": 0, "failed": 1, "diverged": 2, "finished": 2}
 """How far a run came: a failed one may finish at another attempt."""
@@ -183,9 +187,9 @@ _PROGRESS: dict[Status, int] = {"unfinished": 0, "failed": 1, "diverged": 2, "fi
 def read_folders(folders: Sequence[Path]) -> list[Comparison]:
     """Read the experiments in folders and bring together what belongs together.
 
-    Runs of one recipe are one comparison, wherever they lie, unless data or network were changed between one folder
-    and another; runs that the folder's recipe does not account for (it was changed since) are compared with those of
-    the same data, model, stream and training.
+    Runs of one recipe are one comparison, wherever they lie, unless data, network or a method's own settings were
+    changed between one folder and another; runs that the folder's recipe does not account for (it was changed since)
+    are compared with those of the same data, model, stream and training.
 
     Args:
         folders: Experiments' folders.
@@ -277,7 +281,7 @@ def _read_recipe(folder: Path) -> tuple[_Asked | None, list[Broken]]:
     if not path.exists():
         return None, []
     try:
-        values = load_recipe_values(folder)
+        values = {"title": "", "source": "", "choices": []} | load_recipe_values(folder)
         recipe = _construct(values)
         for entry in recipe.methods:
             recipe.config(entry, (), 0, "result")
@@ -299,6 +303,7 @@ def _construct(values: dict[str, Any]) -> Recipe:
         | {
             "training": read_settings(values["training"]),
             "methods": tuple(entries),
+            "seeds": tuple(values["seeds"]),
             "selection": Selection.model_construct(**values["selection"]),
             "measures": tuple(values["measures"]),
         }
@@ -309,9 +314,11 @@ def _read_selection(folder: Path, asked: _Asked | None) -> tuple[dict[str, Any],
     """Read which settings were chosen, as far as the recipe still leaves that choice."""
     try:
         selection = load_selection(folder)
-        chosen = {label: report["chosen"] for label, report in selection["labels"].items()} if selection else {}
+        if not selection:
+            return {}, []
+        chosen = {label: report["chosen"] for label, report in selection["labels"].items()}
         if asked is not None:
-            choices = {entry.label: entry.variants() for entry in asked.recipe.methods}
+            choices = {entry.label: entry.variants() for entry in asked.recipe.methods if entry.label in chosen}
             offered = {
                 label: {describe(parts) for parts in variants}
                 for label, variants in choices.items()
@@ -340,14 +347,16 @@ def _sort_in(folder: Path, runs: Iterable[Run], asked: _Asked | None, questions:
         for run, wanted in members:
             question.add(run, asked=wanted)
         states = _find_states(run for run in question.runs if run.status in FINAL)
+        settings = {run.config.label: [*_setting(run), run.config.fresh] for run, _ in members}
         alike = questions.setdefault(key, [])
-        same = next((other for other in alike if other.is_of(states)), None)
+        same = next((other for other in alike if other.is_of(states, settings)), None)
         if same is None:
             alike.append(same := question)
         else:
             for run, wanted in members:
                 same.add(run, asked=wanted)
         same.states |= states
+        same.settings |= settings
         same.folders[folder] = None
         found.append(same)
     return found
@@ -407,7 +416,7 @@ def _describe(run: Run) -> str:
 
 def _compare_all(questions: _Questions) -> list[Comparison]:
     for alike in questions.values():
-        for question in alike if len(alike) > 1 else ():  # Data or network changed between the folders.
+        for question in alike if len(alike) > 1 else ():  # Something was changed between the folders.
             question.title += f" ({', '.join(map(str, question.folders))})"
     return [_compare(question) for alike in questions.values() for question in alike]
 
@@ -429,7 +438,11 @@ def _compare(question: _Question) -> Comparison:
     for label, found in settings_of.items():
         if len(found) > 1:  # Nothing was chosen (yet): all of them are contenders, and all were tried.
             trials += [run for settings in found for run in variants[label, settings]]
-    vanilla = _find_vanilla({label: members[0] for (label, _), members in variants.items()})
+    configs = [members[0].config for members in variants.values()]
+    entries = (question.recipe or {}).get("methods", [])
+    plain = dict.fromkeys(config.label for config in configs if not config.methods and not config.fresh)
+    plain |= dict.fromkeys(entry["label"] for entry in entries if not entry["parts"] and not entry["fresh"])
+    vanilla = _find_vanilla(list(plain))
     rank = {label: place for place, label in enumerate(question.order)}
     contenders = [
         Contender(
@@ -463,12 +476,11 @@ def _compare(question: _Question) -> Comparison:
 _ROLES: tuple[Role, ...] = ("vanilla", "fresh", "method")
 
 
-def _find_vanilla(runs: dict[str, Run]) -> str | None:
-    """Return the label of plain training: "vanilla", or the only entry without a method.
+def _find_vanilla(plain: list[str]) -> str | None:
+    """Return the label of plain training among those without a method: "vanilla", or the only one.
 
     A recipe may compare networks instead of methods; then none of them is doing nothing.
     """
-    plain = [label for label, run in runs.items() if not run.config.methods and not run.config.fresh]
     if "vanilla" in plain:
         return "vanilla"
     return plain[0] if len(plain) == 1 else None

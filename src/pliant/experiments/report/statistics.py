@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
-from statsmodels.stats.power import TTestPower
 
 Floats = NDArray[np.float64]
 
@@ -238,8 +237,12 @@ def seeds_needed(gap: Difference, comparisons: int) -> int | None:
     if gap.scatter == 0:
         return next(seeds for seeds in range(2, MANY_SEEDS + 1) if 2 * 0.5**seeds < level)
     effect = abs(gap.interval.mean) / gap.scatter
-    power = TTestPower().power
-    return next((seeds for seeds in range(2, MANY_SEEDS + 1) if power(effect, seeds, level) >= POWER), None)
+    return next((seeds for seeds in range(2, MANY_SEEDS + 1) if _power(effect, seeds, level) >= POWER), None)
+
+
+def _power(effect: float, seeds: int, level: float) -> float:
+    """Return the power of Student's paired test, by F's distribution: that of t is not defined for large effects."""
+    return float(stats.ncf.sf(stats.t.isf(level / 2, seeds - 1) ** 2, 1, seeds - 1, seeds * effect**2))
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
