@@ -142,6 +142,23 @@ def test_what_is_no_homogeneous_chain_is_refused() -> None:
         balancedness(nn.Sequential(shared, nn.ReLU(), shared), Batch.of(zoo.batch("mlp")))
 
 
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_network_with_shortcuts_is_no_chain(inner: bool) -> None:
+    """Its layers could be scaled alike without a change of the function, but not each on its own."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(12, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.relu(self.a(x))
+            return self.c(h + (self.b(h) if inner else torch.relu(self.b(h))))
+
+    with pytest.raises(ValueError, match="homogeneous activations"):
+        balancedness(Residual(), Batch.of(zoo.batch("mlp")))
+
+
 def test_a_balanced_network_must_be_homogeneous_all_the_same() -> None:
     tanh = nn.Sequential(nn.Linear(1, 1), nn.Tanh(), nn.Linear(1, 1))
     for parameter in tanh.parameters():

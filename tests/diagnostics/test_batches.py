@@ -97,6 +97,12 @@ def test_inputs_take_the_models_precision() -> None:
     assert Batch.of(X).on(nn.ReLU()).args[0] is X
 
 
+def test_inputs_stay_in_a_precision_that_the_model_has() -> None:
+    model = nn.Sequential(nn.Linear(3, 2).bfloat16(), nn.Linear(2, 2))
+    for dtype, becomes in ((torch.float32, torch.float32), (torch.float64, torch.bfloat16)):
+        assert Batch.of(X.to(dtype)).on(model).args[0].dtype == becomes
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_a_samples_loss_is_that_of_the_sample_alone(reduction: str) -> None:
     output, batch = torch.randn(5, 7), Batch.of((X, Y))

@@ -21,6 +21,21 @@ def assert_equal(ours: Tensor, gradients: Tensor) -> None:
     assert float(((ours - theirs).abs() / (scale[:, None] * scale)).max()) < 1e-13
 
 
+def test_samples_are_checked_in_the_precision_of_the_weights() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(64, 32), nn.Linear(32, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.relu(self.a(x))).float()
+
+    for seed in range(10):
+        torch.manual_seed(seed)
+        batch = Batch.of((torch.randn(64, 64).bfloat16(), torch.randint(0, 10, (64,))))
+        assert not gradient_gram(Net().bfloat16(), batch, cross_entropy).one_by_one
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_kind_of_layer_matches_single_samples(name: str) -> None:
     model, batch, loss_fn = network(name)

@@ -10,7 +10,6 @@ from pliant.diagnostics.spectra import (
     as_matrix,
     condition_number,
     effective_rank,
-    participation_ratio,
     singular_values,
     srank,
     stable_rank,
@@ -27,7 +26,6 @@ def test_orthogonal_matrix_has_full_rank_by_every_definition() -> None:
     sigma = singular_values(3 * orthogonal(20, 20))
     assert effective_rank(sigma) == pytest.approx(20)
     assert stable_rank(sigma) == pytest.approx(20)
-    assert participation_ratio(sigma) == pytest.approx(20)
     assert condition_number(sigma) == pytest.approx(1)
     assert srank(sigma) == 20
 
@@ -36,7 +34,6 @@ def test_rank_one_matrix_has_rank_one_by_every_definition() -> None:
     sigma = singular_values(torch.outer(torch.randn(7).double(), torch.randn(5).double()))
     assert effective_rank(sigma) == pytest.approx(1)
     assert stable_rank(sigma) == pytest.approx(1)
-    assert participation_ratio(sigma) == pytest.approx(1)
     assert srank(sigma) == 1
     assert condition_number(sigma) > 1e14
     single = torch.outer(torch.randn(7), torch.randn(5))
@@ -50,7 +47,6 @@ def test_diagonal_matrix_by_hand() -> None:
     shares = [0.5, 0.25, 0.125, 0.125]
     assert effective_rank(sigma) == pytest.approx(math.exp(-sum(p * math.log(p) for p in shares)))
     assert stable_rank(sigma) == pytest.approx(22 / 16)
-    assert participation_ratio(sigma) == pytest.approx(22**2 / (256 + 16 + 1 + 1))
     assert condition_number(sigma) == pytest.approx(4)
     assert [srank(sigma, delta) for delta in (0.5, 0.49, 0.25, 0.125, 0.1, 0.0)] == [1, 2, 2, 3, 4, 4]
 
@@ -62,17 +58,15 @@ def test_srank_of_many_equal_values_is_the_tie_that_rounding_would_break() -> No
 
 def test_zero_matrix_has_no_rank_and_no_condition() -> None:
     sigma = singular_values(torch.zeros(3, 4))
-    assert (effective_rank(sigma), srank(sigma), stable_rank(sigma), participation_ratio(sigma)) == (0, 0, 0, 0)
+    assert (effective_rank(sigma), srank(sigma), stable_rank(sigma)) == (0, 0, 0)
     assert condition_number(sigma) == math.inf
 
 
 @given(spectra, st.floats(1e-3, 1e3))
 def test_ranks_do_not_depend_on_scale_and_lie_between_one_and_all(sigma: Tensor, scale: float) -> None:
-    for rank in (effective_rank, stable_rank, participation_ratio):
+    for rank in (effective_rank, stable_rank):
         assert 1 - 1e-9 <= rank(sigma) <= len(sigma) + 1e-9
         assert rank(scale * sigma) == pytest.approx(rank(sigma), rel=1e-9)
-    # Rényi entropies fall with their order: of the shares of σ² that these two summarise, order 2 and order ∞.
-    assert stable_rank(sigma) <= participation_ratio(sigma) + 1e-9
 
 
 @given(spectra, st.floats(0, 0.9))

@@ -66,6 +66,8 @@ def test_layer_balance_follows_the_definition() -> None:
     assert table[0][2] == pytest.approx(abs(1 / 2 - 4 / 1))
     assert table[1][2] == pytest.approx(abs(1 / 6 - 4 / 2))
     assert table[2][1] == table[1][2]
+    alike = weights.layer_balance([2.0, 1.0], [1.0, 1.0])
+    assert alike[0][1] == alike[1][0] == 0.5
     assert [table[k][k] for k in range(3)] == [0, 0, 0]
     assert weights.layer_balance([0.0, 1.0], [0.0, 1.0])[0][1] == math.inf
 

@@ -91,6 +91,32 @@ def test_alpha_decides_between_old_and_new_chunks_alone() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*changed none of")
+def test_a_chunk_that_does_not_reach_a_weight_pushes_it_nowhere() -> None:
+    class Switch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 1, bias=False), nn.Linear(3, 1, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(x) if x[0, 0] > 0 else self.b(x)
+
+    def apply(third: float) -> Tensor:
+        model = Switch().double()
+        with torch.no_grad():
+            model.a.weight.fill_(1.0)
+        rows = [[1.0, 0.0, 0.0], [third, 0.0, 0.0], [0.1, 1.0, 0.0]]
+        batches = [(torch.tensor([row]).double(), torch.full((1, 1), 50.0).double()) for row in rows]
+
+        def loss(output: Tensor, target: Tensor) -> Tensor:
+            # A chunk that reaches the weight with a gradient of zero is one that does not reach it.
+            return ((output - target) ** 2).mean() * (0.0 if float(output) == 1.25 else 1.0)
+
+        DASH(model, lam=0.01, alpha=0.3, accumulate="batch").apply(batches=batches, loss_fn=loss)
+        return model.a.weight.detach()
+
+    torch.testing.assert_close(apply(-1.0), apply(1.25))
+
+
 def test_lam_one_changes_nothing() -> None:
     model = zoo.build("cnn_bn")
     before = snapshot(model)

@@ -7,7 +7,7 @@ from torch.optim import Adam
 
 from pliant import Layerwise
 from pliant.graph.layers import called_layers
-from pliant.methods.layerwise import called_blocks
+from pliant.methods.layerwise import called_blocks, rescale_to_norm_
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
 
@@ -61,6 +61,14 @@ def test_drawn_anew_from_the_initial_distribution_and_with_new_statistics() -> N
     assert int(model[5].num_batches_tracked) == 0
     assert int(model[1].num_batches_tracked) == 6  # the first block is kept, with its statistics
     assert not torch.equal(model[1].running_mean, torch.zeros(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_of_half_precision_are_taken_in_single(dtype: torch.dtype) -> None:
+    weight = (3.3 * torch.randn(300, 300)).to(dtype)
+    wanted = torch.randn(300, 300).norm()
+    rescale_to_norm_(weight, wanted)
+    assert float(weight.float().norm() / wanted) == pytest.approx(1, abs=1e-3)
 
 
 def test_the_head_is_drawn_anew_at_every_stage() -> None:

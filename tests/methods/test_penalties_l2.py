@@ -143,6 +143,20 @@ def test_receipt_tells_value_and_gradient_norm() -> None:
     assert penalty.receipt.details["gradient_norm"] == pytest.approx(0.1 * squares**0.5, rel=1e-6)
 
 
+def test_receipt_counts_both_parts_of_complex_numbers() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor([3 + 4j, 1j]))
+
+    model = Model()
+    penalty = L2(model, lam=1.0).attach(SGD(model.parameters(), lr=0.0))
+    model.weight.grad = torch.zeros_like(model.weight)
+    penalty.step()
+    assert penalty.receipt is not None
+    assert penalty.receipt.details["gradient_norm"] == pytest.approx(26**0.5)
+
+
 def test_sparse_gradients_are_an_error_that_names_the_parameter() -> None:
     model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
     optimizer = SGD(model.parameters(), lr=0.1)

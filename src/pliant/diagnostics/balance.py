@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from pliant.checking import check_number
 from pliant.diagnostics.batches import Batch
 from pliant.graph.layers import WEIGHT_LAYERS, call_with, called_layers, eval_mode
+from pliant.seeding import generator
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def balancedness(model: nn.Module, batch: Batch, p: float = 2.0, q: float = 2.0)
     example = batch.kwargs or batch.args
     with eval_mode(twin), torch.no_grad():
         before = _floats(call_with(twin, example))
-        _double_and_halve([twin.get_submodule(name) for name in names])
+        _scale_units([twin.get_submodule(name) for name in names])
         after = _floats(call_with(twin, example))
     if not before or not all(torch.isfinite(output).all() for output in before):
         raise ValueError("balancedness is proved on the outputs, which must be tensors of finite numbers on the batch")
@@ -211,11 +212,15 @@ def _without_lone_units(powers: list[Tensor], fans: list[int]) -> list[Tensor]:
             return powers
 
 
-def _double_and_halve(layers: list[nn.Module]) -> None:
-    """Double every other hidden unit and halve the rest, in place: powers of two round nothing, in any precision."""
-    for layer, following in pairwise(layers):
+def _scale_units(layers: list[nn.Module]) -> None:
+    """Scale every hidden unit by a power of two, in place, which rounds nothing in any precision.
+
+    The powers are drawn for each layer, so that a sum of two layers' units, as around a shortcut, does not stay one.
+    """
+    for place, (layer, following) in enumerate(pairwise(layers)):
         weight, bias = layer.get_parameter("weight"), getattr(layer, "bias", None)
-        scale = weight.new_tensor([2.0, 0.5]).repeat(len(weight))[: len(weight)]
+        drawn = torch.randint(4, (len(weight),), generator=generator("balancedness", place))
+        scale = weight.new_tensor([0.25, 0.5, 2.0, 4.0])[drawn.to(weight.device)]
         weight.mul_(scale.reshape(-1, *[1] * (weight.ndim - 1)))
         if bias is not None:
             bias.mul_(scale)

@@ -91,16 +91,17 @@ class Batch:
         return Batch(args, kwargs, target, size)
 
     def on(self, model: nn.Module) -> "Batch":
-        """Return the batch on the model's device, floating-point inputs in the precision of its parameters."""
+        """Return the batch on the model's device, floating-point inputs in a precision of its parameters."""
         parameter = next(model.parameters(), None)
         if parameter is None:
             return self
+        held = {each.dtype for each in model.parameters()}
 
         def move(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
             # Two floating types of different width do not multiply; a target keeps its own, as the loss may want it.
-            cast = leaf.is_floating_point() and parameter.is_floating_point()
+            cast = leaf.is_floating_point() and parameter.is_floating_point() and leaf.dtype not in held
             return _ordinary(leaf.to(parameter.device, parameter.dtype if cast else None))
 
         args, kwargs = tree_map(move, (self.args, self.kwargs))

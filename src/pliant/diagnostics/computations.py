@@ -270,6 +270,9 @@ def error(probe: Probe) -> float:
 def hessian_exact_rank(probe: Probe) -> float:
     """Return the share of directions that the Hessian itself has."""
     matrix = curvature.hessian(probe.model, probe.batch, probe.loss_fn)
+    off = float((matrix - matrix.T).norm() / matrix.norm())
+    if off > curvature.symmetry_limit(probe.model):
+        raise ValueError(f"the Hessian is not symmetric (by {off:.2g} of it): a second derivative in it is wrong")
     return curvature.relative_rank(matrix, len(matrix))
 
 

@@ -4,11 +4,13 @@ All are d × d for d learnable parameters, and are or approximate the Hessian of
 
 - `hessian`: itself;
 - `gauss_newton`: mean JᵀH_zJ, J the Jacobian of a sample's output, H_z the Hessian of its loss by the output;
-- `fisher`: mean ggᵀ with labels drawn from the network's own predictions (Curvature C.2 draws one a sample);
-- `empirical_fisher`: mean ggᵀ with the true labels: the approximation whose rank `gradients.hessian_rank` measures.
+- `fisher`: mean ggᵀ with labels drawn from the network's own predictions (Curvature C.2 draws one a sample).
 
-With softmax and cross-entropy, the expectation of `fisher` is `gauss_newton`.
+The mean of ggᵀ with the true labels, the empirical Fisher, is the approximation whose rank `gradients.hessian_rank`
+measures, without the matrix. With softmax and cross-entropy, the expectation of `fisher` is `gauss_newton`.
 """
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,7 @@ from pliant.diagnostics.differentiation import derivatives, learnable
 from pliant.diagnostics.lanczos import twice_differentiable
 from pliant.diagnostics.spectra import srank
 from pliant.eigen import eigvalsh
+from pliant.precision import widen, without_autocast
 
 MOST_PARAMETERS = 20_000
 """Above this a d × d matrix is too big to be meant."""
@@ -38,26 +41,6 @@ def hessian(model: nn.Module, batch: Batch, loss_fn: LossFn) -> Tensor:
         total = summed_loss(loss_fn, batch.forward(model), batch).total
         first = derivatives(total / batch.size, parameters, create_graph=True)
         return _jacobian(torch.cat([g.flatten() for g in first]), parameters)
-
-
-def sample_gradients(model: nn.Module, batch: Batch, loss_fn: LossFn) -> Tensor:
-    """Return Gᵀ, a sample's gradient in each row, [samples, d].
-
-    Raises:
-        ValueError: If the model has no or more than `MOST_PARAMETERS` learnable parameters.
-    """
-    with torch.enable_grad():
-        return _jacobian(sample_losses(loss_fn, batch.forward(model), batch), _parameters(model))
-
-
-def empirical_fisher(model: nn.Module, batch: Batch, loss_fn: LossFn) -> Tensor:
-    """Return the mean of g_i g_iᵀ over samples, [d, d].
-
-    Raises:
-        ValueError: If the model has no or more than `MOST_PARAMETERS` learnable parameters.
-    """
-    gradients = sample_gradients(model, batch, loss_fn)
-    return gradients.T @ gradients / batch.size
 
 
 def fisher(model: nn.Module, batch: Batch, draws: int = 1, seed: int = 0) -> Tensor:
@@ -81,11 +64,17 @@ def fisher(model: nn.Module, batch: Batch, draws: int = 1, seed: int = 0) -> Ten
         if not torch.isfinite(probabilities).all():
             raise ValueError("labels cannot be drawn from the model's outputs: they are NaN or infinite")
         labels = torch.multinomial(probabilities, draws, True, generator=torch.Generator().manual_seed(seed))
-        total = torch.zeros(_size(parameters), _size(parameters), dtype=logits.dtype, device=logits.device)
-        for drawn in labels.to(logits.device).unbind(1):
-            gradients = _jacobian(cross_entropy(logits, drawn, reduction="none"), parameters)
-            total.addmm_(gradients.T, gradients)
-    return total / labels.numel()
+        losses = [cross_entropy(logits, drawn, reduction="none") for drawn in labels.to(logits.device).unbind(1)]
+        return _sum_of_products(_jacobian(each, parameters) for each in losses).div_(labels.numel())
+
+
+@without_autocast
+def _sum_of_products(parts: Iterator[Tensor]) -> Tensor:
+    first = next(parts)
+    total = first.T @ first
+    for part in parts:
+        total.addmm_(part.T, part)
+    return total
 
 
 def gauss_newton(model: nn.Module, batch: Batch, loss_fn: LossFn) -> Tensor:
@@ -109,7 +98,25 @@ def gauss_newton(model: nn.Module, batch: Batch, loss_fn: LossFn) -> Tensor:
         # Samples do not meet in the loss, so that a sum over them keeps their second derivatives apart.
         entries = first.flatten(1).unbind(1)
         curvature = torch.stack([_derivative(entry.sum(), z).flatten(1) for entry in entries], 1)
-    return torch.einsum("mad,mab,mbe->de", jacobian, curvature, jacobian) / batch.size
+    return _sandwich(jacobian, curvature.to(jacobian.dtype)) / batch.size
+
+
+@without_autocast
+def _sandwich(jacobian: Tensor, curvature: Tensor) -> Tensor:
+    return torch.einsum("mad,mab,mbe->de", jacobian, curvature, jacobian)
+
+
+def symmetry_limit(model: nn.Module) -> float:
+    """Return by how much of it a Hessian may be off symmetry before a second derivative in it must be wrong.
+
+    Example:
+        >>> symmetry_limit(nn.Linear(2, 1)), symmetry_limit(nn.Linear(2, 1).bfloat16())
+        (0.001, 0.0078125)
+    """
+    used = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    for device in {parameter.device.type for parameter in model.parameters()}:
+        used |= {torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else set()
+    return max([1e-3, *(torch.finfo(dtype).eps for dtype in used)])
 
 
 def relative_rank(matrix: Tensor, most: int, delta: float = 0.01) -> float:
@@ -145,15 +152,16 @@ def _size(parameters: list[nn.Parameter]) -> int:
 def _jacobian(values: Tensor, parameters: list[nn.Parameter]) -> Tensor:
     """Return the derivatives of a vector by all parameters, a row an entry, without its graph."""
     if not values.requires_grad:
-        return values.new_zeros(len(values), _size(parameters))
+        return widen(values.new_zeros(len(values), _size(parameters)))
     rows = []
     for part in torch.split(torch.eye(len(values), dtype=values.dtype, device=values.device), _ROWS):
         found = torch.autograd.grad(
             values, parameters, part, retain_graph=True, allow_unused=True, is_grads_batched=True
         )
         pairs = zip(found, parameters, strict=True)
-        rows.append(torch.cat([(p.new_zeros(len(part), *p.shape) if g is None else g).flatten(1) for g, p in pairs], 1))
-    return torch.cat(rows).detach()
+        parts = [p.new_zeros(len(part), *p.shape) if g is None else g for g, p in pairs]
+        rows.append(torch.cat([each.reshape(len(part), -1) for each in parts], 1))
+    return widen(torch.cat(rows).detach())
 
 
 def _derivative(value: Tensor, by: Tensor) -> Tensor:

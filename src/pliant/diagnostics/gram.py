@@ -128,7 +128,7 @@ class _Check:
             losses = sample_losses(loss_fn, output, few)[:2]
             gradients = [_gradients(loss, parameters, keep=True) for loss in losses]
         self._losses = losses.detach()
-        self._tolerance = 3 * torch.finfo(losses.dtype).eps ** 0.5
+        self._tolerance = 3 * max(torch.finfo(t.dtype).eps for t in (losses, *parameters.values())) ** 0.5
         # ⟨g_a, g_b⟩ of the two samples for each parameter, [2, 2].
         self._products = {name: torch.stack([g[name].flatten().double() for g in gradients]) for name in parameters}
         self._products = {name: two @ two.T for name, two in self._products.items()}

@@ -71,6 +71,7 @@ def lanczos(
     diagonal: list[float] = []
     beside: list[float] = []
     asymmetry = 0.0
+    last: Tensor | None = None
     largest: list[float] = []
     while True:
         product = multiply(current)
@@ -78,8 +79,9 @@ def lanczos(
             raise ValueError("a product of the Hessian with a vector must be finite, got NaN or inf")
         current, before = current.to(product.device), before.to(product.device)
         beta = beside[-1] if beside else 0.0
-        # The same entry of a symmetric matrix from both sides.
-        asymmetry = max(asymmetry, abs(float(before @ product) - beta))
+        if last is not None:  # The same entry of a symmetric matrix from both sides.
+            asymmetry = max(asymmetry, abs(float(before @ product) - float(current @ last)))
+        last = product
         diagonal.append(float(current @ product))
         rest = product - diagonal[-1] * current - beta * before
         beta = float(rest.norm())

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
+from pliant.diagnostics import curvature
 from pliant.diagnostics.batches import Batch
 from pliant.diagnostics.layers import hooked
 from pliant.diagnostics.probe import Probe, Statistics
@@ -78,7 +79,7 @@ def on_probe(probe: Probe, loss: str = "") -> Notes:
             notes[f"sharpness{of}"] = (
                 f"sharpness{of} is right only to ±{ends.residual:.2g} after {ends.iterations} products"
             )
-        if ends.asymmetry > 1e-3:
+        if ends.asymmetry > curvature.symmetry_limit(probe.model):
             notes[f"asymmetry{of}"] = (
                 f"sharpness{of} is doubtful: the Hessian is not symmetric (by {ends.asymmetry:.2g} of it), so that a "
                 "second derivative in it is wrong"

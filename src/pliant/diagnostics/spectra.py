@@ -8,7 +8,6 @@ The field calls several different things "effective rank". Each has its own name
 - `srank`: how many singular values carry 1 − δ of their sum (Kumar 2021; Curvature §4, FIRE thm. 3). Curvature asks
   for *more* than 99 %, FIRE for *at least* that; they differ only on exact ties, and this is the latter.
 - `stable_rank`: ‖A‖²_F / σ₁².
-- `participation_ratio`: (Σσ²)² / Σσ⁴.
 
 All take the singular values, so that one decomposition serves them all; `singular_values` gives them.
 """
@@ -109,21 +108,6 @@ def stable_rank(sigma: Tensor) -> float:
     sigma = sigma.double()
     top = sigma.max()
     return float(((sigma / top) ** 2).sum()) if top != 0 else 0.0
-
-
-def participation_ratio(sigma: Tensor) -> float:
-    """Return (Σσ²)² / Σσ⁴, between 1 and the number of values; 0 for a zero matrix.
-
-    Example:
-        >>> participation_ratio(torch.tensor([1.0, 1.0, 0.0]))
-        2.0
-    """
-    sigma = sigma.double()
-    top = sigma.max()
-    if top == 0:
-        return 0.0
-    square = (sigma / top) ** 2
-    return float(square.sum() ** 2 / (square**2).sum())
 
 
 def condition_number(sigma: Tensor) -> float:

@@ -114,7 +114,7 @@ def layer_balance(norms: Sequence[float], initial: Sequence[float]) -> list[list
         raise ValueError(f"norms and initial must be equally many, got {len(norms)} and {len(initial)}")
 
     def balance(a: int, b: int) -> float:
-        small, large = (a, b) if initial[a] <= initial[b] else (b, a)
+        small, large = sorted((a, b), key=lambda layer: (initial[layer], layer))
         if norms[small] == 0 or initial[small] == 0:
             return math.inf
         return abs(norms[large] / norms[small] - initial[large] / initial[small])

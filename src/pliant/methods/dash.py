@@ -116,8 +116,10 @@ class DASH(Reinitializer):
             for gradients in self._chunks(batches, loss_fn):
                 chunks += 1
                 reached |= gradients.keys()
-                for name, gradient in gradients.items():
-                    average[name].mul_(1 - self.alpha).sub_(gradient, alpha=self.alpha)
+                for name, mean in average.items():
+                    mean.mul_(1 - self.alpha)
+                    if name in gradients:
+                        mean.sub_(gradients[name], alpha=self.alpha)
         if chunks == 0:
             raise ValueError("batches: empty; dash needs the new data to see where it pushes the weights")
         if not reached:

@@ -22,6 +22,7 @@ from pliant.methods.naming import check_modules
 from pliant.methods.redraw import Init, bare_modules, check_redrawable, redraw_, seeded
 from pliant.methods.reinitializer import OptimizerState, Reinitializer
 from pliant.methods.roles import role_of
+from pliant.precision import widen
 
 
 def rescale_to_norm_(weight: Tensor, norm: Tensor) -> None:
@@ -37,7 +38,7 @@ def rescale_to_norm_(weight: Tensor, norm: Tensor) -> None:
         >>> weight
         tensor([[6., 8.]])
     """
-    factor = norm / weight.norm()
+    factor = norm / widen(weight).norm()
     weight.mul_(torch.where((factor > 0) & factor.isfinite(), factor, 1))
 
 
@@ -90,7 +91,7 @@ class Layerwise(Reinitializer):
         self.init = init
         self.seed = check_seed(seed)
         self.norms = {
-            name: p.detach().norm() for name, p in self.parameters.items() if role_of(model, name, p) == "matrix"
+            name: widen(p.detach()).norm() for name, p in self.parameters.items() if role_of(model, name, p) == "matrix"
         }
         self.stage = 0
 

@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pliant.methods.attachment import ascending_names, closure_of, found_inf_of, with_closure
 from pliant.methods.base import Kind, Method, Receipt
+from pliant.precision import widen
 from pliant.step_hooks import before_step
 
 
@@ -65,7 +66,7 @@ class Penalty(Method):
         gradients = {name: torch.zeros_like(self.parameters[name]) for name in served}
         with torch.no_grad():
             self._add_to(gradients, None)
-            norms = torch.stack([g.float().norm() for g in gradients.values()])
+            norms = torch.stack([widen(g).norm().float() for g in gradients.values()])
             value = float(self.value(served))
         details = {"value": value, "gradient_norm": float(norms.norm()), "steps": sum(self.steps.values())}
         penalised = [self.parameters[name].numel() for name in served if name in self.strengths]
