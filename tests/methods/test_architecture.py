@@ -268,3 +268,26 @@ def test_dropout_is_not_taken_for_an_activation(training: bool) -> None:
     method = LayerNormInsertion(model.train(training), torch.zeros(1, 4))
     assert [name for name, _ in model.named_parameters() if "0" in name.split(".")[1:]] == ["2.0.weight", "2.0.bias"]
     assert method.skipped["3"] == "no activation follows it"
+
+
+class ReadTwice(nn.Module):
+    """Units that are read behind their ReLU, and before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.relu, self.b, self.c = nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.last, self.out = nn.ReLU(), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.a(x)
+        return self.out(self.last(self.b(self.relu(h)))), self.c(h)
+
+
+def test_units_that_are_read_before_their_relu_are_left_alone() -> None:
+    model, x = ReadTwice(), torch.randn(4, 8)
+    before = [output.detach() for output in model(x)]
+    made = CReLUConversion(model, x)
+    assert made.skipped["a"] == "c reads it before its ReLU"
+    assert isinstance(model.last, CReLU)
+    for output, old in zip(model(x), before, strict=True):
+        torch.testing.assert_close(output, old)

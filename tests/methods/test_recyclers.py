@@ -14,7 +14,7 @@ from pliant.methods.recycler import SumByUnit, sum_except
 from pliant.methods.redraw import draw_fresh, seeded
 from pliant.models import create
 from tests import zoo
-from tests.loops import snapshot, training_step
+from tests.loops import snapshot, train, training_step
 from tests.reference import recycling as reference
 from tests.reference.recycling import Wire
 
@@ -480,3 +480,16 @@ def test_a_layer_without_inputs_makes_no_units() -> None:
     for _ in range(2):
         training_step(model, optimizer, (x, y))
     assert len(cbp.receipt.details["units"]["body"]) == 4
+
+
+def test_nothing_is_said_to_be_cleared_where_nothing_was_renewed() -> None:
+    model = zoo.build("mlp")
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    redo = ReDo(model, zoo.batch("mlp")[0], tau=0.0, every=2)
+    redo.attach(optimizer)
+    with torch.no_grad():
+        model[0].bias.fill_(5.0)  # so that no unit is dormant
+        model[2].bias.fill_(5.0)
+    train(model, optimizer, "mlp", range(2))
+    assert redo.receipt is not None
+    assert (redo.receipt.entries, redo.receipt.details["optimizer_tensors_cleared"]) == (0, 0)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pliant.checking import check_choice
 from pliant.graph.check import check_system, drift, run_graph
 from pliant.graph.explain import explain
-from pliant.graph.export import ModelGraph, export_graph
+from pliant.graph.export import ModelGraph, check_runs, export_graph
 from pliant.graph.forms import Form, System
 from pliant.graph.layers import Example
 from pliant.graph.plan import Block, BlockTensors, ScalePlan
@@ -207,7 +207,11 @@ def analyse(
     graph = export_graph(model, example)
     system = build_system(graph, approximate=approximate, unknown=unknown, unreached=unreached, frozen=frozen)
     if check:
-        check_system(graph, system)
+        try:
+            check_system(graph, system)
+        except RuntimeError:
+            check_runs(model, example)  # torch.export takes examples of another precision than the model's
+            raise
     return ScaleGraph(graph, system, on_conflict)
 
 

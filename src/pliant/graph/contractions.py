@@ -114,8 +114,7 @@ def _einsum(walk: Walk, node: fx.Node) -> Value:
             term = term[:first] + term[first + 1 : second] + term[second + 1 :] + letter
         operands.append((tensor, term))
     if not arrow:
-        everything = "".join(term for _, term in operands)
-        right = "..." + "".join(sorted(c for c in set(everything) - set(dots) if everything.count(c) == 1))
+        right = "..." + "".join(sorted(c for c in set(left) - set(".,") if left.count(c) == 1))
     return contract(walk, node, operands, right.replace("...", dots)).expand(walk.shape(node))
 
 

@@ -42,6 +42,12 @@ _TORCH = str(Path(torch.__file__).parent)
 _WRAPPERS = ("torch.nn.parallel.distributed", "torch.distributed.")
 """Where models that train in several processes are defined."""
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
+_ALIASES = {
+    "absolute": "abs", "clip": "clamp", "concat": "cat", "concatenate": "cat", "divide": "div", "greater": "gt",
+    "greater_equal": "ge", "less": "lt", "less_equal": "le", "multiply": "mul", "negative": "neg", "not_equal": "ne",
+    "special_erf": "erf", "special_softmax": "softmax", "subtract": "sub", "true_divide": "div",
+}  # fmt: skip
+"""Names under which torch has a call a second time, with the same arguments."""
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s+(?P<code>.*)')
 
 
@@ -67,7 +73,8 @@ class ModelGraph:
         """Return the name of the op that a node calls, without namespace and overload."""
         target = node.target
         if isinstance(target, torch._ops.OpOverload):
-            return target._schema.name.removeprefix("aten::")
+            name = target._schema.name.removeprefix("aten::")
+            return _ALIASES.get(name, name)
         return getattr(target, "__name__", str(target))
 
     def argument(self, node: fx.Node, name: str) -> Any:
@@ -131,7 +138,7 @@ class ModelGraph:
         return f"{self.operator(node)} in {path or 'the model'} ({self.module_type(node)})"
 
 
-def _check_runs(model: nn.Module, example: Example) -> None:
+def check_runs(model: nn.Module, example: Example) -> None:
     """Raise a GraphError if the model cannot even be called with the example, and leave it as it was."""
     try:
         with left_as_it_was(model), torch.no_grad():
@@ -196,7 +203,7 @@ def export_graph(model: nn.Module, example: Example) -> ModelGraph:
             exported = _export(shell, (arguments, keywords))
             program = exported.run_decompositions({})
     except Exception as error:
-        _check_runs(model, example)
+        check_runs(model, example)
         first = str(error).strip().partition("\n")[0]
         raise GraphError(
             f"torch.export cannot trace {type(model).__name__}: {type(error).__name__}: {first} "
@@ -234,7 +241,7 @@ def export_graph(model: nn.Module, example: Example) -> ModelGraph:
             outputs[next(paths)] = node
         elif output.kind is OutputKind.BUFFER_MUTATION:
             mutations[names[id(_lookup(shell, output.target))]] = node
-    return ModelGraph(
+    graph = ModelGraph(
         model=model,
         graph_module=program.graph_module,
         nodes=tuple(node for node in program.graph.nodes if node.op == "call_function"),
@@ -245,6 +252,17 @@ def export_graph(model: nn.Module, example: Example) -> ModelGraph:
         outputs=outputs,
         mutations=mutations,
     )
+    for node in graph.nodes:
+        if any(isinstance(size, torch.SymInt) for part in tree_leaves(node.meta.get("val")) for size in _sizes(part)):
+            raise GraphError(
+                f"the size of {graph.describe(node)}, {graph.location(node)}, depends on the values of the data, of "
+                "which a graph knows nothing."
+            )
+    return graph
+
+
+def _sizes(value: Any) -> tuple[Any, ...]:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else (value,)
 
 
 class _Shell(nn.Module):

@@ -23,3 +23,13 @@ POOLS = (
     "_upsample_bicubic2d_aa",
 )  # fmt: skip
 """Calls that combine the entries of a channel at neighbouring places."""
+
+
+def pooled_dimensions(name: str) -> int:
+    """Return how many of the last dimensions a pooling, or an interpolation, acts on.
+
+    Example:
+        >>> pooled_dimensions("max_pool2d_with_indices"), pooled_dimensions("adaptive_avg_pool1d")
+        (2, 1)
+    """
+    return int("".join(letter for letter in name if letter.isdigit()))

@@ -12,7 +12,7 @@ from fractions import Fraction
 from torch import Tensor, fx
 
 from pliant.graph import labels as lb
-from pliant.graph.operators import POOLS
+from pliant.graph.operators import POOLS, pooled_dimensions
 from pliant.graph.walk import Value, Walk, rule
 
 APPROXIMABLE = frozenset({"gelu", "silu", "mish", "elu", "celu", "selu", "softplus", "hardswish"})
@@ -180,7 +180,7 @@ def _pool(walk: Walk, node: fx.Node) -> Value:
         walk.fix(node, walk.get(node, "grid"))
         spatial = labels.ndim - 2
     else:
-        spatial = int("".join(c for c in walk.graph.operator(node) if c.isdigit()))
+        spatial = pooled_dimensions(walk.graph.operator(node))
     merged = walk.merge(node, labels, range(-spatial, 0))
     if not isinstance(node.meta["val"], tuple | list):
         return merged.expand(walk.shape(node))
@@ -236,7 +236,7 @@ def _batch_norm(walk: Walk, node: fx.Node) -> Value:
             if statistic in walk.graph.buffers:
                 walk.meaning.statistic(walk.graph.buffers[statistic], own, node)
             else:
-                walk.fix(node, own)  # nothing that could be rescaled with the input
+                walk.join(node, walk.of(statistic), own)  # of the call before, or nothing that could be rescaled
     result = _normalised(walk, node, *[1] * (labels.ndim - 2))
     if mean is None or not isinstance(node.meta["val"], tuple | list) or len(node.meta["val"]) < 5:
         return _first(walk, node, result)

@@ -19,6 +19,7 @@ from pliant.graph.blocks import Partition, blocks_of, find_partition
 from pliant.graph.export import GraphError, ModelGraph
 from pliant.graph.forms import Form, FormTable, System, add
 from pliant.graph.plan import Block
+from pliant.graph.rules import APPROXIMABLE
 from pliant.graph.walk import Meaning, Value, Walk
 
 Kind = Literal["equal", "fixed", "frozen", "unreached"]
@@ -247,12 +248,25 @@ def _statistics(scales: _Scales) -> dict[Block, Form]:
     return statistics
 
 
+def _named_for(name: str) -> str:
+    """Return the activation that a class is named for: the longest name that it holds, relu in ReLUSquared, not elu.
+
+    Example:
+        >>> _named_for("NewGELUActivation"), _named_for("ReLUSquared"), _named_for("Gate")
+        ('gelu', 'relu', '')
+    """
+    return max((each for each in (*APPROXIMABLE, "relu") if each in name.lower()), key=len, default="")
+
+
 def _approximated(graph: ModelGraph, approximate: Collection[str]) -> dict[fx.Node, fx.Node | None]:
     """Return the activations that are to be treated as relu, each with what it reads.
 
-    An activation is a call of that name, or all calls of a module without parameters whose class is named for it
-    (GELU is written out by hand in many a model); the nodes inside such a module map to `None`.
+    An activation is a call of that name, or all calls of a module without parameters or parts whose class is named for
+    it (GELU is written out by hand in many a model); the nodes inside such a module map to `None`.
     """
+    bare = {
+        name: module for name, module in graph.model.named_modules() if not [*module.children(), *module.parameters()]
+    }
     shortcuts: dict[fx.Node, fx.Node | None] = {}
     regions: dict[str, list[fx.Node]] = {}
     for node in graph.nodes:
@@ -260,7 +274,7 @@ def _approximated(graph: ModelGraph, approximate: Collection[str]) -> dict[fx.No
             source = node.args[0]
             assert isinstance(source, fx.Node)
             shortcuts[node] = source
-        elif any(name in graph.module_type(node).lower() for name in approximate):
+        elif (path := graph.module_path(node)) in bare and _named_for(type(bare[path]).__name__) in approximate:
             regions.setdefault(graph.module_call(node), []).append(node)
     for nodes in regions.values():
         inside = set(nodes)

@@ -45,6 +45,7 @@ class Reader:
         bias: The name of its bias, None if it has none of its own.
         input_dim: The dimension of its input along which the units lie, as those slices do.
         reads_input: Whether what it multiplies by the weight is what the module is called with, a padding aside.
+        passed: The names of the calls between the units' layer and it.
     """
 
     module: str
@@ -52,6 +53,7 @@ class Reader:
     bias: str | None
     input_dim: int
     reads_input: bool
+    passed: frozenset[str]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from pliant.graph import labels as lb
 from pliant.graph.export import ModelGraph
 from pliant.graph.layers import WEIGHT_LAYERS
-from pliant.graph.operators import CONVOLUTIONS, MOVES, POOLS, RESHAPES, SPLITS
+from pliant.graph.operators import CONVOLUTIONS, MOVES, POOLS, RESHAPES, SPLITS, pooled_dimensions
 from pliant.graph.unit_parts import Norm, Passage, Reader, Slices, UnitGroup
 
 
@@ -89,6 +89,7 @@ class Tracker:
         self.drafts: list[Draft] = []
         self.opaque: dict[str, str] = {}
         self._labels: dict[fx.Node, Any] = {}
+        self._layers: set[fx.Node] = set()
         self._next = _NONE + 1
         self._uses = Counter(name for node, name in graph.parameters.items() for _ in node.users)
         self._calls = Counter((graph.module_path(node), graph.operator(node)) for node in graph.nodes)
@@ -212,6 +213,7 @@ class Tracker:
             bias=None if bias is None else Slices(self.graph.parameters[bias], 0, own),
         )
         self._next += count
+        self._layers.add(node)
         self.drafts.append(draft)
         for parameter in (weight, bias):
             self._check_parameter(draft, parameter, "it is made by")
@@ -230,8 +232,19 @@ class Tracker:
             slices = Slices(self.graph.parameters[weight], in_dim, draft.units(vector))
             name = self.graph.parameters.get(bias, "")
             own_bias = name if self._uses[name] == 1 else None
-            draft.readers.append(Reader(path, slices, own_bias, value_dim, self._is_made_outside(source, path)))
+            outside = self._is_made_outside(source, path)
+            draft.readers.append(Reader(path, slices, own_bias, value_dim, outside, self._passed(source)))
             self._check_parameter(draft, weight, "it is read by")
+
+    def _passed(self, source: fx.Node) -> frozenset[str]:
+        """Return the names of the calls that units went through from the layers that make them."""
+        passed, waiting = set(), [source]
+        while waiting:
+            node = waiting.pop()
+            if node not in self._layers and self._has_units(node):
+                passed.add(self.graph.operator(node))
+                waiting += node.all_input_nodes
+        return frozenset(passed)
 
     def _is_made_outside(self, source: fx.Node, path: str) -> bool:
         """Say whether a module has what it multiplies by its weight from elsewhere, and at most pads it itself."""
@@ -315,8 +328,10 @@ class Tracker:
 
     def _follow_pool(self, node: fx.Node) -> Any:
         labels, shape = self._of(node.args[0]), _first_shape(node)
-        spatial = range(2, labels.ndim)
-        if labels.shape[:2] != shape[:2] or not all(lb.same_along(labels, dim) for dim in spatial):
+        name = self.graph.operator(node)
+        last = len(self.graph.argument(node, "pad")) // 2 if name == "pad" else pooled_dimensions(name)
+        spatial = range(labels.ndim - last, labels.ndim)
+        if labels.shape[:-last] != shape[:-last] or not all(lb.same_along(labels, dim) for dim in spatial):
             self._flag(labels, self._reason(node))
             return None
         for dim in spatial:

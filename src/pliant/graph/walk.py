@@ -94,7 +94,8 @@ class Walk:
         self.values: dict[fx.Node, Value] = {}
         self.factors: set[str] = set()
         self.epsilons: dict[fx.Node, float] = {}
-        self._origins: dict[fx.Node, str] = {}
+        self._origins: dict[fx.Node, frozenset[str]] = {}
+        self._from_inputs: set[fx.Node] = set(graph.inputs)
 
     def run(self) -> None:
         """Visit every call."""
@@ -102,7 +103,7 @@ class Walk:
         late = (len(self.graph.nodes), 0)
         for node, name in sorted(self.graph.parameters.items(), key=lambda item: uses.get(item[0], late)):
             self.values[node] = self.meaning.parameter(name, self.graph.shape(node))
-            self._origins[node] = name
+            self._origins[node] = frozenset({name})
         for node in (*self.graph.buffers, *self.graph.constants, *self.graph.inputs):
             value = node.meta.get("val")
             if isinstance(value, Tensor):
@@ -113,6 +114,7 @@ class Walk:
             value = self._visit(node)
             _check(self.graph, node, value)
             self.values[node] = lb.tidy(value) if isinstance(value, Tensor) else value
+            self._note_origins(node)
         for node in self.graph.outputs.values():
             self.meaning.read(self.of(node))
 
@@ -125,14 +127,9 @@ class Walk:
         first = node.args[0] if node.args else None
         if name == "getitem":
             assert isinstance(first, fx.Node)
-            if first in self._origins:
-                self._origins[node] = self._origins[first]
             results = self.values[first]
             assert isinstance(results, Sequence)
             return results[int(node.args[1])]  # type: ignore[arg-type]
-        keeps = name in RELABELS or (name in ("mul", "div") and self.is_number(node.args[1]))
-        if keeps and isinstance(first, fx.Node) and first in self._origins:
-            self._origins[node] = self._origins[first]
         if name not in RELABELS:
             for source in node.all_input_nodes:
                 value = self.values.get(source)
@@ -150,6 +147,21 @@ class Walk:
             f"no rule for the scale of {self.graph.describe(node)}, {self.graph.location(node)}; analyse(…, "
             'unknown="fix") leaves what such calls read at its scale.'
         )
+
+    def _note_origins(self, node: fx.Node) -> None:
+        """Take note of the parameters that a weight is computed from, by whatever follows their scale."""
+        name, sources, first = self.graph.operator(node), node.all_input_nodes, node.args[0] if node.args else None
+        if not self._from_inputs.isdisjoint(sources):
+            self._from_inputs.add(node)
+        found = [self._origins[source] for source in sources if source in self._origins]
+        if name in RELABELS or name == "getitem":
+            found = [self._origins[first]] if isinstance(first, fx.Node) and first in self._origins else []
+        elif node in self._from_inputs or (found and self._is_one(node)):
+            found = []
+        elif name in ("add", "sub") and not all(each in self._origins for each in node.args[:2]):
+            found = []  # such as 1 + γ, which has no scale
+        if found:
+            self._origins[node] = frozenset().union(*found)
 
     def _is_one(self, node: fx.Node) -> bool:
         value, result = self.values.get(node), node.meta.get("val")
@@ -253,7 +265,7 @@ class Walk:
         """Note that parameters enter a product: that they are weights, not shifts."""
         for argument in arguments:
             if isinstance(argument, fx.Node) and argument in self._origins:
-                self.factors.add(self._origins[argument])
+                self.factors |= self._origins[argument]
 
 
 def _scaleless(constant: Tensor) -> bool:

@@ -152,7 +152,7 @@ class ContinualBackprop(Recycler):
         due = {group.name: self._pay(group.name) for group in groups}
         if not any(due.values()):
             return
-        self._moments_cleared = 0
+        self._moments_cleared.clear()
         self._chosen = {}
         with seeded(self.seed, self.draws):
             for group in groups:

@@ -112,12 +112,16 @@ class CReLUConversion(Architecture):
         if len(relus) != 1:
             return "no ReLU follows it" if not relus else "more than one ReLU follows it"
         relu = group.passages[relus[0]]
-        if not replaceable(model, relu) or relu.dim is None:
+        if not replaceable(model, relu):
             return "its ReLU is no module of its own"
+        if relu.dim is None:
+            return "its ReLU does not tell where its units lie"
         if any("norm" in passage.operator for passage in group.passages[relus[0] :]):
             return "a norm layer follows its ReLU"
         for reader in group.readers:
             module = model.get_submodule(reader.module)
+            if "relu" not in reader.passed:
+                return f"{reader.module} reads it before its ReLU"
             if not is_linear_or_convolution(module):
                 return f"it is read by {reader.module}, a {type(module).__name__}, which cannot be widened"
             if widened_places(reader.weight.units, group.count) is None:

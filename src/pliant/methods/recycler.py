@@ -9,6 +9,7 @@ with the momentum of the unit that it replaces.
 
 import warnings
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -163,7 +164,7 @@ class Recycler(Method):
         self._holders: dict[str, list[str]] = {}
         self._probes: list[RemovableHandle] = []
         self._chosen: dict[str, Tensor] | None = None
-        self._moments_cleared = 0
+        self._moments_cleared: Counter[str] = Counter()
         self._warned_of_unseen = self._looked_for_unheld = False
         self._stepped: Collection[str] = ()
         self._checked: WeakSet[Optimizer] = WeakSet()
@@ -213,7 +214,7 @@ class Recycler(Method):
         details = {
             "units": {name: chosen.nonzero().flatten().tolist() for name, chosen in renewed.items()},
             "units_so_far": {name: int(counts.sum()) for name, counts in self.renewals.items()},
-            "optimizer_tensors_cleared": self._moments_cleared,
+            "optimizer_tensors_cleared": sum(self._moments_cleared[name] for name in renewed),
             "steps": sum(self.steps.values()),
             "skipped": self.skipped,
         }
@@ -280,25 +281,25 @@ class Recycler(Method):
             incoming: The weights to make them with, shaped as the layer's weight.
         """
         group = self.groups[name]
-        self._write(group.weight, chosen, incoming)
+        self._write(name, group.weight, chosen, incoming)
         values = [(group.bias, 0.0)]
         for norm in group.norms:
             values += [(norm.weight, 1.0), (norm.bias, 0.0), (norm.running_mean, 0.0), (norm.running_var, 1.0)]
         for slices, value in values:
             if slices is not None:
-                self._write(slices, chosen, value)
+                self._write(name, slices, chosen, value)
         self.renewals[name] = self.renewals[name].to(chosen.device).add_(chosen)
 
     def _zero_outgoing(self, name: str, chosen: Tensor) -> None:
         """Let nobody read the chosen units of a layer."""
         for reader in self.groups[name].readers:
-            self._write(reader.weight, chosen, 0.0)
+            self._write(name, reader.weight, chosen, 0.0)
 
-    def _write(self, slices: Slices, chosen: Tensor, value: Tensor | float) -> None:
+    def _write(self, name: str, slices: Slices, chosen: Tensor, value: Tensor | float) -> None:
         tensor = self._tensor(slices.tensor)
         mask = slice_mask(chosen, slices.units.to(chosen.device), slices.dim, tensor.ndim)
         write_(tensor.detach(), mask, value)
-        self._moments_cleared += zero_moments_(self.optimizers, tensor, mask)
+        self._moments_cleared[name] += zero_moments_(self.optimizers, tensor, mask)
         if tensor.grad is not None and slices.tensor not in self._stepped:
             # Another optimizer has yet to step with this gradient, which is that of the unit that is gone. One that was
             # used is left alone: whoever logs it after the step finds what the step was made with.

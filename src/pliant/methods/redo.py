@@ -80,7 +80,7 @@ class ReDo(Recycler):
         return is_due(step, self.every, self.first)
 
     def _act(self, groups: Sequence[UnitGroup], seen: dict[str, Activity], step: int) -> None:
-        self._moments_cleared = 0
+        self._moments_cleared.clear()
         self._chosen = {}
         with seeded(self.seed, self.draws):
             for group in groups:

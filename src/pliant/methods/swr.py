@@ -114,6 +114,8 @@ class SWR(Rescaler):
             try:
                 self._scales = analyse(model, example, approximate=approximate, on_conflict=on_conflict)
             except GraphError as error:
+                if str(error).startswith("example:"):
+                    raise
                 ways = (
                     'order="forward" (the layers in order of their call, as a chain) and a list of layers need no graph'
                 )
