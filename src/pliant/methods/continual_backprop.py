@@ -1,13 +1,14 @@
 """Continual backprop: at every step, renew the few units that are of least use (Dohare et al. 2024).
 
 A unit's contribution is the mean of |w_out| · mean|h| over the weights that read it: each one's size times the mean
-absolute activation at its input. (A channel that is flattened has an input for each of its pixels.) Its utility is the
-moving average of that, u ← ηu + (1−η)·contribution, divided by 1 − η^age. At every step each layer owes ρ renewals for
-every unit older than the maturity threshold; fractions are carried over, and whole units are paid with the mature units
-of least utility. Their incoming weights are drawn from U(±gain·√(3/fan_in)), bias and outgoing weights become zero,
-what they contributed on average, w_out·E[h], moves into the biases of their readers, their norm layer becomes the
-identity, and the moments of all these entries are cleared. Layer by layer, as the authors go: between two units that
-are renewed at once, the weight that the later layer draws stays.
+absolute activation at its input; of several readers, at that of the first. (A channel that is flattened has an input
+for each of its pixels.) Its utility is the moving average of that, u ← ηu + (1−η)·contribution, divided by 1 − η^age.
+At every step each layer owes ρ renewals for every unit older than the maturity threshold; fractions are carried over,
+and whole units are paid with the mature units of least utility. Their incoming weights are drawn from
+U(±gain·√(3/fan_in)), bias and outgoing weights become zero, what they contributed on average, w_out·E[h], moves into
+the biases of their readers, their norm layer becomes the identity, and the moments of all these entries are cleared.
+Layer by layer, as the authors go: between two units that are renewed at once, the weight that the later layer draws
+stays.
 
 The count of mature units is kept on the host, where it can be known without asking the device, so that a step without
 a renewal needs no synchronisation.
