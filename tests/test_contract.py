@@ -5,6 +5,7 @@ import gc
 import io
 import pickle
 import tracemalloc
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -170,13 +171,15 @@ def test_a_thousand_attachments_leave_no_trace(method: str) -> None:
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
-    before = hooks_of(model, optimizer)
+    hooks = hooks_of(model, optimizer)
     tracemalloc.start()
-    start = memory_after(100)  # Python keeps freed objects in lists of a bounded length: filled here, not counted
-    growth = memory_after(1000) - start
+    # Python keeps freed objects in lists of a bounded length, and other threads are at work: what is left behind grows
+    # every time.
+    memory = [memory_after(cycles) for cycles in (100, 300, 300, 300)]
+    growth = min(after - before for before, after in pairwise(memory))
     tracemalloc.stop()
-    assert hooks_of(model, optimizer) == before
-    assert growth < 4_000, f"{growth} bytes in 1000 cycles"
+    assert hooks_of(model, optimizer) == hooks
+    assert growth < 2_000, f"{growth} bytes in 300 cycles"
 
 
 @pytest.mark.parametrize("method", NAMES)
