@@ -17,7 +17,7 @@ try:
     from pliant.diagnose_command import diagnose_command
     from pliant.experiments import archive, listings
     from pliant.experiments.display import LiveProgress
-    from pliant.experiments.recipe import Recipe, RecipeError, make_recipe
+    from pliant.experiments.recipe import Recipe, RecipeError, label_of, make_recipe
     from pliant.experiments.recipe_files import Scale, find_recipe, load_recipe
     from pliant.experiments.wanted import published_sweep, split_methods
 except ImportError as error:
@@ -362,7 +362,7 @@ def _entries(methods: str, tune: bool) -> list[Any]:
     """Read what --methods says; of entries with the same methods, those with settings are called by these too."""
     texts = [text.strip() for text in methods.split(",")]
     parts = [split_methods(text) for text in texts]
-    names = ["+".join(part.partition(":")[0] for part in each) for each in parts]
+    names = [label_of(text) for text in texts]
     entries: list[Any] = []
     for text, name, each in zip(texts, names, parts, strict=True):
         if tune and text.isidentifier() and published_sweep(text):

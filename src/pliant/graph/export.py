@@ -55,6 +55,10 @@ class GraphError(ValueError):
     """A model that cannot be analysed; the message names the call and where it stands."""
 
 
+class ExampleError(GraphError):
+    """An example that the model cannot be called with."""
+
+
 @dataclass(frozen=True)
 class ModelGraph:
     """The exported graph of a model; the module docstring describes each field."""
@@ -144,7 +148,7 @@ def check_runs(model: nn.Module, example: Example) -> None:
         with left_as_it_was(model), torch.no_grad():
             call_with(model, example)
     except Exception as error:
-        raise GraphError(
+        raise ExampleError(
             f"example: {type(model).__name__} cannot be called with it: {type(error).__name__}: {error}"
         ) from error
 

@@ -24,7 +24,7 @@ from pliant.checking import check_choice, check_number, check_positive_int
 from pliant.graph.analysis import OnConflict, ScaleGraph, analyse
 from pliant.graph.chain import Mode, chain_layers, chain_plan
 from pliant.graph.check import drift, run_graph
-from pliant.graph.export import GraphError
+from pliant.graph.export import ExampleError, GraphError
 from pliant.graph.layers import Layer, called_layers, classifier_names
 from pliant.graph.plan import BlockTensors
 from pliant.methods.attachment import Attachment, check_rates, found_inf_of
@@ -113,9 +113,9 @@ class SWR(Rescaler):
         if order == "graph" and mode == "exact":
             try:
                 self._scales = analyse(model, example, approximate=approximate, on_conflict=on_conflict)
+            except ExampleError:
+                raise
             except GraphError as error:
-                if str(error).startswith("example:"):
-                    raise
                 ways = (
                     'order="forward" (the layers in order of their call, as a chain) and a list of layers need no graph'
                 )
