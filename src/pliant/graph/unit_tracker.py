@@ -238,13 +238,13 @@ class Tracker:
 
     def _passed(self, source: fx.Node) -> frozenset[str]:
         """Return the names of the calls that units went through from the layers that make them."""
-        passed, waiting = set(), [source]
+        seen, waiting = set(self._layers), [source]
         while waiting:
             node = waiting.pop()
-            if node not in self._layers and self._has_units(node):
-                passed.add(self.graph.operator(node))
+            if node not in seen and self._has_units(node):
+                seen.add(node)
                 waiting += node.all_input_nodes
-        return frozenset(passed)
+        return frozenset(self.graph.operator(node) for node in seen - self._layers)
 
     def _is_made_outside(self, source: fx.Node, path: str) -> bool:
         """Say whether a module has what it multiplies by its weight from elsewhere, and at most pads it itself."""
