@@ -5,7 +5,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,17 @@ import altair as alt
 import vl_convert
 
 from benchmarks.reproduction.kept import FEWEST, KEPT, asks_for, estimate, find_recipe, kept_runs
-from benchmarks.reproduction.numbers import split_tasks, take_measure
+from benchmarks.reproduction.numbers import end_errors, split_tasks, take_measure
 from pliant.experiments.config import Part
-from pliant.experiments.report.style import LIGHT, print_config
+from pliant.experiments.report.style import LIGHT, colour, look_of, print_config
 from pliant.experiments.store import Run
 
 ERROR = "train_error"
 """The error on a task's own images at its end."""
 TEST = "test_accuracy"
 """The accuracy on the test images after each epoch."""
+SHARES = {ERROR, TEST, "feature_rank", "hessian_rank", "hessian_exact_rank", "gauss_newton_rank", "fisher_rank"}
+"""What lies from 0 to 1, so that no interval has to be drawn beyond."""
 NOTHING_DONE = "doing nothing"
 
 
@@ -87,7 +89,7 @@ def read_series(run: Run, quantity: str) -> list[float]:
     """Return a quantity of a run in each of its tasks, or epochs of a single one; [] if it was not measured."""
     tasks = split_tasks(run)
     if quantity == ERROR:
-        return [1 - records[-1]["train_accuracy"] for records in tasks]
+        return end_errors(tasks)
     if quantity == TEST:
         return [record[TEST] for record in tasks[0]]
     return take_measure(quantity, tasks)
@@ -95,7 +97,7 @@ def read_series(run: Run, quantity: str) -> list[float]:
 
 def make_rows(drawing: Drawing) -> list[dict[str, Any]]:
     """Average the quantities of a figure over seeds, place by place, with 95 % intervals where there are enough."""
-    found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+    found: dict[tuple[str, str, str, int], list[float]] = defaultdict(list)
     recipe = find_recipe(drawing.name)
     with kept_runs(drawing.name) as (runs, _):
         counted = [run for run in runs if run.status == "finished" and asks_for(recipe, run)]
@@ -105,12 +107,14 @@ def make_rows(drawing: Drawing) -> list[dict[str, Any]]:
             series = list(enumerate(read_series(run, quantity), start=1))
             for label, line in find_lines(drawing, run, quantity, grids):
                 for place, value in series:
-                    found[label, line, place].append(value)
+                    found[label, line, quantity, place].append(value)
     rows = []
     order = [entry.label for entry in recipe.methods]
-    for (label, line, place), values in sorted(found.items(), key=lambda item: order.index(item[0][0])):
+    for (label, line, quantity, place), values in sorted(found.items(), key=lambda item: order.index(item[0][0])):
         mean = estimate(values)
         low, high = (mean.mean, mean.mean) if mean.count < FEWEST else (mean.low, mean.high)
+        if quantity in SHARES:
+            low, high = max(low, 0.0), min(high, 1.0)
         shown = {"label": label, "quantity": line, drawing.over: place}
         rows.append(
             shown | {name: float(f"{x:.4g}") for name, x in (("mean", mean.mean), ("low", low), ("high", high))}
@@ -130,6 +134,12 @@ def find_lines(
     return [(swept, NOTHING_DONE) for swept, grid in grids.items() if len(grid) > 1]
 
 
+def choose_looks(lines: Sequence[str]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return a colour's slot and a line pattern for each line: doing nothing has the same in every figure."""
+    methods = (look_of(place) for place in count())
+    return [("vanilla", look_of(0)[1]) if line in ("vanilla", NOTHING_DONE) else next(methods) for line in lines]
+
+
 def draw(drawing: Drawing, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Make the Vega-Lite specification of a figure."""
     panel, line = ("quantity", "label") if drawing.panel_is == "quantity" else ("label", "quantity")
@@ -137,16 +147,16 @@ def draw(drawing: Drawing, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if drawing.settings:
         lines = [*drawing.settings, NOTHING_DONE]
     legend = alt.Legend(symbolType="stroke", symbolOpacity=1, symbolStrokeWidth=2.5, orient="bottom", labelFontSize=12)
-    hues = [*LIGHT["hues"], LIGHT["vanilla"], LIGHT["fresh"]][: len(lines)]
-    if drawing.settings:
-        hues[-1] = LIGHT["vanilla"]
-    colour = alt.Color(f"{line}:N", title=None, scale=alt.Scale(domain=lines, range=hues), legend=legend)
+    looks = choose_looks(lines)
+    hues, dashes = [colour(slot, LIGHT) for slot, _ in looks], [list(dash) for _, dash in looks]
+    hue = alt.Color(f"{line}:N", title=None, scale=alt.Scale(domain=lines, range=hues), legend=legend)
+    dash = alt.StrokeDash(f"{line}:N", title=None, scale=alt.Scale(domain=lines, range=dashes), legend=legend)
     last = max(row[drawing.over] for row in rows)
     axis, scale = alt.Axis(tickMinStep=1, format="d"), alt.Scale(domain=[1, last], nice=False)
     x = alt.X(f"{drawing.over}:Q", title=drawing.over, axis=axis, scale=scale)
-    base = alt.Chart().encode(x=x, color=colour)
+    base = alt.Chart().encode(x=x, color=hue)
     band = base.mark_area(opacity=0.14, clip=True).encode(y=alt.Y("low:Q", title=None), y2="high:Q")
-    curve = base.mark_line().encode(y=alt.Y("mean:Q", title=None).scale(zero=False))
+    curve = base.mark_line().encode(y=alt.Y("mean:Q", title=None).scale(zero=False), strokeDash=dash)
     size = {"width": 240, "height": 150} if len(panels) > 1 else {"width": 560, "height": 240}
     chart = alt.layer(band, curve, data=alt.InlineData(values=list(rows))).properties(**size)
     facets = chart.facet(alt.Facet(f"{panel}:N", title=None, sort=panels), columns=3)

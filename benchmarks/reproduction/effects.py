@@ -19,13 +19,14 @@ def effect_block(method: str) -> str:
     own = [label for label in kept.labels if not names[label] or method == "all" or method in names[label]]
     rows = [["", "mean over tasks", "last task", "mean − doing nothing", "verdict", "seeds"]]
     verdicts: dict[str, list[str]] = {}
+    unknown = kept.diverged("vanilla", kept.headline)
     for label in own:
         errors = [show_error(kept, label, accuracy) for accuracy in ("mean_train_accuracy", "final_train_accuracy")]
         effect = ["", ""]
         if names[label]:
             # Accuracies the other way round: a difference of errors.
-            gap = kept.difference("vanilla", label, "mean_train_accuracy")
-            verdict = "diverges" if kept.bad[label] else name_effect(gap)
+            gap = None if unknown else kept.difference("vanilla", label, "mean_train_accuracy")
+            verdict = "diverges" if kept.diverged(label, kept.headline) else name_effect(gap)
             verdicts.setdefault(verdict, []).append(f"`{label}`")
             late = name_effect(kept.difference("vanilla", label, "final_train_accuracy"))
             if verdict == "no difference seen" and late in ("helps", "hurts"):

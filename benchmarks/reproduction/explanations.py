@@ -12,13 +12,17 @@ def explanations_block(name: str) -> str:
     """Sort the measures of an experiment by whether their change goes with the loss of plasticity.
 
     A network lost plasticity if the whole 95 % interval of the growth of its training error lies above 0.05, and kept
-    it if all of that lies below; of the others nothing is said.
+    it if all of that lies below; of the others, and of one that diverged, nothing is said.
     """
     kept = load_kept(name)
     if kept is None:
         return NOTHING
     values = {label: kept.values(label, "train_error_growth").values() for label in kept.labels}
-    growth = {label: estimate(found) for label, found in values.items() if found}
+    growth = {
+        label: estimate(found)
+        for label, found in values.items()
+        if found and not kept.diverged(label, "train_error_growth")
+    }
     lost = [label for label, found in growth.items() if found.low > KEPT_BELOW]
     remained = [label for label, found in growth.items() if found.high < KEPT_BELOW]
     if not lost or not remained:

@@ -80,18 +80,29 @@ class Kept:
         labels: The rows, in the order of the recipe.
         numbers: By label, seed and name: the numbers of every finished run, with the chosen settings; the headlines of
             all settings of a grid.
-        bad: By label: how many runs diverged.
+        bad: By label: how many runs diverged, with each setting of its grid (most have one).
+        chosen: By label: the place of its chosen setting in the grid, once it is chosen.
     """
 
     headline: str
     published: dict[str, tuple[float, float]]
     labels: list[str]
     numbers: dict[str, dict[int, dict[str, float]]]
-    bad: dict[str, int]
+    bad: dict[str, list[int]]
+    chosen: dict[str, int]
 
     def values(self, label: str, name: str) -> dict[int, float]:
         """The values of a number by seed."""
         return {seed: numbers[name] for seed, numbers in self.numbers.get(label, {}).items() if name in numbers}
+
+    def diverged(self, label: str, name: str) -> int:
+        """Count the runs that diverged of those that a number would be taken from."""
+        bad = self.bad[label]
+        if name in ("worst_setting", "setting_range"):
+            return sum(bad)
+        if name.startswith("setting_"):
+            return bad[int(name.removeprefix("setting_")) - 1]
+        return bad[self.chosen[label]] if label in self.chosen else 0
 
     def difference(self, one: str, other: str, name: str) -> Estimate | None:
         """Estimate by how much one label is above another, on the seeds that both have."""
@@ -100,7 +111,8 @@ class Kept:
 
 def count_seeds(kept: Kept, label: str) -> str:
     """Count the runs behind a row, and those that diverged."""
-    return f"{len(kept.values(label, kept.headline))}" + (f", {kept.bad[label]} diverged" if kept.bad[label] else "")
+    bad = kept.diverged(label, kept.headline)
+    return f"{len(kept.values(label, kept.headline))}" + (f", {bad} diverged" if bad else "")
 
 
 def find_recipe(name: str) -> Recipe:
@@ -130,40 +142,62 @@ def load_kept(name: str) -> Kept | None:
 def summarise(name: str, recipe: Recipe, runs: list[Run], selection: dict[str, Any]) -> Kept:
     """Gather the numbers of the runs that a recipe asks for.
 
-    A grid counts with the setting that was chosen, once it is. `setting_1` … are the headlines of all its settings of
-    which no run diverged, in the order of the grid. Where all of them were run and none diverged, `worst_setting` is
-    the worst of them and `setting_range` how far the best is above it.
+    A grid counts with the setting that was chosen, once it is. `setting_1` … are the headlines of all its settings, in
+    the order of the grid. `worst_setting` is that of the worst and `setting_range` how far the best is above it, which
+    the means over those seeds decide that have run all settings. A setting of which a run diverged has none of these.
     """
     headline = recipe.deciding
     entries = {entry.label: entry for entry in recipe.methods}
+    grids = {label: [describe(parts) for parts in entry.variants()] for label, entry in entries.items()}
+    picked = {
+        label: grid[0] if len(grid) == 1 else selection.get(label, {}).get("chosen") for label, grid in grids.items()
+    }
+    chosen = {label: grids[label].index(one) for label, one in picked.items() if one in grids[label]}
     numbers: dict[str, dict[int, dict[str, float]]] = {label: {} for label in entries}
-    bad = dict.fromkeys(entries, 0)
-    scores: dict[tuple[str, int], dict[str, float]] = {}
-    diverged: set[tuple[str, str]] = set()
+    bad = {label: [0] * len(grid) for label, grid in grids.items()}
+    scores: dict[str, dict[int, dict[int, float]]] = {label: {} for label in entries}
     for run in runs:
-        label, settings = run.config.variant
         if not asks_for(recipe, run):
             continue
-        if run.status == "finished":
-            scores.setdefault((label, run.config.seed), {})[settings] = run.result[headline]
-        else:
-            diverged.add((label, settings))
-        if len(entries[label].variants()) > 1 and selection.get(label, {}).get("chosen") != settings:
+        label, settings = run.config.variant
+        place = grids[label].index(settings)
+        if run.status != "finished":
+            bad[label][place] += 1
             continue
-        if run.status == "finished":
+        scores[label].setdefault(run.config.seed, {})[place] = run.result[headline]
+        if place == chosen.get(label):
             numbers[label][run.config.seed] = run.result | dict(more_numbers(run))
-        else:
-            bad[label] += 1
-    for (label, seed), run_with in scores.items():
-        grid = [describe(parts) for parts in entries[label].variants()]
+    for label, grid in grids.items():
         if len(grid) > 1:
-            told = {place: run_with[one] for place, one in enumerate(grid, 1) if one in run_with}
-            found = numbers[label].setdefault(seed, {})
-            found |= {f"setting_{at}": score for at, score in told.items() if (label, grid[at - 1]) not in diverged}
-            if len(told) == len(grid) and not any((label, one) in diverged for one in grid):
-                worst, best = min(told.values()), max(told.values())
-                found |= {"worst_setting": worst, "setting_range": best - worst}
-    return Kept(headline, {} if "-quick" in name else recipe.published, list(entries), numbers, bad)
+            for seed, told in compare_settings(scores[label], bad[label]).items():
+                numbers[label].setdefault(seed, {}).update(told)
+    return Kept(headline, {} if "-quick" in name else recipe.published, list(entries), numbers, bad, chosen)
+
+
+def compare_settings(scores: dict[int, dict[int, float]], bad: list[int]) -> dict[int, dict[str, float]]:
+    """Return by seed what the settings of a grid come to: `setting_1` …, `worst_setting` and `setting_range`.
+
+    Args:
+        scores: By seed and place in the grid.
+        bad: How many runs diverged at each place.
+
+    Example:
+        >>> compare_settings({0: {0: 0.5, 1: 0.75}, 1: {0: 0.75, 1: 0.625}}, [0, 0])[1]
+        {'setting_1': 0.75, 'setting_2': 0.625, 'worst_setting': 0.75, 'setting_range': -0.125}
+    """
+    told = {
+        seed: {f"setting_{place + 1}": score for place, score in sorted(found.items()) if not bad[place]}
+        for seed, found in scores.items()
+    }
+    complete = [found for found in scores.values() if len(found) == len(bad)]
+    if any(bad) or not complete:
+        return told
+    means = [fmean(found[place] for found in complete) for place in range(len(bad))]
+    worst, best = means.index(min(means)), means.index(max(means))
+    for seed, found in scores.items():
+        if len(found) == len(bad):
+            told[seed] |= {"worst_setting": found[worst], "setting_range": found[best] - found[worst]}
+    return told
 
 
 def asks_for(recipe: Recipe, run: Run) -> bool:

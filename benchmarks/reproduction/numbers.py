@@ -19,8 +19,9 @@ Record = dict[str, Any]
 def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
     """Yield numbers that a run's records tell beyond its result.
 
-    - `best_test_accuracy` is that of the last task, and `best_gain` how far it is above the best of the first.
-      `late_test_accuracy` is the mean of its last 10 tests, which single epochs move less than the last one.
+    - `best_test_accuracy` is that of the last task, if it has several tests; `best_gain` is how far its best is above
+      the best of the first. `late_test_accuracy` is the mean of its last 10 tests, which single epochs move less than
+      the last one.
     - `mean_drop` is the test accuracy that is lost when a task begins, before any step on it; `mean_first_loss` what is
       lost after the first epoch on it. Both are means over all tasks but the first. With BatchNorm the former says
       little: its running statistics are still those of the weights as they were before a method changed them.
@@ -37,12 +38,12 @@ def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
     - `MEASURE_last` is its last value, in runs of a single task.
     - `MEASURE_first_gap` and `MEASURE_late_gap` of an approximation of the Hessian's rank are its mean distance from
       that rank in the first and the last fifth of the tasks, `MEASURE_gap_growth` their difference, and
-      `MEASURE_correlation` is Pearson's, over tasks.
+      `MEASURE_correlation` is Pearson's, over tasks; there is none with a rank that never changes.
     """
     tasks = split_tasks(run)
     yield from test_numbers(tasks)
     if len(tasks) > 1:
-        errors = [1 - records[-1]["train_accuracy"] for records in tasks]
+        errors = end_errors(tasks)
         early, late = ends_of(errors)
         yield "first_train_error", errors[0]
         yield "early_train_error", early
@@ -68,7 +69,8 @@ def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
         yield f"{name}_first_gap", first
         yield f"{name}_late_gap", late
         yield f"{name}_gap_growth", late - first
-        yield f"{name}_correlation", float(stats.pearsonr(series[name], series[EXACT]).statistic)
+        if len(set(series[name])) > 1 and len(set(series[EXACT])) > 1:
+            yield f"{name}_correlation", float(stats.pearsonr(series[name], series[EXACT]).statistic)
 
 
 def split_tasks(run: Run) -> list[list[Record]]:
@@ -79,12 +81,18 @@ def split_tasks(run: Run) -> list[list[Record]]:
     return [by_task[index] for index in sorted(by_task)]
 
 
+def end_errors(tasks: list[list[Record]]) -> list[float]:
+    """Return the training error at the end of each task."""
+    return [1 - records[-1]["train_accuracy"] for records in tasks]
+
+
 def test_numbers(tasks: list[list[Record]]) -> Iterator[tuple[str, float]]:
     """Yield what becomes of the test accuracy, in streams that have a test."""
     tested = [[record["test_accuracy"] for record in records if "test_accuracy" in record] for records in tasks]
     if not tested[-1]:
         return
-    yield "best_test_accuracy", max(tested[-1])
+    if len(tested[-1]) > 1:
+        yield "best_test_accuracy", max(tested[-1])
     if len(tested[-1]) >= LATE_TESTS:
         yield "late_test_accuracy", fmean(tested[-1][-LATE_TESTS:])
     if len(tasks) > 1:
@@ -100,14 +108,14 @@ def test_numbers(tasks: list[list[Record]]) -> Iterator[tuple[str, float]]:
 
 
 def take_measure(name: str, tasks: list[list[Record]]) -> list[float]:
-    """Return a measure's value in each task, or all values of a single task; [] if one was not a number."""
+    """Return a measure's value in each task, or all values of a single task; [] if one of these is not a number."""
     taken = [[record["measures"].get(name) for record in records if "measures" in record] for records in tasks]
+    if len(tasks) > 1:
+        stepwise = "step" in measures.info(name).needs
+        taken = [(values[1:] or values) if stepwise else values[:1] for values in taken]
     if any(value is None for values in taken for value in values):
         return []
-    if len(tasks) == 1:
-        return taken[0]
-    stepwise = "step" in measures.info(name).needs
-    return [fmean(values[1:] or values) if stepwise else values[0] for values in taken]
+    return taken[0] if len(tasks) == 1 else [fmean(values) for values in taken]
 
 
 def ends_of(values: list[float]) -> tuple[float, float]:

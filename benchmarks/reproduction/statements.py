@@ -20,6 +20,7 @@ from benchmarks.reproduction.markdown import write_table
 
 Statement = dict[str, Any]
 VERDICTS = ("reproduced", "**not reproduced**", "not decided", "open", "not tried here")
+TOO_FEW = f"{{}} of {FEWEST} seeds that it takes at least"
 OURS = {"reproduced": "holds", "**not reproduced**": "**does not hold**"}
 """What is said of expectations of our own, which nobody has published."""
 SECTIONS = PAPERS | {"ours": "Beyond the papers"}
@@ -39,34 +40,31 @@ def load_statements() -> list[Statement]:
 def judge(statement: Statement) -> tuple[str, str]:
     """Return the verdict on a statement, and the numbers it rests on.
 
-    A statement is about the difference between two labels, `higher` − `lower`, or about one `label`; `claimed` is where
-    it says that the number lies, above zero by default. `lower_recipe` is where `lower` is from, if from elsewhere.
-    What a run that diverged would have shown is not known, so nothing is decided by the others alone.
+    `lower_recipe` is where `lower` is from, if from elsewhere. What a run that diverged would have shown is not known,
+    so nothing is decided by the others alone. The ends of a range are not in it: a tie is no difference.
     """
     if "needs" in statement:
         return "not tried here", f"needs {statement['needs']}"
     kept = load_kept(statement["recipe"])
     other = load_kept(statement.get("lower_recipe", statement["recipe"]))
-    found = find_number(statement, kept, other) if kept and other else None
-    if not kept or not other or not found or found.count < FEWEST:
-        return "open", f"{found.count if found else 0} of {FEWEST} seeds that it takes at least"
-    shown = f"{found.show(sign='+')}, {found.count} seeds"
+    if not kept or not other:
+        return "open", TOO_FEW.format(0)
+    name = statement.get("number", kept.headline)
+    found = find_number(statement, name, kept, other)
+    shown = f"{found.show(sign='+')}, {found.count} seeds" if found else "no seed"
     sources = {"label": kept, "higher": kept, "lower": other}
-    diverged = sum(source.bad[statement[key]] for key, source in sources.items() if key in statement)
-    shown += f", {diverged} diverged" if diverged else ""
+    if diverged := sum(source.diverged(statement[key], name) for key, source in sources.items() if key in statement):
+        return "not decided", f"{shown}, {diverged} diverged"
+    if not found or found.count < FEWEST:
+        return "open", TOO_FEW.format(found.count if found else 0)
     low, high = statement.get("claimed", (0.0, float("inf")))
-    if diverged:
-        return "not decided", shown
     if low < found.low and found.high < high:
         return "reproduced", shown
-    if found.high < low or high < found.low:
-        return "**not reproduced**", shown
-    return "not decided", shown
+    return ("**not reproduced**" if found.high <= low or high <= found.low else "not decided"), shown
 
 
-def find_number(statement: Statement, kept: Kept, other: Kept) -> Estimate | None:
+def find_number(statement: Statement, name: str, kept: Kept, other: Kept) -> Estimate | None:
     """Estimate the number that a statement is about, `lower` being from `other`; None if there is no run to tell."""
-    name = statement.get("number", kept.headline)
     if "label" in statement:
         values = kept.values(statement["label"], name)
         return estimate(values.values()) if values else None

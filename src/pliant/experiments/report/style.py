@@ -82,12 +82,16 @@ def assign_series(ranked: Sequence[Contender]) -> list[Series]:
         if contender.role == "fresh":
             dash = _FRESH_DASH
         elif contender.role == "method":
-            slot = str(methods % len(LIGHT["hues"]))
-            dash = _DASHES[methods // len(LIGHT["hues"]) % len(_DASHES)]
+            slot, dash = look_of(methods)
             shown = few or methods < SHOWN - 2
             methods += 1
         series.append(Series(f"c{place}", contender.name, slot, dash, shown))
     return series
+
+
+def look_of(place: int) -> tuple[str, tuple[int, ...]]:
+    """Return the colour's slot and the line pattern of the n-th method: when the hues are used up, the next pattern."""
+    return str(place % len(LIGHT["hues"])), _DASHES[place // len(LIGHT["hues"]) % len(_DASHES)]
 
 
 def colour(slot: str, theme: dict[str, Any]) -> str:
