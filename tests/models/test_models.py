@@ -50,6 +50,12 @@ def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, expec
     assert model(torch.randn(2, *shape)).shape == (2, classes)
 
 
+def test_vgg_may_be_narrow() -> None:
+    narrow = [3, *(channels // 8 for channels in VGG[1:])]
+    expected = conv(3, *narrow) + 2 * sum(narrow[1:]) + linear(narrow[-1], 16, 16, 10)
+    assert count(models.create("vgg16", (3, 32, 32), 10, width=16, channels=8)) == expected
+
+
 def test_vit_tiny_counts_from_its_parts() -> None:
     width, patches = 192, 64
     block = 4 * linear(width, width) + linear(width, 4 * width, width) + 4 * width

@@ -4,10 +4,13 @@ from torch import nn
 
 from pliant.models.layers import require_image
 
-_CHANNELS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+_STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))
+"""Of each: how many times as many channels as the first stage, and how many convolutions."""
 
 
-def vgg16(shape: tuple[int, ...], classes: int, *, width: int = 4096, batch_norm: bool = True) -> nn.Sequential:
+def vgg16(
+    shape: tuple[int, ...], classes: int, *, width: int = 4096, channels: int = 64, batch_norm: bool = True
+) -> nn.Sequential:
     """Build VGG-16 with a classifier of 4096 units and no dropout.
 
     The soft weight rescaling paper sweeps its two strengths apart only for networks with norm layers, and
@@ -18,6 +21,7 @@ def vgg16(shape: tuple[int, ...], classes: int, *, width: int = 4096, batch_norm
         shape: Channels, height and width of an image.
         classes: Number of outputs.
         width: Units of the two hidden fully connected layers.
+        channels: Channels of the first stage; the later ones have 2, 4, 8 and 8 times as many.
         batch_norm: Whether a BatchNorm follows every convolution.
 
     Returns:
@@ -25,8 +29,9 @@ def vgg16(shape: tuple[int, ...], classes: int, *, width: int = 4096, batch_norm
     """
     inputs, height, wide = require_image(shape, "VGG-16")
     layers: list[nn.Module] = []
-    for stage in _CHANNELS:
-        for outputs in stage:
+    for times, convolutions in _STAGES:
+        outputs = times * channels
+        for _ in range(convolutions):
             layers.append(nn.Conv2d(inputs, outputs, 3, padding=1))
             if batch_norm:
                 layers.append(nn.BatchNorm2d(outputs))
