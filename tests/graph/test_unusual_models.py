@@ -218,3 +218,25 @@ def test_pooling_over_units_mixes_them() -> None:
     assert groups(mixing, 4, 8) == []
     images = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 2, 3))
     assert groups(images, 3, 8, 8) == groups(images, 2, 3, 8, 8) == ["0"]
+
+
+class GaussianPolicy(nn.Module):
+    """Makes a distribution of what it computes, which checks its arguments: a look at the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.distributions.Normal(self.body(x), torch.ones(2)).mean
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_distributions_do_not_check_their_arguments_while_they_are_traced(validates: bool) -> None:
+    usual = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(validates)
+    try:
+        assert [group.name for group in find_units(GaussianPolicy(), torch.randn(4, 8)).groups] == ["body.0"]
+        assert torch.distributions.Distribution._validate_args is validates
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(usual)

@@ -318,3 +318,19 @@ def test_autocast_does_not_make_it_coarse() -> None:
         inside = feature_rank(features)
     assert torch.equal(inside[0], value)
     assert torch.equal(inside[1], gradient)
+
+
+def test_other_parameters_in_place_of_its_own_get_no_term() -> None:
+    model = zoo.build("mlp")
+    inputs, labels = zoo.batch("mlp")
+    target = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+
+    def gradients() -> tuple[Tensor, ...]:
+        loss = cross_entropy(functional_call(model, target, (inputs,)), labels)
+        return torch.autograd.grad(loss, list(target.values()))
+
+    plain = gradients()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    penalty = FeatureRank(model, inputs, lam=1.0).attach(optimizer)
+    assert all(map(torch.equal, gradients(), plain))
+    assert penalty.receipt is None

@@ -364,3 +364,18 @@ def test_a_layer_that_activates_its_own_input_is_not_watched() -> None:
     redo = ReDo(model, torch.zeros(2, 12))
     assert list(redo.groups) == ["0"]
     assert redo.skipped["2"].startswith("no linear or convolution layer reads all of its units as its input")
+
+
+@pytest.mark.parametrize("make", [ReDo, ContinualBackprop])
+def test_passes_with_other_weights_in_place_of_its_own_say_nothing(make: Any) -> None:
+    """A target network may be the same module with other parameters: its units are not those that are renewed."""
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    target = {name: torch.randn_like(parameter) for name, parameter in model.named_parameters()}
+    optimizer = SGD(model.parameters(), lr=0.0)
+    method = make(model, x, **({"every": 1} if make is ReDo else {})).attach(optimizer)
+    functional_call(model, target, (100 * x,))
+    assert not method._seen
+    cross_entropy(model(x), y).backward()
+    assert all(activity.entries == len(x) for activity in method._seen.values())
+    assert method._seen

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam
+from torch.distributions import Normal
+from torch.optim import SGD, Adam
 
 from pliant import FullReset, HeadReset, Layerwise, ReDo, ShrinkPerturb
 from pliant.methods.redraw import seeded
@@ -272,20 +273,69 @@ def test_a_weight_that_a_hook_computes_is_not_passed_over() -> None:
         FullReset(model)
 
 
+def changed_since(before: dict[str, Tensor], model: nn.Module) -> list[str]:
+    now = snapshot(model)
+    return [name for name in before if not torch.equal(before[name], now[name])]
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-def test_a_model_that_cannot_be_copied_is_named() -> None:
+def test_a_weight_that_was_computed_with_gradients_is_no_hindrance() -> None:
     model = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 2))
-    with pytest.raises(ValueError, match="model: '0' cannot be copied, to be re-drawn aside"):
+    with pytest.raises(ValueError, match="of module '0' leaves its parameter 'weight_g' as it is"):
         FullReset(model)
-    with pytest.raises(ValueError, match="model: Sequential cannot be copied, to be re-drawn aside"):
-        HeadReset(model, head=["2"]).apply()
+    before = snapshot(model)
+    HeadReset(model, head=["2"], optimizer_state="keep").apply()
+    assert changed_since(before, model) == ["2.weight", "2.bias"]
+
+
+class Policy(nn.Module):
+    """Keeps its last distribution, as the policies of Stable-Baselines3 do, and a target network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.target = nn.Linear(4, 2), nn.Linear(4, 2)
+        self.kept: dict[str, list[Normal]] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept["last"] = [Normal(self.mean(x), 1.0)]
+        return self.kept["last"][0].rsample()
+
+
+def test_a_model_that_holds_what_it_computed_last_can_be_reset() -> None:
+    policy = Policy()
+    optimizer = SGD(policy.mean.parameters(), lr=0.1)
+    reset = FullReset(policy, where=lambda name, _: name.startswith("mean."))
+    policy(torch.randn(3, 4)).sum().backward()
+    kept, before = policy.kept["last"][0].loc, snapshot(policy)
+    reset.apply(optimizer)
+    assert changed_since(before, policy) == ["mean.weight", "mean.bias"]
+    assert policy.kept["last"][0].loc is kept
+    assert kept.grad_fn is not None
+
+
+def test_that_more_is_rewritten_than_is_trained_is_said() -> None:
+    policy = Policy()
+    optimizer = SGD(policy.mean.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match=r"rewrote what no given or attached optimizer holds: target.weight, target.b"):
+        FullReset(policy).apply(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FullReset(policy, where=lambda name, _: name.startswith("mean.")).apply(optimizer)
+        FullReset(policy, optimizer_state="keep").apply()  # nobody says what is trained
+
+
+def test_an_initialiser_that_writes_nothing_is_an_error() -> None:
+    model = zoo.build("mlp")
+    with pytest.raises(ValueError, match="init: it writes nothing in a copy of Sequential, whose parameters"):
+        FullReset(model, init=lambda _: None)
+    ReDo(model, zoo.batch("mlp")[0], init=lambda _: None)  # of single layers it may initialise others
 
 
 @pytest.mark.parametrize(
     "make",
     [
         FullReset,
-        lambda model: FullReset(model, init=lambda _: None),
+        lambda model: FullReset(model, init=scale_up),
         lambda model: HeadReset(model, head=["2"]),
         lambda model: Layerwise(model, blocks=[["0"], ["2"]]),
         lambda model: ShrinkPerturb(model, toward="fresh"),

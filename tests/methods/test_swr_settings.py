@@ -1,10 +1,12 @@
 """Which weights SWR pulls and how strongly, and what it refuses."""
 
+import warnings
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 
 from pliant import SWR
@@ -183,3 +185,61 @@ def test_a_block_of_a_weight_has_a_strength_by_its_name() -> None:
     block = next(name for name in SWR(model, inputs)._block_names if "[" in name)
     swr = SWR(model, inputs, lam={block: 0.5})
     assert swr.lam.tolist() == [0.5 * (name == block) for name in swr._block_names]
+
+
+class WithLoss(nn.Module):
+    """Returns the loss too if it is given labels, as the models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        logits = self.body(x)
+        return {"logits": logits} if labels is None else {"loss": cross_entropy(logits, labels), "logits": logits}
+
+
+def test_that_a_loss_is_among_the_outputs_is_said() -> None:
+    x, labels = torch.randn(5, 4), torch.randint(3, (5,))
+    with pytest.warns(UserWarning, match=r"example: with it WithLoss returns a single number \(loss\), a loss"):
+        SWR(WithLoss(), {"x": x, "labels": labels})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SWR(WithLoss(), {"x": x})
+
+
+def test_an_optimizer_that_shows_an_average_is_named() -> None:
+    class Averaging(SGD):
+        """As the schedule-free optimizers have it."""
+
+        def __init__(self, *args, **settings) -> None:
+            super().__init__(*args, **settings)
+            self.param_groups[0]["train_mode"] = True
+
+        def eval(self) -> None: ...
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    with pytest.warns(UserWarning, match="swr rewrites the weights that Averaging trains, not the average"):
+        SWR(model, torch.randn(2, 4)).attach(Averaging(model.parameters(), lr=0.1))
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+def test_the_receipt_counts_a_packed_tensor_once() -> None:
+    model = Attending()
+    swr = SWR(model, torch.randn(2, 3, 8), lam=1.0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    swr.step()
+    written = [name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])]
+    assert swr.receipt is not None
+    assert swr.receipt.tensors == len(written) < len(swr.plan.targets)

@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.distributions import Distribution
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_leaves, tree_unflatten
@@ -154,13 +155,27 @@ def check_runs(model: nn.Module, example: Example) -> None:
 
 
 def _export(shell: nn.Module, arguments: tuple[Any, ...]) -> ExportedProgram:
-    """Export, without casts of the model's own if it can be: calls under `autocast` lose the modules that make them."""
-    exported = torch.export.export(shell, arguments, strict=False)
+    """Export, without casts of the model's own if it can be: calls under `autocast` lose the modules that make them.
+
+    Distributions that a policy's forward() makes do not check their arguments meanwhile: that looks at the data.
+    """
+    with _without_validation():
+        exported = torch.export.export(shell, arguments, strict=False)
     bodies = [body for body in exported.graph_module.modules() if isinstance(body, fx.GraphModule)]
     if any(node.target is _AUTOCAST for body in bodies for node in body.graph.nodes):
-        with contextlib.suppress(Exception), _without_autocast():
+        with contextlib.suppress(Exception), _without_autocast(), _without_validation():
             return torch.export.export(shell, arguments, strict=False)
     return exported
+
+
+@contextlib.contextmanager
+def _without_validation() -> Iterator[None]:
+    usual = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(usual)
 
 
 @contextlib.contextmanager

@@ -184,7 +184,7 @@ def build_system(
         raise GraphError(
             f"the example does not reach {', '.join(lost[:5])}{' …' if len(lost) > 5 else ''}: how the scale of such "
             "a parameter hangs together with the others is unknown. Pass an example that uses it, or freeze it with "
-            'requires_grad_(False); analyse(…, unreached="fix") leaves it alone.'
+            'requires_grad_(False); pliant.graph.analyse(…, unreached="fix") leaves it alone.'
         )
     return ScaleSystem(
         blocks=tuple(scales.blocks),

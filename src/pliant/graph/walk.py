@@ -144,8 +144,8 @@ class Walk:
         if self.unknown == "fix":
             return self.fix_all(node)
         raise GraphError(
-            f"no rule for the scale of {self.graph.describe(node)}, {self.graph.location(node)}; analyse(…, "
-            'unknown="fix") leaves what such calls read at its scale.'
+            f"no rule for the scale of {self.graph.describe(node)}, {self.graph.location(node)}; "
+            'pliant.graph.analyse(…, unknown="fix") leaves what such calls read at its scale.'
         )
 
     def _note_origins(self, node: fx.Node) -> None:

@@ -261,7 +261,8 @@ class Method(ABC):
         if not names:
             raise ValueError(
                 f"optimizers: this {type(optimizer).__name__} holds none of the {len(self.parameters)} parameters of "
-                f"{self.name} (the first is {next(iter(self.parameters))!r}); was it made for another model or a copy?"
+                f"{self.name} (the first is {next(iter(self.parameters))!r}); was it made for another model or a copy? "
+                "If it trains other parameters, leave it out"
             )
         groups = tuple(group_of[id(self.parameters[name])] for name in names)
         return Attachment.of(optimizer, names, groups)

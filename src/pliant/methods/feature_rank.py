@@ -174,7 +174,9 @@ class FeatureRank(Method):
         features = input_of(args, kwargs)
         if not self._attachments or not module.training or not torch.is_grad_enabled() or not features.requires_grad:
             return
-        if not any(parameter.requires_grad for parameter in self.parameters.values()):
+        # By functional_call the model may be passed with other parameters than its own: a target network's, say.
+        present = {id(parameter) for parameter in self.model.parameters()}
+        if not any(p.requires_grad and id(p) in present for p in self.parameters.values()):
             return
         if features.ndim > 3:
             raise ValueError(

@@ -426,8 +426,10 @@ class Recycler(Method):
             if not any(self._is_due(self.steps.get(counter, 0) + 1) for counter in self._holders.get(name, ())):
                 continue
             reader = self._watched_at[name]
-            # A pass through a frozen critic trains the actor, and is none of those that the critic learns from.
-            if self._tensor(reader.weight.tensor).requires_grad:
+            weight = self._tensor(reader.weight.tensor)
+            # A pass through a frozen critic trains the actor, and is none of those that the critic learns from; one in
+            # which other weights are in the place of these (functional_call: a target network) says nothing of them.
+            if weight.requires_grad and attrgetter(reader.weight.tensor)(self.model) is weight:
                 self._add_activity(name, input_of(args, kwargs).detach(), reader.input_dim)
 
     def _add_activity(self, name: str, values: Tensor, dim: int) -> None:

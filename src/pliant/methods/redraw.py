@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import FunctionType, ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -38,13 +39,13 @@ def check_redrawable(model: nn.Module, init: Init | None, parameters: Iterable[s
                 _reset_all(trial)
             _warn_of_tied(model, names)
     elif whole:
-        _check_init(model, type(model).__name__, init, names, "the whole model: init=lambda model: model.apply(…)")
+        _check_init(model, type(model).__name__, init, names, given_whole=True)
     else:
         leaves: dict[str, list[str]] = {}
         for name in names:
             leaves.setdefault(name.rpartition(".")[0], []).append(name.rpartition(".")[2])
         for path, own in leaves.items():
-            _check_init(model.get_submodule(path), repr(path or type(model).__name__), init, own, "single layers")
+            _check_init(model.get_submodule(path), repr(path or type(model).__name__), init, own, given_whole=False)
 
 
 def _check_resets(model: nn.Module, names: Iterable[str]) -> None:
@@ -67,8 +68,12 @@ def _check_resets(model: nn.Module, names: Iterable[str]) -> None:
             )
 
 
-def _check_init(module: nn.Module, shown: str, init: Init, names: Iterable[str], given: str) -> None:
-    """Try on a copy whether an initialiser runs, and whether all that is to be drawn is written."""
+def _check_init(module: nn.Module, shown: str, init: Init, names: Iterable[str], *, given_whole: bool) -> None:
+    """Try on a copy whether an initialiser runs, and whether all that is to be drawn is written.
+
+    A single layer may be none of those that it initialises; that it writes nothing in a whole model is a mistake.
+    """
+    given = "the whole model: init=lambda model: model.apply(…)" if given_whole else "single layers"
 
     def initialise(trial: nn.Module) -> None:
         _reset_all(trial, strict=False)
@@ -83,6 +88,11 @@ def _check_init(module: nn.Module, shown: str, init: Init, names: Iterable[str],
     for name in names:
         if name not in written:
             raise ValueError(f"init: it leaves the parameter {name!r} as it is, and no reset_parameters() writes it")
+    if given_whole and not _parameters_written(module, shown, init):
+        raise ValueError(
+            f"init: it writes nothing in a copy of {shown}, whose parameters all have values already (init_weights() "
+            "of transformers passes over such); pass what initialises them all the same, or none"
+        )
 
 
 def _warn_of_tied(model: nn.Module, names: Iterable[str]) -> None:
@@ -243,12 +253,34 @@ def _parameters_written(module: nn.Module, shown: str, initialise: Init) -> set[
 
 
 def _copy(module: nn.Module, shown: str) -> nn.Module:
+    # A policy may hold its last distribution, whose tensors have a graph: these can be copied without it alone.
+    memo = {id(tensor): tensor.detach().clone() for tensor in _tensors_with_a_graph(module)}
     try:
-        return copy.deepcopy(module)
-    except Exception as error:  # whatever the parts of a model say: a lock, a tensor with a graph, sharded parameters
+        return copy.deepcopy(module, memo)
+    except Exception as error:  # whatever the parts of a model say: a lock, sharded parameters
         raise ValueError(
             f"model: {shown} cannot be copied, to be re-drawn aside: {type(error).__name__}: {error}"
         ) from error
+
+
+def _tensors_with_a_graph(root: object) -> Iterator[Tensor]:
+    """Yield the tensors below an object that were computed with gradients, however deep it holds them."""
+    seen: set[int] = set()
+    below = [root]
+    while below:
+        each = below.pop()
+        if id(each) in seen or isinstance(each, type | ModuleType | FunctionType):
+            continue
+        seen.add(id(each))
+        if isinstance(each, Tensor):
+            if not each.is_leaf:
+                yield each
+        elif isinstance(each, Mapping):
+            below.extend(each.values())
+        elif isinstance(each, list | tuple | set):
+            below.extend(each)
+        else:
+            below.extend(getattr(each, "__dict__", {}).values())
 
 
 def draw_normal(tensors: Iterable[Tensor]) -> list[Tensor]:

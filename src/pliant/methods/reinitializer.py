@@ -77,6 +77,7 @@ class Reinitializer(Method):
         changed = [int((old != new).sum()) for old, new in zip(before, parameters, strict=True)]
         if not any(changed):
             warnings.warn(f"{self.name}.apply() changed none of {len(changed)} parameters", stacklevel=3)
+        self._warn_of_unheld(concerned, [name for name, count in zip(self.parameters, changed, strict=True) if count])
         details |= self._treat_state(concerned)
         tensors = sum(count > 0 for count in changed)
         self._receipt = Receipt(self.name, "reinitialise", tensors, sum(changed), details)
@@ -95,6 +96,18 @@ class Reinitializer(Method):
         if self.optimizer_state != "reset":
             return {}
         return {"optimizer_tensors_reset": forget_state_(optimizers, self._rewritten())}
+
+    def _warn_of_unheld(self, optimizers: Sequence[Optimizer], changed: Sequence[str]) -> None:
+        """Warn if parameters were rewritten that none of the optimizers trains: a target network's, say."""
+        held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        unheld = [name for name in changed if id(self.parameters[name]) not in held]
+        if held and unheld:
+            more = f" and {len(unheld) - 3} more" if len(unheld) > 3 else ""
+            warnings.warn(
+                f"{self.name}.apply() rewrote what no given or attached optimizer holds: {', '.join(unheld[:3])}{more}"
+                "; pass all optimizers, or leave out with where= what is not trained (a target network)",
+                stacklevel=4,
+            )
 
     def _rewritten(self) -> Iterable[nn.Parameter]:
         """Return the parameters that the last action was on, of which optimizers may forget what they know."""

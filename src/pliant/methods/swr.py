@@ -121,6 +121,7 @@ class SWR(Rescaler):
                 )
                 raise GraphError(f"{error} With SWR, {ways}.") from error
             self.plan = self._scales.plan()
+            self._warn_of_loss(self._scales)
         else:
             if self.drifts:
                 raise ValueError(
@@ -217,9 +218,9 @@ class SWR(Rescaler):
         }
         if self.drifts and self._scales is not None and all(p.requires_grad for _, p in self._written_parameters):
             details["drift"] = self.measure_drift()
-        tensors = self._written.get()
-        written = [tensors[row] for row in rows_that_follow(self.plan.matrix, _as_tensor(self._last) != 0)]
-        return Receipt(self.name, "rescale", len(written), sum(t.numel() for t in written), details)
+        tensors, rows = self._written.get(), rows_that_follow(self.plan.matrix, _as_tensor(self._last) != 0)
+        names = {self.plan.targets[row].name for row in rows}  # packed ones have several blocks
+        return Receipt(self.name, "rescale", len(names), sum(tensors[row].numel() for row in rows), details)
 
     @property
     def lam(self) -> Tensor:
@@ -381,11 +382,20 @@ class SWR(Rescaler):
         # The traced graph belongs to the model that it was traced from.
         return {**super().__getstate__(), "_scales": None}
 
+    def _warn_of_loss(self, scales: ScaleGraph) -> None:
+        single = [name for name, node in scales.graph.outputs.items() if not node.meta["val"].shape]
+        if single:
+            warnings.warn(
+                f"example: with it {type(self.model).__name__} returns a single number ({', '.join(single)}), a loss? "
+                "Its scale would be kept, and with it that of what it is computed from; leave the labels out",
+                stacklevel=3,
+            )
+
     def _warn_of_zero_weights(self) -> None:
         zero = (self.initial_norms == 0).tolist()
         names = [name for name, is_zero in zip(self._block_names, zero, strict=True) if is_zero]
         if names:
-            warnings.warn(f"swr leaves these weights alone, they start as all zero: {', '.join(names)}", stacklevel=3)
+            warnings.warn(f"swr does not pull these weights, they start as all zero: {', '.join(names)}", stacklevel=3)
 
 
 def _chain(model: nn.Module, example: Any, order: str | Sequence[str]) -> tuple[Layer, ...]:

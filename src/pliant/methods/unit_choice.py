@@ -52,7 +52,8 @@ def choose_units(
             skipped[group.name] = reason
     if not chosen:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
-        raise ValueError(f"model: {failure} ({reasons or '`where` passes none'})")
+        nothing = "`where` passes none" if found.groups else "no linear or convolution layer makes units"
+        raise ValueError(f"model: {failure} ({reasons or nothing})")
     unreached = [name for name, reason in found.skipped.items() if reason == UNREACHED and _learns(model, name)]
     if unreached:
         warnings.warn(
