@@ -196,6 +196,24 @@ def test_a_weight_of_many_dimensions_is_no_convolution() -> None:
     assert found["lipschitz_bound"] == pytest.approx(found["spectral_norm"])
 
 
+def test_weights_that_may_be_several_matrices_have_no_singular_values() -> None:
+    critics = nn.ParameterDict({"weight": torch.randn(5, 4, 3)})
+    model = nn.Sequential(critics, nn.Linear(4, 3), nn.Conv1d(3, 2, 3))
+    names = ["spectral_norm", "stable_rank", "condition_number", "isometry_deviation", "lipschitz_bound"]
+    found = diagnose(model, reference=model, measures=[*names, "frobenius_error"])
+    assert {row.layer for row in found.rows() if row.measure in names} == {"", "1", "2"}
+    assert found.values["spectral_norm"] == pytest.approx(
+        (found.values["spectral_norm/1"] + found.values["spectral_norm/2"]) / 2
+    )
+    assert found.skipped == {"lipschitz_bound": "the weight of 0 may be several matrices, whose norms it does not tell"}
+    assert "frobenius_error/0" in found.values  # which no matrix is needed for
+    assert any("are left out where singular values are measured: 0" in note for note in found.notes)
+    alone = diagnose(critics, measures=names[:1])
+    assert alone.skipped["spectral_norm"] == (
+        "it needs a weight that is one matrix, and these may each be several: weight"
+    )
+
+
 def test_mismatches_are_named() -> None:
     with pytest.raises(ValueError, match=r"one shape, got \(2, 2\) and \(3,\)"):
         weights.frobenius_error(torch.ones(2, 2), torch.ones(3))

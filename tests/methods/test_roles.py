@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD
 
 from pliant import DASH, L2, SWR, Parseval, Spectral, SpectralNorm, WeightClipping, WeightRescaling
@@ -84,6 +84,61 @@ def test_roles_of_what_a_tensor_is_computed_from() -> None:
     }  # fmt: skip
     alone = parametrizations.weight_norm(nn.Linear(4, 3))
     assert {role_of(alone, name, p) for name, p in alone.named_parameters()} == {"shift", "scale", "matrix"}
+
+
+class Critics(nn.Module):
+    """Five linear layers at once, as vectorised critics have them."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(5, inputs, outputs).uniform_(-(inputs**-0.5), inputs**-0.5))
+        self.bias = nn.Parameter(torch.zeros(5, 1, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+class OwnConvolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 2, 3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.conv2d(x, self.weight)
+
+
+@pytest.mark.parametrize("make", [WeightClipping, Spectral, SpectralNorm, Parseval])
+def test_weights_that_may_be_several_matrices_are_left_alone_and_named(make: Any) -> None:
+    model = nn.Sequential(Critics(8, 8), nn.ReLU(), Critics(8, 1), OwnConvolution(), nn.Linear(4, 2))
+    with pytest.warns(UserWarning, match=f"{make.name} leaves these .* several matrices: 0.weight, 2.weight ") as told:
+        method = make(model)
+    assert [warning.filename for warning in told] == [__file__]
+    weights = [name for name in method.parameters if name.endswith("weight")]
+    assert weights == ["3.weight", "4.weight"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(model, where=lambda name, _: name.startswith(("3.", "4.")))
+        model.requires_grad_(False)
+        model[4].requires_grad_(True)
+        make(model)
+
+
+def test_clipping_does_not_touch_fresh_critics() -> None:
+    model = nn.Sequential(Critics(8, 8), nn.Linear(8, 2))
+    before = snapshot(model)
+    with pytest.warns(UserWarning, match="weight_clipping leaves these weights alone"):
+        clipping = WeightClipping(model, kappa=1.0)
+    assert set(clipping.bounds) == {"1.weight", "1.bias"}
+    clipping.step()
+    assert all(tensor.equal(before[name]) for name, tensor in snapshot(model).items())
+
+
+def test_an_own_convolution_is_read_as_torchs() -> None:
+    own, torchs = OwnConvolution(), nn.Conv2d(2, 3, 3, bias=False)
+    torchs.weight.data.copy_(own.weight.data)
+    assert Parseval(own).value() == Parseval(torchs).value()
+    assert Spectral(own).sigma("weight") == Spectral(torchs).sigma("weight")
+    assert WeightClipping(own).bounds == WeightClipping(torchs).bounds
 
 
 class Counter:

@@ -14,7 +14,7 @@ from pliant.diagnostics import curvature, spectra, weights
 from pliant.diagnostics.balance import balancedness
 from pliant.diagnostics.capture import Features
 from pliant.diagnostics.gradients import Spectrum
-from pliant.diagnostics.layers import hooked, layer_names, named_matrices, same_parameters
+from pliant.diagnostics.layers import hooked, layer_names, named_matrices, same_parameters, stacks
 from pliant.diagnostics.plasticity import error_rate
 from pliant.diagnostics.probe import TOTAL, Probe
 from pliant.diagnostics.record import Compute
@@ -66,7 +66,7 @@ def of_spectra(number: Callable[[Tensor], float], reduce: Reduce = mean) -> Comp
     """A number of each weight's singular values."""
 
     def compute(probe: Probe, _: Probe | None) -> Values:
-        by_layer = {layer: number(probe.singular_values(layer)) for layer in probe.matrices}
+        by_layer = {layer: number(probe.singular_values(layer)) for layer in probe.single}
         return _by_layer(by_layer, reduce(by_layer.values()))
 
     return compute
@@ -171,7 +171,7 @@ def _ratio(a: float, b: float) -> float:
 def isometry(probe: Probe, _: Probe | None) -> Values:
     """Return DfI of each weight, and their sum."""
     by_layer = {}
-    for layer, weight in probe.matrices.items():
+    for layer, weight in probe.single.items():
         out, into = spectra.as_matrix(weight).shape
         by_layer[layer] = weights.isometry_deviation(probe.singular_values(layer), (out, into))
     return _by_layer(by_layer, sum(by_layer.values()))
@@ -189,6 +189,8 @@ def lipschitz(norm: Callable[[Probe, str], float]) -> Compute:
         for name in named_matrices(probe.model):
             if "weight" not in name.rpartition(".")[2]:  # a table of positions, or a weight by another name
                 raise ValueError(f"it is not known whether {name} is a weight that its layer's input is multiplied by")
+        for layer in stacks(probe.model):
+            raise ValueError(f"the weight of {layer} may be several matrices, whose norms it does not tell")
         modules = probe.model.named_modules()
         places = {name or "weight": math.prod(m.kernel_size) for name, m in modules if isinstance(m, _ConvNd)}
         return weights.product_bound(

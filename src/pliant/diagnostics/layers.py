@@ -1,13 +1,14 @@
 """Which tensors of a model are measured, and under which name."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from pliant.diagnostics.spectra import as_matrix
 from pliant.graph.layers import NORM_LAYERS, WEIGHT_LAYERS
+from pliant.graph.matrices import is_stack
 
 
 def layer_names(model: nn.Module) -> dict[str, str]:
@@ -23,9 +24,19 @@ def layer_names(model: nn.Module) -> dict[str, str]:
 def matrices(model: nn.Module) -> dict[str, Tensor]:
     """Return the weights that are matrices, by layer; one that shares its layer with another goes by its own name."""
     found = named_matrices(model)
-    layers = {name: name.rpartition(".")[0] or name for name in found}
+    return {layer: found[name] for layer, name in _by_layer(found).items()}
+
+
+def stacks(model: nn.Module) -> list[str]:
+    """Return which of the matrices may each be several, whose singular values would be of none of them."""
+    found = named_matrices(model)
+    return [layer for layer, name in _by_layer(found).items() if is_stack(model, name, found[name])]
+
+
+def _by_layer(names: Iterable[str]) -> dict[str, str]:
+    layers = {name: name.rpartition(".")[0] or name for name in names}
     several = Counter(layers.values())
-    return {name if several[layers[name]] > 1 else layers[name]: weight for name, weight in found.items()}
+    return {name if several[layer] > 1 else layer: name for name, layer in layers.items()}
 
 
 def named_matrices(model: nn.Module) -> dict[str, Tensor]:

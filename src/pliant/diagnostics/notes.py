@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from pliant.diagnostics import curvature
 from pliant.diagnostics.batches import Batch
-from pliant.diagnostics.layers import hooked
+from pliant.diagnostics.layers import hooked, stacks
 from pliant.diagnostics.probe import Probe, Statistics
 from pliant.diagnostics.weights import non_finite
 
@@ -50,6 +50,11 @@ def on_probe(probe: Probe, loss: str = "") -> Notes:
         notes["hooks"] = (
             f"weights that a hook computes ({', '.join(computed)}) are measured as they are stored; those of "
             "torch.nn.utils.parametrizations are measured as they are used"
+        )
+    if "single" in done and (several := stacks(probe.model)):
+        notes["stacks"] = (
+            "weights of three or more dimensions that no convolution is seen to read may each be several matrices, and "
+            f"are left out where singular values are measured: {', '.join(several)}"
         )
     if "captured" in done:
         outputs = [leaf for leaf in tree_leaves(probe.captured.output) if isinstance(leaf, Tensor)]

@@ -172,6 +172,17 @@ class Probe:
         return found
 
     @cached_property
+    def single(self) -> dict[str, Tensor]:
+        """Those of them that are one matrix each, and have singular values."""
+        stacks = layers.stacks(self.model)
+        found = {layer: weight for layer, weight in self.matrices.items() if layer not in stacks}
+        if not found:
+            raise ValueError(
+                f"it needs a weight that is one matrix, and these may each be several: {', '.join(stacks)}"
+            )
+        return found
+
+    @cached_property
     def tensors(self) -> dict[str, list[Tensor]]:
         """All parameters, by layer."""
         return layers.tensors_by_layer(self.model)

@@ -3,16 +3,20 @@
 A weight is not always one matrix. A convolution holds one [C_out, C_in] map for each place of its kernel, and attention
 often packs its query, key and value maps into one tensor. A method that speaks of a layer's matrix asks here which ones
 there are. Attention is recognised by the names that its projections usually bear, a query beside a key; a layer that
-packs its maps under another name, or in another order, is named by the user.
+packs its maps under another name, or in another order, is named by the user. A weight of three or more dimensions may
+also be a stack, one matrix for each member of an ensemble or each expert: what is no kernel of a convolution may be.
 """
 
+import inspect
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
-from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 Role = Literal["q", "k", "v"]
 Packed = Sequence[str] | Mapping[str, Sequence[int]]
@@ -26,6 +30,9 @@ _SEPARATE_NAMES: dict[str, Role] = {
     for prefix in ("", "to_", "w", "w_", "c_")
     for suffix in ("", "_proj", "_lin", "_linear")
 }
+
+_CONVOLUTION = re.compile(r"conv(_transpose)?[123]d|convolution")
+_CONTAINERS = (ParametrizationList, nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict)
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,55 @@ def find_computed(model: nn.Module) -> list[str]:
             if _is_parametrized(module) or any(id(getattr(module, leaf)) not in own for leaf in leaves):
                 computed.append(path)
     return computed
+
+
+def is_stack(model: nn.Module, name: str, weight: Tensor) -> bool:
+    """Say whether a weight may hold several matrices: the members of an ensemble, the experts of a mixture.
+
+    One of three or more dimensions may, [n, in, out] or [n, out, in] or in any other order, unless it is known what it
+    is: a kernel, of a convolution of torch's or of a module whose own code calls one by its usual name (`F.conv2d`), or
+    the weight of `nn.Bilinear`. One that is tied is known if one of its modules tells.
+
+    Args:
+        model: The model that holds the weight.
+        name: Its name in the model; that of a parametrization's tensor too.
+        weight: The weight.
+
+    Example:
+        >>> import torch
+        >>> model = nn.ParameterDict({"critics": torch.zeros(5, 4, 3), "matrix": torch.zeros(4, 3)})
+        >>> [is_stack(model, name, p) for name, p in model.named_parameters()]
+        [True, False]
+    """
+    if weight.ndim < 3 or _is_one_map(model, name):
+        return False
+    named = model.named_parameters(remove_duplicate=False)
+    return not any(_is_one_map(model, other) for other, parameter in named if parameter is weight)
+
+
+def _is_one_map(model: nn.Module, name: str) -> bool:
+    path = name.rpartition(".")[0]
+    while path and isinstance(model.get_submodule(path), _CONTAINERS):
+        path = path.rpartition(".")[0]  # it is the module around a container that reads what it holds
+    module = model.get_submodule(path)
+    return isinstance(module, _ConvNd | nn.Bilinear) or _calls_convolution(module)
+
+
+def _calls_convolution(module: nn.Module) -> bool:
+    """Say whether the code of a module's class calls a convolution that is none of its submodules."""
+    kinds = type(module).__mro__
+    members = (member for kind in kinds[: kinds.index(nn.Module)] for member in vars(kind).values())
+    functions = (inspect.unwrap(getattr(member, "__func__", member)) for member in members if callable(member))
+    names = {name for function in functions for name in _names(getattr(function, "__code__", None))}
+    return any(_CONVOLUTION.search(name) for name in names - module._modules.keys())
+
+
+def _names(code: CodeType | None) -> Iterator[str]:
+    if code is not None:
+        yield from code.co_names
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):  # a function within the function
+                yield from _names(constant)
 
 
 def _is_parametrized(module: nn.Module) -> bool:

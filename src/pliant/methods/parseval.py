@@ -17,7 +17,7 @@ from pliant.checking import check_number
 from pliant.methods.base import Filter
 from pliant.methods.gram import gram
 from pliant.methods.penalty import Penalty
-from pliant.methods.roles import Role, as_matrix, having_role, role_of, warn_of_computed
+from pliant.methods.roles import Role, as_matrix, having_role, role_of, warn_of_computed, without_stacks
 from pliant.methods.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
 from pliant.precision import without_autocast
 
@@ -94,7 +94,7 @@ class Parseval(Penalty):
         where: Filter | None = None,
     ) -> None:
         roles: tuple[Role, ...] = ("matrix", "scale") if norm_scales else ("matrix",)
-        super().__init__(model, where=having_role(model, where, *roles))
+        super().__init__(model, where=having_role(model, without_stacks(self.name, model, where), *roles))
         warn_of_computed(self)
         self.s = check_number("s", s)
         self.strengths = resolve_strengths(lam, self.parameters)

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from pliant.graph.layers import NORM_LAYERS
-from pliant.graph.matrices import find_computed
+from pliant.graph.matrices import find_computed, is_stack
 from pliant.methods.base import Filter, Method
+from pliant.methods.parameters import learnable_parameters
 
 Role = Literal["matrix", "scale", "shift"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -53,6 +54,31 @@ def role_of(model: nn.Module, name: str, parameter: Tensor) -> Role | None:
 def having_role(model: nn.Module, where: Filter | None, *roles: Role) -> Filter:
     """Return a filter that passes the parameters with one of these roles which also pass `where`."""
     return lambda name, p: role_of(model, name, p) in roles and (where is None or where(name, p))
+
+
+def without_stacks(method: str, model: nn.Module, where: Filter | None) -> Filter:
+    """Return a filter that passes what `where` does, but no weight that may hold several matrices; warn of those.
+
+    Read as one matrix, the members of an ensemble would be held to what none of them is (see `is_stack`).
+
+    Args:
+        method: The name of the method, whose `__init__` calls this.
+        model: The model.
+        where: The filter; all pass if None.
+    """
+    stacks = [
+        name
+        for name, p in learnable_parameters(model).items()
+        if is_stack(model, name, p) and role_of(model, name, p) == "matrix" and (where is None or where(name, p))
+    ]
+    if stacks:
+        warnings.warn(
+            f"{method} leaves these weights alone, they have three or more dimensions, no convolution is seen to read "
+            f"them, and each may hold several matrices: {', '.join(stacks)} (to act on them, give each matrix a "
+            "parameter of its own; where= leaves them out)",
+            stacklevel=3,
+        )
+    return lambda name, p: name not in stacks and (where is None or where(name, p))
 
 
 def warn_of_computed(method: Method, stacklevel: int = 3) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from pliant.checking import check_number
 from pliant.methods.base import Filter
 from pliant.methods.penalty import Penalty
-from pliant.methods.roles import ROLES, as_matrix, having_role, role_of, warn_of_computed
+from pliant.methods.roles import ROLES, as_matrix, having_role, role_of, warn_of_computed, without_stacks
 from pliant.methods.strengths import Strength, resolve_strengths
 from pliant.precision import widen, without_autocast
 from pliant.seeding import generator
@@ -187,7 +187,7 @@ class Spectral(_LargestSingularValue):
     name = "spectral"
 
     def __init__(self, model: nn.Module, *, lam: Strength = 1e-4, k: float = 2, where: Filter | None = None) -> None:
-        super().__init__(model, lam=lam, where=having_role(model, where, *ROLES))
+        super().__init__(model, lam=lam, where=having_role(model, without_stacks(self.name, model, where), *ROLES))
         self.k = check_number("k", k, low=1.0)
 
     def _cost(self, sigma: Tensor) -> Tensor:
@@ -246,7 +246,7 @@ class SpectralNorm(_LargestSingularValue):
     name = "spectral_norm"
 
     def __init__(self, model: nn.Module, *, lam: Strength = 1e-4, where: Filter | None = None) -> None:
-        super().__init__(model, lam=lam, where=having_role(model, where, "matrix"))
+        super().__init__(model, lam=lam, where=having_role(model, without_stacks(self.name, model, where), "matrix"))
 
     def _cost(self, sigma: Tensor) -> Tensor:
         return sigma**2 / 2

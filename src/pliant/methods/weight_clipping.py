@@ -6,6 +6,7 @@ weights it draws within 1/√hidden_size, a bilinear one's within 1/√in1_featu
 attention it draws by another rule, within 1.22/√fan_in; b is 1/√fan_in all the same.) The bound follows from the
 layer's shape, never from values that training has moved already, and a bias is bounded by the fan-in of the weight that
 it belongs to. Norm layers, embeddings and parameters that belong to no weight have no such bound; they are left alone.
+Nor is the fan-in known of a weight that may hold several matrices, [n, in, out] or [n, out, in].
 """
 
 from collections.abc import Sequence
@@ -17,18 +18,18 @@ from torch.optim import Optimizer
 
 from pliant.checking import check_number
 from pliant.graph.layers import eval_mode
-from pliant.graph.matrices import is_linear
+from pliant.graph.matrices import is_linear, is_stack
 from pliant.methods.base import Filter, Receipt
 from pliant.methods.parameters import learnable_parameters
 from pliant.methods.rescaler import Rescaler
-from pliant.methods.roles import role_of, warn_of_computed
+from pliant.methods.roles import role_of, warn_of_computed, without_stacks
 
 
 def initial_bounds(model: nn.Module) -> dict[str, float]:
     """Return b = 1/√fan_in of every weight, and of the biases that belong to it, by name.
 
-    Norm layers and embeddings have none. A weight that is tied has the bound of the first of its modules that gives it
-    one: an output layer's, not an embedding's.
+    Norm layers, embeddings and what may hold several matrices have none. A weight that is tied has the bound of the
+    first of its modules that gives it one: an output layer's, not an embedding's.
 
     Args:
         model: The model.
@@ -54,7 +55,8 @@ def _bound(model: nn.Module, path: str, leaf: str) -> float | None:
         return None
     if not weight.numel():
         return None
-    if role_of(model, f"{path}.{leaf}".lstrip("."), weight) != "matrix":
+    name = f"{path}.{leaf}".lstrip(".")
+    if role_of(model, name, weight) != "matrix" or is_stack(model, name, weight):
         return None
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return float(module.hidden_size**-0.5)
@@ -85,7 +87,8 @@ class WeightClipping(Rescaler):
     def __init__(self, model: nn.Module, *, kappa: float = 2.0, where: Filter | None = None) -> None:
         learnable_parameters(model)  # An error that names what a model lacks, before anything looks into it.
         bounds = initial_bounds(model)
-        super().__init__(model, where=lambda name, p: name in bounds and (where is None or where(name, p)))
+        single = without_stacks(self.name, model, where)
+        super().__init__(model, where=lambda name, p: name in bounds and single(name, p))
         warn_of_computed(self)
         self.kappa = check_number("kappa", kappa)
         self.bounds = {name: self.kappa * bounds[name] for name in self.parameters}
