@@ -9,7 +9,8 @@ after a linear layer; where dimensions are permuted or reshaped before the activ
 as many entries, if there is but one, and else where they were before the reshaping.
 
 Activations are recognised from a list of functions. A clamp is one if its lower bound is 0, and a maximum of two
-tensors is, where they leave the layer its units: both have other uses.
+tensors is, where they leave the layer its units: both have other uses. Where one is but the gate in an activation that
+is written out (½u(1 + tanh(…))), the product is taken in its place.
 """
 
 import sys
@@ -24,6 +25,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from pliant.diagnostics.batches import Batch
+from pliant.diagnostics.gates import Gates
 
 _CONVOLUTIONS = (
     functional.conv1d, functional.conv2d, functional.conv3d,
@@ -107,7 +109,7 @@ def _linear_operands(func: Callable[..., Any], args: Any, kwargs: Mapping[str, A
 
 
 def _stored(weight: Tensor) -> nn.Parameter | None:
-    """Return the parameter that a weight is, or is a view of."""
+    """Return the parameter that a tensor is, or is a view of."""
     whole = weight if weight._base is None else weight._base
     return whole if isinstance(whole, nn.Parameter) else None
 
@@ -137,9 +139,17 @@ class _Layer(NamedTuple):
         return out.movedim(dim, 0).flatten(1)
 
 
+@dataclass(eq=False)
+class _Note:
+    """The features after a layer, or an activation of it; `None` if they are unclear."""
+
+    layer: _Layer
+    features: Features | None
+
+
 def _is_activation(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], out: Any, layer: _Layer) -> bool:
     if func in _ACTIVATIONS:
-        return not isinstance(args[0] if args else kwargs["input"], nn.Parameter)  # a gate that was learnt, not units
+        return _stored(args[0] if args else kwargs["input"]) is None  # else a gate that was learnt, not units
     if func in _CLAMPS:
         low = args[1] if len(args) > 1 else kwargs.get("min")
         if low is None or torch.as_tensor(low).any():
@@ -159,9 +169,10 @@ class _Watch(TorchFunctionMode):
         self._model = model
         self._names = {id(p): name for name, p in model.named_parameters()}
         self._layer: _Layer | None = None  # the last one that was called
-        self._activations: dict[str, Features | None] = {}
-        self._outputs: dict[str, Features | None] = {}
-        self._after_last: list[str] = []
+        self._activations: list[_Note] = []
+        self._outputs: list[_Note] = []
+        self._after_last: list[_Note] = []
+        self._gates = Gates(model)
         self.representation: Tensor | None = None
 
     @contextmanager
@@ -196,39 +207,50 @@ class _Watch(TorchFunctionMode):
         if operands is not None or func in _CONVOLUTIONS:
             self._layer = _Layer(self._name(func, weight), out.shape, 1 if operands is None else -1)
             self._after_last = []
-            self._note(self._outputs, self._layer, out)
-        elif self._layer is not None and _is_activation(func, args, kwargs, out, self._layer):
-            self._after_last.append(self._note(self._activations, self._layer, out))
+            self._outputs.append(_Note(self._layer, self._features(self._layer, out)))
+        elif self._layer is not None and isinstance(out, Tensor):
+            is_activation = _is_activation(func, args, kwargs, out, self._layer)
+            entrywise = is_activation or func in _ACTIVATIONS
+            replaced: tuple[_Note, ...] = self._gates.follow(func, args, kwargs, out, entrywise)
+            if replaced:
+                replaced[0].features = self._features(replaced[0].layer, out)
+                self._activations = [note for note in self._activations if note not in replaced[1:]]
+            elif is_activation:
+                note = _Note(self._layer, self._features(self._layer, out))
+                self._activations.append(note)
+                self._after_last.append(note)
+                self._gates.mark(out, note)
         return out
 
     def _name(self, func: Callable[..., Any], weight: Tensor) -> str:
         """Return the name of the module at work; in the model itself that of the weight, as other measures have it."""
         return (self._path[-1] if self._path else "") or self._names.get(id(_stored(weight)), func.__name__)
 
-    def _note(self, found: dict[str, Features | None], layer: _Layer, out: Tensor) -> str:
-        name, again = layer.name, 2
-        while name in found:
-            name, again = f"{layer.name}:{again}", again + 1
+    def _features(self, layer: _Layer, out: Tensor) -> Features | None:
         h = out.detach()
         if h.ndim < 2:  # one sample without a dimension of its own
             h = h.reshape(1, -1)
         by_unit = layer.by_unit(h)
-        found[name] = None
-        if by_unit is not None:
-            found[name] = Features(
-                by_unit.abs().mean(1, dtype=torch.float64),
-                (by_unit != 0).sum(1),
-                h.flatten(1).clone() if self._keep and len(h) == self._samples else None,
-            )
-        return name
+        if by_unit is None:
+            return None
+        return Features(
+            by_unit.abs().mean(1, dtype=torch.float64),
+            (by_unit != 0).sum(1),
+            h.flatten(1).clone() if self._keep and len(h) == self._samples else None,
+        )
 
     def layers(self) -> dict[str, Features | None]:
         """Return the hidden features: those after the last layer with a weight are outputs, not hidden.
 
         `None` stands for features that are unclear.
         """
-        hidden = {name: f for name, f in self._activations.items() if name not in self._after_last}
-        return hidden or dict(list(self._outputs.items())[:-1])
+        found: dict[str, Features | None] = {}
+        for note in [note for note in self._activations if note not in self._after_last] or self._outputs[:-1]:
+            name, again = note.layer.name, 2
+            while name in found:
+                name, again = f"{note.layer.name}:{again}", again + 1
+            found[name] = note.features
+        return found
 
 
 def capture(model: nn.Module, batch: Batch, keep: bool = False) -> Captured:
