@@ -33,6 +33,9 @@ class Odd(nn.Module):
         self.temperature = nn.Parameter(torch.tensor(1.0))
         self.log_std = nn.Parameter(torch.zeros(4))
         self.actor_logstd = nn.Parameter(torch.zeros(1, 4))
+        self.weight_sigma = nn.Parameter(torch.ones(4, 4))
+        self.sigma_weight = nn.Parameter(torch.ones(4, 4))
+        self.bias_sigma = nn.Parameter(torch.ones(4))
         self.queries = nn.Parameter(torch.zeros(4))
         self.layer_scale = nn.Parameter(torch.ones(4))
         self.slope = nn.PReLU(4)
@@ -49,7 +52,8 @@ def test_roles() -> None:
     assert roles == {
         "embed.weight": "matrix", "class_token": "shift", "mixer": "matrix", "gamma": "scale",
         "gain": "scale", "beta": "shift",
-        "temperature": None, "log_std": None, "actor_logstd": None, "queries": None, "layer_scale": "scale",
+        "temperature": None, "log_std": None, "actor_logstd": None, "weight_sigma": None,
+        "sigma_weight": None, "bias_sigma": None, "queries": None, "layer_scale": "scale",
         "slope.weight": None, "norm.weight": "scale", "norm.bias": "shift",
         "attention.in_proj_weight": "matrix", "attention.in_proj_bias": "shift", "attention.bias_k": "shift",
         "attention.bias_v": "shift", "attention.out_proj.weight": "matrix", "attention.out_proj.bias": "shift",
@@ -139,6 +143,22 @@ def test_an_own_convolution_is_read_as_torchs() -> None:
     assert Parseval(own).value() == Parseval(torchs).value()
     assert Spectral(own).sigma("weight") == Spectral(torchs).sigma("weight")
     assert WeightClipping(own).bounds == WeightClipping(torchs).bounds
+
+
+class Noisy(nn.Module):
+    """A layer whose weight is drawn around a mean, as Rainbow explores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight_mu, self.weight_sigma = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.full((4, 4), 0.05))
+        self.bias_mu, self.bias_sigma = nn.Parameter(torch.randn(4)), nn.Parameter(torch.full((4,), 0.05))
+
+
+@pytest.mark.parametrize("make", [WeightClipping, WeightRescaling, Spectral, SpectralNorm, Parseval])
+def test_the_scale_of_a_noise_is_left_alone(make: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert set(make(Noisy()).parameters) <= {"weight_mu", "bias_mu"}
 
 
 class Counter:

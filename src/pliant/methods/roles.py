@@ -18,11 +18,12 @@ ROLES: tuple[Role, ...] = get_args(Role)
 def role_of(model: nn.Module, name: str, parameter: Tensor) -> Role | None:
     """Return the role of a parameter, or None if it has none of them (a slope of PReLU, a policy's log_std, a number).
 
-    A norm layer's weight is a "scale" and its bias a "shift". Elsewhere a name with "bias" in it is a "shift" and one
-    with "std" nothing; of the rest, a vector is a "scale" if it is called weight, scale, gamma or gain and a "shift" if
-    it is called beta, and a tensor of more dimensions a "matrix", unless it is one row that is broadcast over the batch
-    and no weight by name: a class token or a table of positions, which is added, a "shift". What a parametrization
-    computes a tensor from plays the role of that tensor; the magnitudes of a weight norm are a "scale".
+    A norm layer's weight is a "scale" and its bias a "shift". Elsewhere a name with "std" or "sigma" in it is the scale
+    of a noise, which is nothing, and one with "bias" a "shift"; of the rest, a vector is a "scale" if it is called
+    weight, scale, gamma or gain and a "shift" if it is called beta, and a tensor of more dimensions a "matrix", unless
+    it is one row that is broadcast over the batch and no weight by name: a class token or a table of positions, which
+    is added, a "shift". What a parametrization computes a tensor from plays the role of that tensor; the magnitudes of
+    a weight norm are a "scale".
 
     Args:
         model: The model that holds the parameter.
@@ -42,7 +43,7 @@ def role_of(model: nn.Module, name: str, parameter: Tensor) -> Role | None:
         module, leaf = model.get_submodule(path.rpartition(".")[0]), "weight_g" if magnitudes else leaf
     if isinstance(module, NORM_LAYERS):
         return "shift" if leaf == "bias" else "scale"
-    if isinstance(module, nn.PReLU) or parameter.ndim == 0 or "std" in leaf:
+    if isinstance(module, nn.PReLU) or parameter.ndim == 0 or "std" in leaf or "sigma" in leaf:
         return None
     if "bias" in leaf or (parameter.ndim == 1 and leaf == "beta"):
         return "shift"
