@@ -261,19 +261,6 @@ def slice_deviation(weight: Tensor) -> float:
     return sum(deviation(slices[:, :, i] / scale) for i in range(places))
 
 
-def test_weights_that_are_computed_are_named() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
-    model.append(nn.utils.spectral_norm(nn.Linear(2, 2)))
-    with pytest.warns(UserWarning, match=r"fire leaves these layers alone, their weights are computed.*: 1, 3"):
-        fire = FIRE(model)
-    assert fire.skipped == ["1", "3"]
-    assert set(fire.parameters) == {"0.weight", "2.weight"}
-    with pytest.raises(
-        ValueError, match=r"no linear and no convolution layer .*; the weights of 1 are computed from oth"
-    ):
-        FIRE(nn.Sequential(nn.ReLU(), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))))
-
-
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_autocast_around_it_changes_nothing(solver: Any) -> None:
     plain, cast = zoo.build("mlp").float(), zoo.build("mlp").float()

@@ -26,6 +26,7 @@ from pliant.methods.base import Batches, Filter, LossFunction
 from pliant.methods.orthogonal import Iteration, Polynomial, Solver, check_solver, isometry_deviation, orthogonalise
 from pliant.methods.parameters import learnable_parameters
 from pliant.methods.reinitializer import Reinitializer
+from pliant.methods.roles import role_of
 from pliant.precision import wide_dtype, without_autocast
 from pliant.surgery import forget_state_, map_moments_, zero_moments_
 
@@ -63,6 +64,11 @@ class FIRE(Reinitializer):
         optimizer_state: "reset" the moments of the weights (the paper starts a new optimizer), "keep" them, or
             "rotate" them: a weight becomes W·T, so first moments become M·T and second moments V·(T∘T).
         where: Which weights to act on, of those that `layers` names; all if None.
+
+    Attributes:
+        skipped: What it leaves alone though one might expect it to act: layers whose weight is computed from others,
+            by name, and, unless q and k alone are meant, the weights of other modules than linear, convolution and
+            attention layers that `where` passes, by theirs: recurrent ones, experts, modules of one's own.
     """
 
     name = "fire"
@@ -91,18 +97,27 @@ class FIRE(Reinitializer):
             )
         self.solver: Solver = "eigh" if optimizer_state == "rotate" and solver == "auto" else solver
         learnable_parameters(model)  # An error that names what a model lacks, before anything looks into it.
-        self.skipped = find_computed(model)
-        found = _choose(find_matrices(model, packed), layers, self.skipped)
+        computed, known = find_computed(model), find_matrices(model, packed)
+        found = _choose(known, layers, computed)
         chosen = {matrix.parameter for matrix in found}
+        # Where q and k alone are meant, nothing else is expected.
+        unknown = _find_unknown(model, known, computed, where) if found is known else []
         super().__init__(
             model,
             optimizer_state=optimizer_state,
             where=lambda name, p: name in chosen and (where is None or where(name, p)),
         )
         self.matrices = [matrix for matrix in found if matrix.parameter in self.parameters]
-        if self.skipped and where is None:
+        self.skipped = computed + unknown
+        if computed and where is None:
             warnings.warn(
-                f"fire leaves these layers alone, their weights are computed from others: {', '.join(self.skipped)}",
+                f"fire leaves these layers alone, their weights are computed from others: {', '.join(computed)}",
+                stacklevel=2,
+            )
+        if unknown:
+            warnings.warn(
+                "fire leaves these weights alone, they are of no linear, convolution or attention layer that it knows: "
+                f"{', '.join(unknown)} (where= leaves them out)",
                 stacklevel=2,
             )
         self._maps: dict[Matrix, Tensor] = {}
@@ -206,6 +221,26 @@ def _choose(found: list[Matrix], layers: Layers, computed: Sequence[str]) -> lis
             raise ValueError(f"model: it has no linear and no convolution layer for fire to act on{why}")
         return found
     return projections
+
+
+def _find_unknown(
+    model: nn.Module, known: Sequence[Matrix], computed: Sequence[str], where: Filter | None
+) -> list[str]:
+    """Return the weights that are matrices, or stacks of them, but of no layer whose matrices are known.
+
+    Embeddings are none, nor are tables that are called so.
+    """
+    embeddings = (module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
+    tables = {id(p) for module in embeddings for p in module.parameters()}
+    names = {matrix.parameter for matrix in known}
+    told = tuple(path and f"{path}." for path in computed)  # by the name of the layer
+    return [
+        name
+        for name, p in learnable_parameters(model).items()
+        if name not in names and not name.startswith(told)
+        if id(p) not in tables and "embed" not in name.rpartition(".")[2]
+        if role_of(model, name, p) == "matrix" and (where is None or where(name, p))
+    ]
 
 
 def _groups_of_equal_shape(views: Mapping[Matrix, Tensor]) -> list[list[Matrix]]:
