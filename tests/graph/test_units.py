@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
+from transformers.pytorch_utils import Conv1D
 
 from pliant.graph import GraphError
 from pliant.graph.units import Slices, UnitGraph, UnitGroup, find_units
@@ -227,8 +228,6 @@ def test_slices_of_split_and_joined_values() -> None:
 
 
 def test_transposed_storage() -> None:
-    from transformers.pytorch_utils import Conv1D
-
     model = nn.Sequential(Conv1D(8, 4), nn.GELU(), Conv1D(3, 8))
     (group,) = find_units(model, torch.zeros(2, 4)).groups
     assert (group.weight.dim, group.readers[0].weight.dim) == (1, 0)
@@ -478,6 +477,8 @@ class Flattening(nn.Linear):
     (lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (2, 4), True),
     (lambda: nn.Sequential(nn.Linear(4, 3), Activating(3, 2)), (2, 4), False),
     (lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), Flattening(12, 2)), (2, 1, 4, 4), False),
+    (lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), Flattening(15, 2)), (2, 5, 4), False),
+    (lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), Conv1D(2, 3)), (2, 5, 4), True),
     (lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.Conv2d(3, 2, 3, padding=1, padding_mode="circular")), (2, 1, 8, 8),
      True),
 ])  # fmt: skip

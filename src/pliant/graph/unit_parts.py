@@ -44,7 +44,8 @@ class Reader:
         weight: The slices of its weight that read each unit: one column, or as many as a channel has pixels.
         bias: The name of its bias, None if it has none of its own.
         input_dim: The dimension of its input along which the units lie, as those slices do.
-        reads_input: Whether what it multiplies by the weight is what the module is called with, a padding aside.
+        reads_input: Whether what it multiplies by the weight is what the module is called with, but for a padding and
+            for the shape of the dimensions before the units'.
         passed: The names of the calls between the units' layer and it.
     """
 

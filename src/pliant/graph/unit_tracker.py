@@ -232,7 +232,7 @@ class Tracker:
             slices = Slices(self.graph.parameters[weight], in_dim, draft.units(vector))
             name = self.graph.parameters.get(bias, "")
             own_bias = name if self._uses[name] == 1 else None
-            outside = self._is_made_outside(source, path)
+            outside = self._is_made_outside(source, path, value_dim)
             draft.readers.append(Reader(path, slices, own_bias, value_dim, outside, self._passed(source)))
             self._check_parameter(draft, weight, "it is read by")
 
@@ -246,11 +246,22 @@ class Tracker:
                 waiting += node.all_input_nodes
         return frozenset(self.graph.operator(node) for node in seen - self._layers)
 
-    def _is_made_outside(self, source: fx.Node, path: str) -> bool:
-        """Say whether a module has what it multiplies by its weight from elsewhere, and at most pads it itself."""
-        while self.graph.module_path(source) == path and self.graph.operator(source) in ("pad", *_CASTS):
+    def _is_made_outside(self, source: fx.Node, path: str, value_dim: int) -> bool:
+        """Say whether a module has what it multiplies by its weight from elsewhere, and moves no unit of it."""
+        while self.graph.module_path(source) == path and self._leaves_in_place(source, value_dim):
             source = source.all_input_nodes[0]
         return not f"{self.graph.module_path(source)}.".startswith(f"{path}.")
+
+    def _leaves_in_place(self, node: fx.Node, value_dim: int) -> bool:
+        """Say whether a call pads, casts or reshapes what it reads, and each unit stays where it is along a dimension.
+
+        Entries keep their order when they are reshaped, so those of the last dimension stay if that keeps its size.
+        """
+        name = self.graph.operator(node)
+        if name in RESHAPES:
+            sizes = [self.graph.shape(each)[-1:] for each in (node, node.all_input_nodes[0])]
+            return value_dim == -1 and sizes[0] == sizes[1]
+        return name in ("pad", *_CASTS)
 
     def _layer_name(self, path: str, weight: str) -> str:
         """Return the module that owns the weight; of several that share it, the one that makes the call."""
