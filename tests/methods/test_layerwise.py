@@ -173,6 +173,7 @@ def test_a_stage_that_fails_changes_nothing() -> None:
     def init(model: nn.Module) -> None:
         if broken:
             raise RuntimeError("no more")
+        nn.init.zeros_(model[0].bias)
 
     method = Layerwise(model, zoo.batch("mlp")[0], init=init)
     with torch.no_grad():
