@@ -1,0 +1,163 @@
+"""docs/results.md, the method cards, the figures and the report pages show what the kept runs say."""
+
+from pathlib import Path
+
+import pytest
+from benchmarks.reproduction import effects, explanations
+from benchmarks.reproduction.documents import BLOCK, DOCS, PAGES, render
+from benchmarks.reproduction.drawings import NOTHING_DONE, Drawing, digest, known_drawings, make_rows
+from benchmarks.reproduction.effects import EFFECT, effect_block, name_effect, sum_up
+from benchmarks.reproduction.explanations import explanations_block
+from benchmarks.reproduction.figures import PAPERS
+from benchmarks.reproduction.kept import (
+    KEPT,
+    Estimate,
+    asks_for,
+    find_recipe,
+    kept_runs,
+)
+from benchmarks.reproduction.pages import make_page
+from benchmarks.reproduction.statements import SECTIONS, load_statements
+
+from pliant import methods
+from pliant.experiments.store import load_runs
+from tests.reproduction.helpers import make_kept
+
+STATEMENTS = load_statements()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_is_what_the_command_writes(page: Path) -> None:
+    text = page.read_text()
+    assert render(text) == text, "python -m benchmarks.reproduction writes it anew"
+
+
+def test_page_shows_every_statement_and_every_kept_experiment() -> None:
+    blocks = set(BLOCK.findall((DOCS / "results.md").read_text()))
+    assert {statement["paper"] for statement in STATEMENTS} == set(SECTIONS)
+    assert {("statements", paper) for paper in SECTIONS} <= blocks
+    kept = {file.name.removesuffix(".jsonl.gz") for file in KEPT.glob("*.gz")}
+    assert {("table", name) for name in kept - {EFFECT}} <= blocks
+    assert ("effect", "all") in blocks
+
+
+@pytest.mark.parametrize("drawing", known_drawings(), ids=lambda drawing: drawing.name)
+def test_figure_shows_the_kept_runs(drawing: Drawing) -> None:
+    path = DOCS / "images" / f"{drawing.name}.svg"
+    rows = make_rows(drawing)
+    assert path.read_text().startswith(f"<!-- numbers: {digest(rows)} -->"), (
+        "python -m benchmarks.reproduction draws it"
+    )
+    assert f"(images/{path.name})" in (DOCS / "results.md").read_text()
+    assert {row["label"] for row in rows} == {
+        entry.label for entry in find_recipe(drawing.name).methods if not drawing.settings or len(entry.variants()) > 1
+    }
+    lines = {*drawing.settings, NOTHING_DONE} if drawing.settings else set(drawing.quantities.values())
+    assert {row["quantity"] for row in rows} == lines
+
+
+SHARES = {
+    "error", "dormant_fraction", "dead_fraction", "feature_rank", "hessian_rank", "hessian_exact_rank", "fisher_rank",
+    "gauss_newton_rank", "gradient_overlap",
+}  # fmt: skip
+
+
+KEPT_NAMES = sorted(file.name.removesuffix(".jsonl.gz") for file in KEPT.glob("*.gz"))
+
+
+@pytest.mark.parametrize("name", [name for name in KEPT_NAMES if find_recipe(name).measures])
+def test_kept_measures_are_numbers_that_they_can_be(name: str) -> None:
+    """Norms, ranks and shares are not negative, nor is the sharpness of cross-entropy; dormancy is minus an entropy."""
+    seen = set()
+    with kept_runs(name) as (runs, _):
+        for run in runs:
+            for record in run.records:
+                for key, value in record.get("measures", {}).items():
+                    measure, where = key.partition("/")[0], (run.id, record["task"], record["epoch"], key)
+                    if value is not None:
+                        seen.add(measure)
+                        assert value <= 0 if measure == "dormancy" else value >= 0, where
+                        assert value <= 1 or measure not in SHARES, where
+    assert seen >= set(find_recipe(name).measures)
+
+
+def test_list_of_recipes_shows_every_paper() -> None:
+    assert BLOCK.findall((DOCS / "recipes.md").read_text()) == [("figures", paper) for paper in PAPERS]
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_card_shows_the_effect_of_its_method(name: str) -> None:
+    assert BLOCK.findall((DOCS / "methods" / f"{name}.md").read_text()) == [("effect", name)]
+    assert any(name in {part.name for part in entry.parts} for entry in find_recipe(EFFECT).methods)
+
+
+@pytest.mark.parametrize("file", sorted(KEPT.glob("*.gz")), ids=lambda file: file.name)
+def test_kept_runs_are_those_of_the_recipe(file: Path) -> None:
+    name = file.name.removesuffix(".jsonl.gz")
+    recipe = find_recipe(name)
+    with kept_runs(name) as (runs, _):
+        assert runs
+        assert all(asks_for(recipe, run) and run.config.seed in recipe.seeds for run in runs)
+
+
+def test_explanations_sort_measures_by_what_they_tell_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {
+        "lost": {"hessian_rank_change": -0.9, "weight_l1_change": 0.5, "dormancy_change": 0.4, "sharpness_change": 2.0},
+        "kept": {"hessian_rank_change": -0.1, "weight_l1_change": 0.5, "dormancy_change": -0.1},
+    }
+    changes["lost"]["train_error_growth"], changes["kept"]["train_error_growth"] = 0.4, 0.0
+    noise = (-0.01, 0.0, 0.01)
+    numbers = {
+        label: {seed: {name: value + noise[seed] for name, value in values.items()} for seed in range(3)}
+        for label, values in changes.items()
+    }
+    monkeypatch.setattr(explanations, "load_kept", lambda name: make_kept(numbers | {"not run": {}}))
+    assert explanations_block("any").splitlines() == [
+        "- (of not run the runs do not tell whether it was kept)",
+        "- falls more, or rises less, in those that lost it (lost) than in those that kept it (kept): `hessian_rank`",
+        "- rises more, or falls less, in those that lost it: `dormancy`",
+        "- does not tell them apart: `weight_l1`",
+        "- is not defined for all of them, or starts from zero: `sharpness`",
+    ]
+
+
+def test_effect_is_named_by_the_difference_in_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert name_effect(Estimate(-0.2, 0.1, 3)) == "helps"
+    assert name_effect(Estimate(0.2, 0.1, 3)) == "hurts"
+    assert name_effect(Estimate(0.2, 0.3, 3)) == "no difference seen"
+    assert name_effect(Estimate(-0.2, 0.1, 2)) == name_effect(None) == "too few seeds"
+
+    def runs(*accuracies: float) -> dict[int, dict[str, float]]:
+        return {seed: {"mean_train_accuracy": a, "final_train_accuracy": a / 2} for seed, a in enumerate(accuracies)}
+
+    numbers = {"vanilla": runs(0.5, 0.52, 0.51), "fresh": runs(0.99), "FIRE": runs(0.9, 0.92, 0.91), "L2 1e-3": runs()}
+    monkeypatch.setattr(effects, "load_kept", lambda name: make_kept(numbers, "mean_train_accuracy"))
+    rows = effect_block("fire").splitlines()[4:]
+    assert rows == [
+        "| *doing nothing* | 49.0 ± 2.5 | 74.5 ± 1.2 |  |  | 3 |",
+        "| *a fresh network for every task* | 1.0 | 50.5 |  |  | 1 |",
+        "| FIRE | 9.0 ± 2.5 | 54.5 ± 1.2 | -40.0 ± 0.0 | helps | 3 |",
+        "",
+        "It helps here with `FIRE`.",
+    ]
+    assert "| L2 1e-3 | – | – | – | too few seeds | 0 |" in effect_block("l2")
+
+
+def test_sentence_says_what_all_settings_come_to() -> None:
+    assert sum_up({"hurts": ["c"], "helps": ["a", "b"]}) == "It helps here with a and b; it hurts with c."
+    assert sum_up({"no difference seen": ["a"], "diverges": ["b"]}) == (
+        "**No help was seen here**: it diverges with b; it makes no difference that was seen with a."
+    )
+    assert sum_up({"too few seeds": ["a", "b", "c"], "helps": ["d"]}) == (
+        "Too few seeds to say what it does here with a, b and c."
+    )
+
+
+def test_kept_experiment_becomes_a_report_with_the_published_numbers(tmp_path: Path) -> None:
+    page = make_page("p0_table1_mnist", tmp_path / "page").read_text()
+    recipe = find_recipe("p0_table1_mnist")
+    mean, spread = recipe.published["SWR"]
+    assert f"{100 * mean:.2f} ± {100 * spread:.2f}" in page
+    assert recipe.title in page
+    assert "unreadable" not in page
+    assert len(load_runs(tmp_path / "page")) > 0
