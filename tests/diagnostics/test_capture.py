@@ -217,6 +217,46 @@ def test_of_an_activation_that_is_written_out_the_product_is_taken(name: str) ->
     assert found.layers["2.a"].values.equal(found.representation)
 
 
+BRANCHES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "scale of a branch": lambda h, alpha: h * alpha,
+    "scale of each unit": lambda h, alpha: alpha.expand(6) * h,
+    "mask": lambda h, alpha: h * torch.zeros(6),
+    "divided by": lambda h, alpha: h / (alpha + 1e9).expand(6),
+    "divided": lambda h, alpha: torch.tensor(1.0) / h,
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_what_an_activation_is_multiplied_by_later_is_no_part_of_it(name: str) -> None:
+    """ReZero begins with all branches at zero: their units are as alive as those of the same network with silu."""
+    alpha = nn.Parameter(torch.zeros(()))
+    model = Between(lambda u: BRANCHES[name](u * torch.sigmoid(u), alpha))
+    model.alpha = alpha
+    found = capture(model, BATCH, keep=True)
+    assert list(found.layers) == ["a"]
+    torch.testing.assert_close(found.layers["a"].values, functional.silu(model.a(BATCH.args[0])))
+
+
+def test_units_inside_a_transform_are_left_out() -> None:
+    class Critics(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.Linear(4, 4)
+            self.weight, self.last = nn.Parameter(torch.randn(3, 5, 4)), nn.Parameter(torch.randn(3, 1, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            def critic(weight: Tensor, last: Tensor, h: Tensor) -> Tensor:
+                return functional.linear(functional.relu(functional.linear(h, weight)), last)
+
+            h = functional.relu(self.encoder(x))
+            return torch.vmap(critic, in_dims=(0, 0, None))(self.weight, self.last, h)
+
+    found = capture(Critics(), BATCH)
+    assert list(found.layers) == ["encoder"]
+    assert found.unclear == ("linear",)
+    assert found.representation is None
+
+
 def test_a_product_belongs_to_the_layer_of_its_gate() -> None:
     class SwiGLU(nn.Module):
         def __init__(self) -> None:

@@ -60,6 +60,17 @@ class Half(nn.Module):
         return weight / 2
 
 
+class Blurring(nn.Module):
+    """An ensemble that blurs its frames: the convolution reads a kernel of four dimensions, not what has three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.blur = nn.Parameter(torch.zeros(5, 4, 3)), nn.Parameter(torch.zeros(1, 1, 3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.conv2d(x, self.blur).flatten(1) @ self.weight
+
+
 def stacks(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if is_stack(model, name, parameter)]
 
@@ -68,6 +79,7 @@ def stacks(model: nn.Module) -> list[str]:
 def test_what_no_convolution_reads_may_be_several_matrices(outer: Any) -> None:
     model = outer(Stacked())
     assert [name.rpartition("0.")[2] for name in stacks(model)] == ["weight"]
+    assert [name.rpartition("0.")[2] for name in stacks(outer(Blurring()))] == ["weight"]
 
 
 @pytest.mark.parametrize(

@@ -334,3 +334,37 @@ def test_other_parameters_in_place_of_its_own_get_no_term() -> None:
     penalty = FeatureRank(model, inputs, lam=1.0).attach(optimizer)
     assert all(map(torch.equal, gradients(), plain))
     assert penalty.receipt is None
+
+
+@pytest.mark.parametrize("way", ["target", "frozen"])
+def test_a_method_of_a_whole_agent_adds_nothing_to_what_goes_through_its_critic(way: str) -> None:
+    agent = nn.ModuleDict(
+        {"actor": nn.Linear(4, 3), "critic": nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))}
+    )
+    actor, critic, inputs = agent["actor"], agent["critic"], torch.randn(8, 4)
+    target = {name: p.detach().clone() for name, p in critic.named_parameters()}
+
+    def actors_gradient() -> Tensor:
+        critic.requires_grad_(way != "frozen")
+        action = actor(inputs)
+        value = functional_call(critic, target, (action,)) if way == "target" else critic(action)
+        critic.requires_grad_(True)
+        return torch.autograd.grad(value.mean(), actor.weight)[0]
+
+    plain = actors_gradient()
+    optimizer = SGD(agent.parameters(), lr=0.1)
+    penalty = FeatureRank(agent, classifier="critic.2", lam=1.0).attach(optimizer)
+    assert torch.equal(actors_gradient(), plain)
+    assert penalty.receipt is None
+    critic(actor(inputs)).mean().backward()  # a pass that the critic learns from
+    assert not torch.allclose(actor.weight.grad, plain)
+
+
+def test_a_classifier_that_was_always_frozen_has_features_all_the_same() -> None:
+    model = zoo.build("mlp")
+    inputs, labels = zoo.batch("mlp")
+    model[-1].requires_grad_(False)
+    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    penalty = FeatureRank(model, inputs, lam=1.0).attach(optimizer)
+    cross_entropy(model(inputs), labels).backward()
+    assert penalty.receipt is not None

@@ -3,7 +3,9 @@
 import copy
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -311,6 +313,48 @@ def test_a_model_that_holds_what_it_computed_last_can_be_reset() -> None:
     assert changed_since(before, policy) == ["mean.weight", "mean.bias"]
     assert policy.kept["last"][0].loc is kept
     assert kept.grad_fn is not None
+
+
+class Slotted:
+    __slots__ = ("last",)
+
+
+def _slotted(h: Tensor) -> Slotted:
+    keeper = Slotted()
+    keeper.last = h
+    return keeper
+
+
+KEEPERS = {
+    "deque": lambda h: deque([h]),
+    "slots": _slotted,
+    "partial": lambda h: partial(torch.add, h),
+    "method of a recorder": lambda h: _slotted(h).__getattribute__,
+}
+
+
+@pytest.mark.parametrize("kind", KEEPERS)
+def test_wherever_a_model_holds_what_it_computed_last_it_can_be_reset(kind: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 2))
+    model.kept = KEEPERS[kind](model(torch.randn(3, 4)))
+    before = snapshot(model)
+    FullReset(model).apply(SGD(model.parameters(), lr=0.1))
+    assert changed_since(before, model) == ["0.weight", "0.bias"]
+
+
+def test_attached_optimizers_forget_too_when_another_is_given() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    weights, biases = Adam([model[0].weight, model[2].weight]), Adam([model[0].bias, model[2].bias])
+    reset = FullReset(model).attach(weights, biases)
+    model(torch.randn(5, 4)).sum().backward()
+    weights.step()
+    biases.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        receipt = reset.apply(weights)
+    assert not weights.state
+    assert not biases.state
+    assert receipt.details["optimizer_tensors_reset"] == 12
 
 
 def test_that_more_is_rewritten_than_is_trained_is_said() -> None:

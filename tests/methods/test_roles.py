@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from pliant import DASH, L2, SWR, Parseval, Spectral, SpectralNorm, WeightClipping, WeightRescaling
+from pliant import DASH, FIRE, L2, SWR, Parseval, Spectral, SpectralNorm, WeightClipping, WeightRescaling
 from pliant.methods.module_hooks import ModuleHook
 from pliant.methods.roles import role_of
 from tests import zoo
@@ -88,6 +88,39 @@ def test_roles_of_what_a_tensor_is_computed_from() -> None:
     }  # fmt: skip
     alone = parametrizations.weight_norm(nn.Linear(4, 3))
     assert {role_of(alone, name, p) for name, p in alone.named_parameters()} == {"shift", "scale", "matrix"}
+
+
+class Vectors(nn.Module):
+    """Vectors that are stored as they are broadcast: of ConvNeXt, of its second version, of Swin's second version."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer_scale = nn.Parameter(torch.ones(4, 1, 1))
+        self.gamma = nn.Parameter(torch.ones(1, 4, 1, 1))
+        self.weight = nn.Parameter(torch.zeros(1, 1, 1, 4))
+        self.beta = nn.Parameter(torch.zeros(4, 1, 1))
+        self.logit_scale = nn.Parameter(torch.ones(3, 1, 1))
+        self.alpha = nn.Parameter(torch.ones(4, 1, 1))
+        self.token = nn.Parameter(torch.ones(1, 1, 4))
+        self.one_by_one = nn.Conv2d(4, 1, 1, bias=False)
+
+
+def test_a_vector_is_one_however_it_is_stored() -> None:
+    model = Vectors()
+    assert {name: role_of(model, name, p) for name, p in model.named_parameters()} == {
+        "layer_scale": "scale",
+        "gamma": "scale",
+        "weight": "scale",
+        "beta": "shift",
+        "logit_scale": None,
+        "alpha": None,
+        "token": "shift",
+        "one_by_one.weight": "matrix",
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for make in (WeightClipping, Spectral, SpectralNorm, Parseval, FIRE):
+            make(model)
 
 
 class Critics(nn.Module):

@@ -206,21 +206,27 @@ def test_that_a_loss_is_among_the_outputs_is_said() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         SWR(WithLoss(), {"x": x})
+    with pytest.warns(UserWarning, match=r"a loss\?"):
+        SWR(WithLoss(), {"x": x[:1], "labels": labels[:1]})
 
 
-def test_an_optimizer_that_shows_an_average_is_named() -> None:
-    class Averaging(SGD):
-        """As the schedule-free optimizers have it."""
+class Squeezed(nn.Module):
+    """Single numbers that are no loss: the value of a single sample, a count, a constant."""
 
-        def __init__(self, *args, **settings) -> None:
-            super().__init__(*args, **settings)
-            self.param_groups[0]["train_mode"] = True
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1))
+        self.register_buffer("count", torch.zeros(()))
 
-        def eval(self) -> None: ...
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.body(x).squeeze(), self.count + 1, torch.tensor(0.5)
 
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    with pytest.warns(UserWarning, match="swr rewrites the weights that Averaging trains, not the average"):
-        SWR(model, torch.randn(2, 4)).attach(Averaging(model.parameters(), lr=0.1))
+
+@pytest.mark.parametrize("samples", [1, 5])
+def test_other_single_numbers_are_not_taken_for_a_loss(samples: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SWR(Squeezed(), torch.randn(samples, 4))
 
 
 class Attending(nn.Module):

@@ -147,6 +147,11 @@ class _Note:
     features: Features | None
 
 
+def _is_transformed() -> bool:
+    """Say whether calls are inside a transform of torch.func, as vmap over an ensemble: no tensor may leave that."""
+    return torch._C._are_functorch_transforms_active()
+
+
 def _is_activation(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], out: Any, layer: _Layer) -> bool:
     if func in _ACTIVATIONS:
         return _stored(args[0] if args else kwargs["input"]) is None  # else a gate that was learnt, not units
@@ -199,7 +204,7 @@ class _Watch(TorchFunctionMode):
         operands = _linear_operands(func, args, kwargs)
         if operands is not None:
             x, weight = operands
-            self.representation = x.detach().reshape(-1, x.shape[-1]).clone()
+            self.representation = None if _is_transformed() else x.detach().reshape(-1, x.shape[-1]).clone()
         elif func in _CONVOLUTIONS:
             weight = args[1] if len(args) > 1 else kwargs["weight"]
             self.representation = None
@@ -211,7 +216,9 @@ class _Watch(TorchFunctionMode):
         elif self._layer is not None and isinstance(out, Tensor):
             is_activation = _is_activation(func, args, kwargs, out, self._layer)
             entrywise = is_activation or func in _ACTIVATIONS
-            replaced: tuple[_Note, ...] = self._gates.follow(func, args, kwargs, out, entrywise)
+            replaced: tuple[_Note, ...] = ()
+            if not _is_transformed():
+                replaced = self._gates.follow(func, args, kwargs, out, entrywise)
             if replaced:
                 replaced[0].features = self._features(replaced[0].layer, out)
                 self._activations = [note for note in self._activations if note not in replaced[1:]]
@@ -227,6 +234,8 @@ class _Watch(TorchFunctionMode):
         return (self._path[-1] if self._path else "") or self._names.get(id(_stored(weight)), func.__name__)
 
     def _features(self, layer: _Layer, out: Tensor) -> Features | None:
+        if _is_transformed():
+            return None
         h = out.detach()
         if h.ndim < 2:  # one sample without a dimension of its own
             h = h.reshape(1, -1)

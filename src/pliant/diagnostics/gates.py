@@ -3,11 +3,13 @@
 There the function that is called gives a gate, and what the units do is the product. A gate is told from a genuine
 activation by what it multiplies: values are followed through the calls that make each entry from one entry, and a
 product is an activation that is written out where both of its factors were made in this way of one and the same tensor,
-and went through different activations. It stands for those that not both went through. A gate that multiplies another
-tensor (that of another layer, another part of the same layer's output, a mean of it) stays an activation of its own.
+and went through different activations. It stands for those that not both went through, and so does its multiple by a
+number; by what the model has learnt or was given (the scale of a branch, a mask) it does not: that is no part of the
+activation. A gate that multiplies another tensor (that of another layer, another part of the same layer's output, a
+mean of it) stays an activation of its own.
 """
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -73,7 +75,7 @@ class Gates:
         replaced: tuple[Any, ...] = ()
         if name in _PRODUCTS and len(values) > 1:
             replaced = tuple(a for a in through if not all(a in value.through for value in values))
-        elif name in _PRODUCTS | _QUOTIENTS and len(values) == 1 and values[0].product is not None:
+        elif len(values) == 1 and values[0].product is not None and _is_multiple(name, read, varying[0]):
             replaced = (values[0].product,)
         if replaced:
             through = (*(a for a in through if a not in replaced), replaced[0])
@@ -90,3 +92,11 @@ class Gates:
         if x.ndim == 0 or (whole is not None and whole.origin is None):
             return _CONSTANT
         return self._values.setdefault(x, _Value(object()))
+
+
+def _is_multiple(name: str, read: Sequence[Tensor], value: Tensor) -> bool:
+    """Say whether a call multiplies or divides a value by a number; one that is a parameter is none."""
+    others = [x for x in read if x is not value]
+    if any(x.ndim > 0 or isinstance(x, nn.Parameter) for x in others):
+        return False
+    return name in _PRODUCTS or (name in _QUOTIENTS and read[0] is value)

@@ -63,8 +63,8 @@ def on_probe(probe: Probe, loss: str = "") -> Notes:
             notes["output"] = f"{strange} entries of the model's output are NaN or infinite"
         if probe.captured.unclear:
             notes["units"] = (
-                "hidden units are left out, since entries were reordered between layer and activation and it cannot be "
-                f"told where units are: {', '.join(probe.captured.unclear)}"
+                "hidden units are left out, since entries were reordered between layer and activation, or are inside a "
+                f"transform of torch.func, and it cannot be told where units are: {', '.join(probe.captured.unclear)}"
             )
     if "gram" in done:
         if not probe.gram.reduced:

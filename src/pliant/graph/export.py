@@ -106,6 +106,17 @@ class ModelGraph:
         assert isinstance(value, torch.Tensor)
         return value.shape
 
+    def is_learnt(self, node: fx.Node) -> bool:
+        """Say whether a value depends on a parameter."""
+        below, seen = [node], {node}
+        while below:
+            each = below.pop()
+            if each in self.parameters:
+                return True
+            below.extend(source for source in each.all_input_nodes if source not in seen)
+            seen.update(each.all_input_nodes)
+        return False
+
     def first_uses(self) -> dict[fx.Node, tuple[int, int]]:
         """Return where each placeholder is first read: the place of the call, and the place among what it reads."""
         uses: dict[fx.Node, tuple[int, int]] = {}

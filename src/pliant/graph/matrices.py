@@ -31,7 +31,7 @@ _SEPARATE_NAMES: dict[str, Role] = {
     for suffix in ("", "_proj", "_lin", "_linear")
 }
 
-_CONVOLUTION = re.compile(r"conv(_transpose)?[123]d|convolution")
+_CONVOLUTION = re.compile(r"conv(?:_transpose)?([123])d|convolution")
 _CONTAINERS = (ParametrizationList, nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict)
 
 
@@ -124,8 +124,8 @@ def is_stack(model: nn.Module, name: str, weight: Tensor) -> bool:
     """Say whether a weight may hold several matrices: the members of an ensemble, the experts of a mixture.
 
     One of three or more dimensions may, [n, in, out] or [n, out, in] or in any other order, unless it is known what it
-    is: a kernel, of a convolution of torch's or of a module whose own code calls one by its usual name (`F.conv2d`), or
-    the weight of `nn.Bilinear`. One that is tied is known if one of its modules tells.
+    is: a kernel, of a convolution of torch's or of a module whose own code calls one for as many dimensions by its
+    usual name (`F.conv2d`), or the weight of `nn.Bilinear`. One that is tied is known if one of its modules tells.
 
     Args:
         model: The model that holds the weight.
@@ -138,27 +138,31 @@ def is_stack(model: nn.Module, name: str, weight: Tensor) -> bool:
         >>> [is_stack(model, name, p) for name, p in model.named_parameters()]
         [True, False]
     """
-    if weight.ndim < 3 or _is_one_map(model, name):
+    if weight.ndim < 3 or _is_one_map(model, name, weight):
         return False
     named = model.named_parameters(remove_duplicate=False)
-    return not any(_is_one_map(model, other) for other, parameter in named if parameter is weight)
+    return not any(_is_one_map(model, other, weight) for other, parameter in named if parameter is weight)
 
 
-def _is_one_map(model: nn.Module, name: str) -> bool:
+def _is_one_map(model: nn.Module, name: str, weight: Tensor) -> bool:
     path = name.rpartition(".")[0]
     while path and isinstance(model.get_submodule(path), _CONTAINERS):
         path = path.rpartition(".")[0]  # it is the module around a container that reads what it holds
     module = model.get_submodule(path)
-    return isinstance(module, _ConvNd | nn.Bilinear) or _calls_convolution(module)
+    return isinstance(module, _ConvNd | nn.Bilinear) or _calls_convolution(module, weight.ndim)
 
 
-def _calls_convolution(module: nn.Module) -> bool:
-    """Say whether the code of a module's class calls a convolution that is none of its submodules."""
+def _calls_convolution(module: nn.Module, ndim: int) -> bool:
+    """Say whether the code of a module's class calls a convolution, by a kernel of so many dimensions.
+
+    Submodules do not count.
+    """
     kinds = type(module).__mro__
     members = (member for kind in kinds[: kinds.index(nn.Module)] for member in vars(kind).values())
     functions = (inspect.unwrap(getattr(member, "__func__", member)) for member in members if callable(member))
     names = {name for function in functions for name in _names(getattr(function, "__code__", None))}
-    return any(_CONVOLUTION.search(name) for name in names - module._modules.keys())
+    calls = filter(None, map(_CONVOLUTION.search, names - module._modules.keys()))
+    return any(call[1] is None or int(call[1]) + 2 == ndim for call in calls)
 
 
 def _names(code: CodeType | None) -> Iterator[str]:

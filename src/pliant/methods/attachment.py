@@ -1,7 +1,6 @@
 """What a method knows of an optimizer that it serves, and of a step of it."""
 
 import operator
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -12,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pliant.checking import check_positive_int
 from pliant.surgery import keeper_of
+from pliant.warning import warn_user
 
 
 @dataclass
@@ -101,10 +101,23 @@ def warn_of_new_count(method: str, new: Attachment, others: Iterable[Attachment]
     """
     shared = [name for other in others if other.counter in steps for name in other.names if name in new.names]
     if shared and new.counter not in steps:
-        warnings.warn(
+        warn_user(
             f"{method} is still attached to another optimizer that holds {shared[0]!r}, and counts the steps of this "
-            "one anew; detach() the old one first if this one takes its place",
-            stacklevel=4,
+            "one anew; detach() the old one first if this one takes its place"
+        )
+
+
+def warn_of_average(method: str, optimizer: Optimizer) -> None:
+    """Warn if a method rewrites weights of an optimizer that shows other ones in evaluation, as schedule-free ones do.
+
+    Args:
+        method: The method's name.
+        optimizer: The optimizer.
+    """
+    if callable(getattr(optimizer, "eval", None)) and any("train_mode" in group for group in optimizer.param_groups):
+        warn_user(
+            f"{method} rewrites the weights that {type(optimizer).__name__} trains, not the average that it keeps and "
+            "shows in eval(): what is evaluated is another network; take an optimizer that keeps none"
         )
 
 

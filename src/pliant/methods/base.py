@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pliant.methods.attachment import Attachment, check_optimizer, choose_counter, warn_of_new_count
+from pliant.methods.attachment import Attachment, check_optimizer, choose_counter, warn_of_average, warn_of_new_count
 from pliant.methods.parameters import check_not_replaced, learnable_parameters, warn_of_unknown
 from pliant.methods.state import check_same_shapes, check_same_structure, copy_state_
 
@@ -123,6 +123,8 @@ class Method(ABC):
         before = list(self._attachments.values())
         for optimizer, attachment in prepared.items():
             self._check_placement(attachment.names)
+            if self.kind != "penalty":
+                warn_of_average(self.name, optimizer)
             attachment.frozen = warn_of_unknown(self.name, self.model, self._known, optimizer, self._told)
         for optimizer, attachment in prepared.items():
             attachment.counter = choose_counter(attachment.names, self._attachments.values(), self.steps)

@@ -17,7 +17,6 @@ term along: where two of them go through one forward pass, `loss_scale=1/2`. In 
 constant.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
@@ -36,6 +35,7 @@ from pliant.methods.module_hooks import ModuleHook, input_of
 from pliant.methods.naming import check_modules
 from pliant.precision import widen, without_autocast
 from pliant.step_hooks import before_step
+from pliant.warning import warn_user
 
 LossScale = float | Callable[[], float | Tensor]
 
@@ -94,6 +94,7 @@ class FeatureRank(Method):
             classifier = classifier_names(called_layers(model, example))[-1]
         (self.classifier,) = check_modules("classifier", model, [classifier])
         self._module = model.get_submodule(classifier)
+        self._network = model.get_submodule(classifier.rpartition(".")[0])
         self._handle: RemovableHandle | None = None
         self._features: Tensor | None = None
         self._warned = False
@@ -156,10 +157,9 @@ class FeatureRank(Method):
         if closure is None:
             if self._features is None and not self._warned:
                 self._warned = True
-                warnings.warn(
+                warn_user(
                     f"{self.name} saw no features before this step: {self.classifier!r} was not called in training "
-                    "mode on an input that has a gradient, only inside torch.func, or was compiled before attach()",
-                    stacklevel=4,
+                    "mode on an input that has a gradient, only inside torch.func, or was compiled before attach()"
                 )
             return None
 
@@ -174,9 +174,10 @@ class FeatureRank(Method):
         features = input_of(args, kwargs)
         if not self._attachments or not module.training or not torch.is_grad_enabled() or not features.requires_grad:
             return
-        # By functional_call the model may be passed with other parameters than its own: a target network's, say.
-        present = {id(parameter) for parameter in self.model.parameters()}
-        if not any(p.requires_grad and id(p) in present for p in self.parameters.values()):
+        # A pass through a frozen critic trains the actor; by functional_call one may be of other parameters than the
+        # model's own, a target network's. In neither do the features learn that the term is for.
+        own = {id(parameter) for parameter in self.parameters.values()}
+        if not any(p.requires_grad and id(p) in own for p in self._network.parameters()):
             return
         if features.ndim > 3:
             raise ValueError(

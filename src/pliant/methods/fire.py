@@ -11,7 +11,6 @@ of size 512 stay below 0.9): that is the default, as in the paper, and the recei
 cheaper (`pliant.methods.orthogonal`). A weight that is all zero stays zero instead of turning into NaN.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -29,6 +28,7 @@ from pliant.methods.reinitializer import Reinitializer
 from pliant.methods.roles import role_of
 from pliant.precision import wide_dtype, without_autocast
 from pliant.surgery import forget_state_, map_moments_, zero_moments_
+from pliant.warning import warn_user
 
 Layers = Literal["auto", "all", "qk"]
 
@@ -110,15 +110,11 @@ class FIRE(Reinitializer):
         self.matrices = [matrix for matrix in found if matrix.parameter in self.parameters]
         self.skipped = computed + unknown
         if computed and where is None:
-            warnings.warn(
-                f"fire leaves these layers alone, their weights are computed from others: {', '.join(computed)}",
-                stacklevel=2,
-            )
+            warn_user(f"fire leaves these layers alone, their weights are computed from others: {', '.join(computed)}")
         if unknown:
-            warnings.warn(
+            warn_user(
                 "fire leaves these weights alone, they are of no linear, convolution or attention layer that it knows: "
-                f"{', '.join(unknown)} (where= leaves them out)",
-                stacklevel=2,
+                f"{', '.join(unknown)} (where= leaves them out)"
             )
         self._maps: dict[Matrix, Tensor] = {}
 

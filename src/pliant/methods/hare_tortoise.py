@@ -8,7 +8,6 @@ order they were attached. To evaluate the tortoise:
 `with method.tortoise_weights(): …`.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +26,7 @@ from pliant.methods.recycler import Recycler
 from pliant.methods.rescaler import Rescaler
 from pliant.precision import widen
 from pliant.step_hooks import let_act_later
+from pliant.warning import warn_user
 
 
 def follow_(tortoise: Sequence[Tensor], hare: Sequence[Tensor], weight: float, found_inf: Tensor | None = None) -> None:
@@ -120,7 +120,7 @@ class HareTortoise(Rescaler):
         self._go_back(self._served(), None)
         receipt = self._make_receipt()
         if self.returns == returns:
-            warnings.warn("hare_tortoise.apply() changed nothing: what it would change is frozen", stacklevel=2)
+            warn_user("hare_tortoise.apply() changed nothing: what it would change is frozen")
             return replace(receipt, tensors=0, entries=0)
         return receipt
 

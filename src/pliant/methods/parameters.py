@@ -1,11 +1,12 @@
 """The parameters of a model that a method acts on, and whether they are still the model's."""
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
+
+from pliant.warning import warn_user
 
 
 def learnable_parameters(
@@ -105,7 +106,5 @@ def warn_of_unknown(
     learnt = [name for name, p in unknown if p.requires_grad]
     told.update(learnt)
     if learnt:
-        warnings.warn(
-            f"{method} does not act on {', '.join(learnt)}: frozen, or not there, when it was made", stacklevel=4
-        )
+        warn_user(f"{method} does not act on {', '.join(learnt)}: frozen, or not there, when it was made")
     return [p for _, p in unknown if not p.requires_grad]

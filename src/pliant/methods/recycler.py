@@ -7,7 +7,6 @@ that read it, and all that optimizers remember of those entries, the step count 
 with the momentum of the unit that it replaces.
 """
 
-import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from pliant.methods.unit_choice import choose_units, is_linear_or_convolution
 from pliant.precision import wide_dtype
 from pliant.step_hooks import after_step
 from pliant.surgery import keeper_of, slice_mask, write_, zero_moments_
+from pliant.warning import warn_user
 
 _FEW = 32
 """Entries in a row below which torch sums slowly."""
@@ -370,11 +370,10 @@ class Recycler(Method):
         if unseen and not self._warned_of_unseen:
             self._warned_of_unseen = True
             reader = self._watched_at[unseen[0]].module
-            warnings.warn(
+            warn_user(
                 f"{self.name} saw nothing of the units of {unseen[0]!r} before this step: the module that reads them, "
                 f"{reader!r}, was not called in training mode with gradients of its weight, only inside torch.func, or "
-                "was compiled before attach()",
-                stacklevel=4,
+                "was compiled before attach()"
             )
         if not seen:  # the receipt stays that of the last action
             return
@@ -385,10 +384,9 @@ class Recycler(Method):
             self._looked_for_unheld = True
             unheld = self._unheld()
             if unheld:
-                warnings.warn(
+                warn_user(
                     f"{self.name} is attached to no optimizer that holds {', '.join(unheld)}, parts of units that it "
-                    "renews: one that does would go on with what it remembers of the old units; attach it too",
-                    stacklevel=4,
+                    "renews: one that does would go on with what it remembers of the old units; attach it too"
                 )
 
     def _check_not_replaced(self, optimizer: Optimizer) -> None:

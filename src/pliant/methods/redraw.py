@@ -1,16 +1,17 @@
 """Fresh draws of a model's initial values, in the distribution that its own modules initialise themselves with."""
 
 import copy
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import FunctionType, ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from pliant.seeding import derive_seed
+from pliant.warning import warn_user
 
 Init = Callable[[nn.Module], object]
 
@@ -110,10 +111,9 @@ def _warn_of_tied(model: nn.Module, names: Iterable[str]) -> None:
     for key, held in tied.items():
         if key not in decided:
             shown = " and ".join(f"{type(module).__name__} {path!r}" for path, module in held.items())
-            warnings.warn(
+            warn_user(
                 f"model: {chosen[key]!r} is shared by {shown}, which initialise it differently, and is drawn as the "
-                "last of them draws it; pass init=, a function that initialises a model in place, if that is wrong",
-                stacklevel=4,
+                "last of them draws it; pass init=, a function that initialises a model in place, if that is wrong"
             )
 
 
@@ -253,34 +253,25 @@ def _parameters_written(module: nn.Module, shown: str, initialise: Init) -> set[
 
 
 def _copy(module: nn.Module, shown: str) -> nn.Module:
-    # A policy may hold its last distribution, whose tensors have a graph: these can be copied without it alone.
-    memo = {id(tensor): tensor.detach().clone() for tensor in _tensors_with_a_graph(module)}
     try:
-        return copy.deepcopy(module, memo)
+        with _DetachedCopies():
+            return copy.deepcopy(module)
     except Exception as error:  # whatever the parts of a model say: a lock, sharded parameters
         raise ValueError(
             f"model: {shown} cannot be copied, to be re-drawn aside: {type(error).__name__}: {error}"
         ) from error
 
 
-def _tensors_with_a_graph(root: object) -> Iterator[Tensor]:
-    """Yield the tensors below an object that were computed with gradients, however deep it holds them."""
-    seen: set[int] = set()
-    below = [root]
-    while below:
-        each = below.pop()
-        if id(each) in seen or isinstance(each, type | ModuleType | FunctionType):
-            continue
-        seen.add(id(each))
-        if isinstance(each, Tensor):
-            if not each.is_leaf:
-                yield each
-        elif isinstance(each, Mapping):
-            below.extend(each.values())
-        elif isinstance(each, list | tuple | set):
-            below.extend(each)
-        else:
-            below.extend(getattr(each, "__dict__", {}).values())
+class _DetachedCopies(TorchFunctionMode):
+    """Copy tensors that have a graph without it: a policy may hold its last distribution, which could not be copied."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.__deepcopy__ and not args[0].is_leaf:
+            tensor, memo = args
+            return memo.setdefault(id(tensor), tensor.detach().clone())
+        return func(*args, **(kwargs or {}))
 
 
 def draw_normal(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
@@ -12,10 +11,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pliant.checking import check_choice
-from pliant.methods.attachment import Attachment, check_optimizer
+from pliant.methods.attachment import Attachment, check_optimizer, warn_of_average
 from pliant.methods.base import Batches, Filter, Kind, LossFunction, Method, Receipt
 from pliant.methods.parameters import check_not_replaced
 from pliant.surgery import forget_state_
+from pliant.warning import warn_user
 
 OptimizerState = Literal["keep", "reset"]
 
@@ -50,7 +50,7 @@ class Reinitializer(Method):
         """Act once, because the data is new.
 
         Args:
-            optimizers: Whose state belongs to the parameters that change; the attached ones if none is given.
+            optimizers: Whose state belongs to the parameters that change, beside the attached ones.
             batches: The new data as (input, target) pairs, for methods that look at it.
             loss_fn: The loss of an output and a target, for methods that look at gradients.
 
@@ -59,12 +59,13 @@ class Reinitializer(Method):
         """
         for optimizer in optimizers:
             check_optimizer(optimizer, "; data goes to batches=")
-        concerned = optimizers or self.optimizers
+            if optimizer not in self._attachments:
+                warn_of_average(self.name, optimizer)
+        concerned = tuple(dict.fromkeys((*optimizers, *self.optimizers)))
         if self.optimizer_state != "keep" and not concerned:
-            warnings.warn(
+            warn_user(
                 f"{self.name}.apply() is given no optimizer and attached to none: what one remembers of the old "
-                "weights is kept; pass it, or make it anew (optimizer_state='keep' says so)",
-                stacklevel=3,
+                "weights is kept; pass it, or make it anew (optimizer_state='keep' says so)"
             )
         check_not_replaced(self.name, self.model, self.parameters)
         self._check_state(concerned)
@@ -76,7 +77,7 @@ class Reinitializer(Method):
                 parameter.copy_(old)
         changed = [int((old != new).sum()) for old, new in zip(before, parameters, strict=True)]
         if not any(changed):
-            warnings.warn(f"{self.name}.apply() changed none of {len(changed)} parameters", stacklevel=3)
+            warn_user(f"{self.name}.apply() changed none of {len(changed)} parameters")
         self._warn_of_unheld(concerned, [name for name, count in zip(self.parameters, changed, strict=True) if count])
         details |= self._treat_state(concerned)
         tensors = sum(count > 0 for count in changed)
@@ -103,10 +104,9 @@ class Reinitializer(Method):
         unheld = [name for name in changed if id(self.parameters[name]) not in held]
         if held and unheld:
             more = f" and {len(unheld) - 3} more" if len(unheld) > 3 else ""
-            warnings.warn(
+            warn_user(
                 f"{self.name}.apply() rewrote what no given or attached optimizer holds: {', '.join(unheld[:3])}{more}"
-                "; pass all optimizers, or leave out with where= what is not trained (a target network)",
-                stacklevel=4,
+                "; pass all optimizers, or leave out with where= what is not trained (a target network)"
             )
 
     def _rewritten(self) -> Iterable[nn.Parameter]:

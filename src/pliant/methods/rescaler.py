@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from typing import Any, ClassVar
 
@@ -35,10 +34,4 @@ class Rescaler(Method):
     _was_skipped = staticmethod(was_skipped)
 
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
-        if callable(getattr(optimizer, "eval", None)) and any("train_mode" in g for g in optimizer.param_groups):
-            warnings.warn(
-                f"{self.name} rewrites the weights that {type(optimizer).__name__} trains, not the average that it "
-                "keeps and shows in eval(): what is evaluated is another network; take an optimizer that keeps none",
-                stacklevel=4,
-            )
         return [after_step(optimizer, self._after_step)]

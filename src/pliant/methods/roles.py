@@ -1,6 +1,5 @@
 """What a parameter does in its layer: multiply as a matrix, scale each unit, or be added."""
 
-import warnings
 from typing import Literal, get_args
 
 from torch import Tensor, nn
@@ -10,6 +9,7 @@ from pliant.graph.layers import NORM_LAYERS
 from pliant.graph.matrices import find_computed, is_stack
 from pliant.methods.base import Filter, Method
 from pliant.methods.parameters import learnable_parameters
+from pliant.warning import warn_user
 
 Role = Literal["matrix", "scale", "shift"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -19,11 +19,11 @@ def role_of(model: nn.Module, name: str, parameter: Tensor) -> Role | None:
     """Return the role of a parameter, or None if it has none of them (a slope of PReLU, a policy's log_std, a number).
 
     A norm layer's weight is a "scale" and its bias a "shift". Elsewhere a name with "std" or "sigma" in it is the scale
-    of a noise, which is nothing, and one with "bias" a "shift"; of the rest, a vector is a "scale" if it is called
-    weight, scale, gamma or gain and a "shift" if it is called beta, and a tensor of more dimensions a "matrix", unless
-    it is one row that is broadcast over the batch and no weight by name: a class token or a table of positions, which
-    is added, a "shift". What a parametrization computes a tensor from plays the role of that tensor; the magnitudes of
-    a weight norm are a "scale".
+    of a noise and one with "logit" that of a softmax, which is nothing, and one with "bias" a "shift"; of the rest, a
+    vector (also as [C, 1, 1]) is a "scale" if it is called weight, scale, gamma or gain and a "shift" if it is called
+    beta, and a tensor of more dimensions a "matrix", unless it is one row that is broadcast over the batch and no
+    weight by name: a class token or a table of positions, which is added, a "shift". What a parametrization computes a
+    tensor from plays the role of that tensor; the magnitudes of a weight norm are a "scale".
 
     Args:
         model: The model that holds the parameter.
@@ -43,13 +43,16 @@ def role_of(model: nn.Module, name: str, parameter: Tensor) -> Role | None:
         module, leaf = model.get_submodule(path.rpartition(".")[0]), "weight_g" if magnitudes else leaf
     if isinstance(module, NORM_LAYERS):
         return "shift" if leaf == "bias" else "scale"
-    if isinstance(module, nn.PReLU) or parameter.ndim == 0 or "std" in leaf or "sigma" in leaf:
+    if isinstance(module, nn.PReLU) or parameter.ndim == 0 or any(word in leaf for word in ("std", "sigma", "logit")):
         return None
-    if "bias" in leaf or (parameter.ndim == 1 and leaf == "beta"):
+    is_vector = parameter.ndim == 1 or (parameter.numel() == max(parameter.shape) and is_stack(model, name, parameter))
+    if "bias" in leaf or (is_vector and leaf == "beta"):
         return "shift"
-    if parameter.ndim == 1 or leaf == "weight_g":
-        return "scale" if any(word in leaf for word in ("weight", "scale", "gamma", "gain")) else None
-    return "matrix" if "weight" in leaf or len(parameter) > 1 else "shift"
+    if leaf == "weight_g" or (is_vector and any(word in leaf for word in ("weight", "scale", "gamma", "gain"))):
+        return "scale"
+    if parameter.ndim > 1 and len(parameter) == 1 and "weight" not in leaf:
+        return "shift"
+    return None if is_vector else "matrix"
 
 
 def having_role(model: nn.Module, where: Filter | None, *roles: Role) -> Filter:
@@ -73,31 +76,28 @@ def without_stacks(method: str, model: nn.Module, where: Filter | None) -> Filte
         if is_stack(model, name, p) and role_of(model, name, p) == "matrix" and (where is None or where(name, p))
     ]
     if stacks:
-        warnings.warn(
+        warn_user(
             f"{method} leaves these weights alone, they have three or more dimensions, no convolution is seen to read "
             f"them, and each may hold several matrices: {', '.join(stacks)} (to act on them, give each matrix a "
-            "parameter of its own; where= leaves them out)",
-            stacklevel=3,
+            "parameter of its own; where= leaves them out)"
         )
     return lambda name, p: name not in stacks and (where is None or where(name, p))
 
 
-def warn_of_computed(method: Method, stacklevel: int = 3) -> None:
+def warn_of_computed(method: Method) -> None:
     """Warn if a method takes for weights what weights are computed from, as the directions of a weight norm.
 
     Args:
         method: The method, its parameters chosen.
-        stacklevel: Who is to be told, as in `warnings.warn`.
     """
     matrices = [name for name, p in method.parameters.items() if role_of(method.model, name, p) == "matrix"]
     layers = [
         path for path in find_computed(method.model) if any(name.startswith(path and f"{path}.") for name in matrices)
     ]
     if layers:
-        warnings.warn(
+        warn_user(
             f"{method.name} acts on what the weights of these layers are computed from, not on the weights themselves: "
-            f"{', '.join(layers)} (where= leaves them out)",
-            stacklevel=stacklevel,
+            f"{', '.join(layers)} (where= leaves them out)"
         )
 
 

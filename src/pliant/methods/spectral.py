@@ -118,7 +118,7 @@ class _LargestSingularValue(Penalty):
 
     def __init__(self, model: nn.Module, *, lam: Strength, where: Filter) -> None:
         super().__init__(model, where=where)
-        warn_of_computed(self, stacklevel=4)
+        warn_of_computed(self)
         self.strengths = resolve_strengths(lam, self.parameters)
         self.roles = {name: role_of(model, name, self.parameters[name]) for name in self.strengths}
         matrices = [name for name, role in self.roles.items() if role == "matrix"]

@@ -11,7 +11,6 @@ running statistics with their input, without which the function changes; `mode="
 through a decay; `on_decay="reinit"` is the paper's own answer (appendix E). λ = 1 is hard rescaling.
 """
 
-import warnings
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -35,6 +34,7 @@ from pliant.methods.pull import DevicePull, HostPull, rows_that_follow
 from pliant.methods.rescaler import Rescaler
 from pliant.methods.strengths import Strength, resolve_strengths
 from pliant.step_hooks import before_step
+from pliant.warning import warn_user
 
 OnDecay = Literal["keep", "reinit"]
 _PullKey = tuple[tuple[str, ...], tuple[int, ...], int, int]
@@ -165,9 +165,8 @@ class SWR(Rescaler):
         for optimizer in optimizers:
             self._note_rates(optimizer)
         if not any(owner in a.names for a in self._attachments.values() for owner in self._parameter_names):
-            warnings.warn(
-                f"swr pulls none of the parameters that its optimizers hold; it pulls {', '.join(self._block_names)}",
-                stacklevel=2,
+            warn_user(
+                f"swr pulls none of the parameters that its optimizers hold; it pulls {', '.join(self._block_names)}"
             )
         return self
 
@@ -383,19 +382,26 @@ class SWR(Rescaler):
         return {**super().__getstate__(), "_scales": None}
 
     def _warn_of_loss(self, scales: ScaleGraph) -> None:
-        single = [name for name, node in scales.graph.outputs.items() if not node.meta["val"].shape]
+        graph = scales.graph
+        samples = max(
+            (len(value) for value in graph.inputs.values() if isinstance(value, Tensor) and value.ndim), default=1
+        )
+        single = [
+            name
+            for name, node in graph.outputs.items()
+            if not graph.shape(node) and graph.is_learnt(node) and (samples > 1 or "loss" in name)
+        ]
         if single:
-            warnings.warn(
+            warn_user(
                 f"example: with it {type(self.model).__name__} returns a single number ({', '.join(single)}), a loss? "
-                "Its scale would be kept, and with it that of what it is computed from; leave the labels out",
-                stacklevel=3,
+                "Its scale would be kept, and with it that of what it is computed from; leave the labels out"
             )
 
     def _warn_of_zero_weights(self) -> None:
         zero = (self.initial_norms == 0).tolist()
         names = [name for name, is_zero in zip(self._block_names, zero, strict=True) if is_zero]
         if names:
-            warnings.warn(f"swr does not pull these weights, they start as all zero: {', '.join(names)}", stacklevel=3)
+            warn_user(f"swr does not pull these weights, they start as all zero: {', '.join(names)}")
 
 
 def _chain(model: nn.Module, example: Any, order: str | Sequence[str]) -> tuple[Layer, ...]:

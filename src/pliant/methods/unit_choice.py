@@ -1,6 +1,5 @@
 """Whose units a method acts on: those that can be acted on one by one, and that its user asks for."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from pliant.graph.matrices import is_linear
 from pliant.graph.unit_tracker import UNREACHED
 from pliant.graph.units import UnitGroup, find_units
 from pliant.methods.base import Filter
+from pliant.warning import warn_user
 
 
 def choose_units(
@@ -56,10 +56,9 @@ def choose_units(
         raise ValueError(f"model: {failure} ({reasons or nothing})")
     unreached = [name for name, reason in found.skipped.items() if reason == UNREACHED and _learns(model, name)]
     if unreached:
-        warnings.warn(
+        warn_user(
             f"{method}: the example does not reach {', '.join(unreached)}, so it is not known whose units are read "
-            "there; pass an example, or a module around the model, that calls every layer",
-            stacklevel=4,
+            "there; pass an example, or a module around the model, that calls every layer"
         )
     return chosen, skipped
 

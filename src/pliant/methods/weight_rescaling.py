@@ -8,7 +8,6 @@ The paper takes the standard deviation that the initialiser promises; here it is
 construction, which also serves weights that were initialised in other ways.
 """
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -21,6 +20,7 @@ from pliant.methods.base import Filter, Receipt
 from pliant.methods.rescaler import Rescaler
 from pliant.methods.roles import having_role, warn_of_computed
 from pliant.precision import widen
+from pliant.warning import warn_user
 
 
 def standard_deviation(weight: Tensor) -> Tensor:
@@ -86,9 +86,7 @@ class WeightRescaling(Rescaler):
         self._last: dict[str, Tensor] = {}
         constant = [name for name, deviation in self.initial.items() if deviation == 0]
         if constant:
-            warnings.warn(
-                f"{self.name} leaves these weights alone, they start constant: {', '.join(constant)}", stacklevel=2
-            )
+            warn_user(f"{self.name} leaves these weights alone, they start constant: {', '.join(constant)}")
 
     def step(self) -> None:
         """Rescale once, all weights."""

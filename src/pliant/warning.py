@@ -1,0 +1,18 @@
+"""Warnings that name the line of the user's own code that led to them."""
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+_INSIDE = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file__))
+
+
+def warn_user(message: str) -> None:
+    """Warn at the innermost line outside this package and torch, however many calls and hooks lie between."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)

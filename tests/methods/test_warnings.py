@@ -1,0 +1,55 @@
+"""Warnings name the line of the user's own code."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from pliant import SWR, FullReset, methods
+from tests import zoo
+
+REWRITING = [name for name in methods.names() if methods.info(name).kind in ("rescaler", "recycler", "reinitializer")]
+
+
+class Averaging(SGD):
+    """Shows an average of the weights in evaluation, as the schedule-free optimizers do."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.param_groups[0]["train_mode"] = True
+
+    def eval(self) -> None: ...
+
+
+@pytest.mark.parametrize("name", REWRITING)
+def test_an_optimizer_that_shows_an_average_is_named(name: str) -> None:
+    model = zoo.build("mlp")
+    method = methods.create(name, model, example=zoo.batch("mlp")[0])
+    with pytest.warns(UserWarning, match=f"{name} rewrites the weights that Averaging trains, not the av") as told:
+        method.attach(Averaging(model.parameters(), lr=0.1))
+    assert [warning.filename for warning in told] == [__file__]
+
+
+def test_it_is_named_where_it_is_only_given() -> None:
+    model = zoo.build("mlp")
+    with pytest.warns(UserWarning, match="full_reset rewrites the weights that Averaging trains") as told:
+        FullReset(model).apply(Averaging(model.parameters(), lr=0.1))
+    assert [warning.filename for warning in told] == [__file__]
+
+
+def test_what_is_noticed_in_a_step_is_told_where_the_step_is() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    SWR(model, torch.randn(2, 4)).attach(optimizer)
+    late = nn.Linear(3, 2)
+    model.append(late)
+    optimizer.add_param_group({"params": list(late.parameters())})
+    with pytest.warns(UserWarning, match="swr does not act on") as told:
+        optimizer.step()
+    assert [warning.filename for warning in told] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
