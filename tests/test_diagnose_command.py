@@ -64,6 +64,7 @@ def test_a_checkpoint_gives_a_table_a_verdict_and_a_page(weights: Path, tmp_path
                  "--measures", FEW, "--html", str(page_file), "--parquet", str(table))  # fmt: skip
     assert "weight_l2" in result.output
     assert "the weights have grown" in result.output
+    assert "the loss is cross-entropy on random labels" in result.output
     assert "No single sign" in result.output
     text = page_file.read_text()
     assert "weights.pt: mlp on digits" in text
@@ -260,6 +261,21 @@ def test_a_checkpoint_of_a_run_is_read(tmp_path: Path) -> None:
     (path,) = folder.path.glob("checkpoint-*.pt")
     found = load_weights(path)
     assert all(tensor.equal(found[name]) for name, tensor in learner.model.state_dict().items())
+
+
+def test_one_of_several_state_dicts_is_taken_by_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    online, target = nn.Linear(3, 2), nn.Linear(3, 2)
+    agent = {"q": online.state_dict(), "nets": {"target": target.state_dict()}, "steps": 7, "args": {"lr": 0.1}}
+    torch.save(agent, tmp_path / "agent.pt")
+    with pytest.raises(ValueError, match=r"holds no state dict at the top .*\(--key\): q, nets.target$"):
+        load_weights(tmp_path / "agent.pt")
+    with pytest.raises(ValueError, match=r"holds no state dict under 'actor'; name one .*: q, nets.target$"):
+        load_weights(tmp_path / "agent.pt", "actor")
+    assert load_weights(tmp_path / "agent.pt", "nets.target")["weight"].equal(target.weight)
+    (tmp_path / "mine.py").write_text("from torch import nn\n\ndef build():\n    return nn.Linear(3, 2)\n")
+    monkeypatch.chdir(tmp_path)
+    result = run("agent.pt", "--model", "mine.py:build", "--key", "q", "--measures", "weight_l2", "--reference", "none")
+    assert f"{float(torch.cat([p.flatten() for p in online.parameters()]).norm()):.4g}" in result.output
 
 
 def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:

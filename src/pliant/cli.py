@@ -154,7 +154,7 @@ def compare(
     """Compare methods on a stream: train each with several seeds, show a table, write a report."""
     _warn(datasets.tell_namesake(data))
     values: dict[str, Any] = {
-        "title": f"{stream} on {_name_of(data)} with {model}",
+        "title": f"{stream.replace('_', ' ')} on {_name_of(data)} with {model}",
         "data": data,
         "model": model,
         "stream": stream,
@@ -343,7 +343,7 @@ def _run(recipe: Recipe, root: Path, make_engine: Callable[[], Engine], checkpoi
     bad = sum(status != "finished" for status in statuses.values())
     code = 1 if bad else 0
     try:
-        _report([root], Format.HTML)
+        _report([root], Format.HTML, asked=True)
     except (OSError, ValueError, ImportError) as error:
         console.print(f"the report could not be made: {error}", markup=False, soft_wrap=True)
         code = 1
@@ -374,7 +374,7 @@ def _entries(methods: str, tune: bool) -> list[Any]:
     return entries
 
 
-def _report(folders: list[Path], format: Format | None, to: Path | None = None) -> None:
+def _report(folders: list[Path], format: Format | None, to: Path | None = None, *, asked: bool = False) -> None:
     from pliant.experiments.report.making import FIGURES, FORMATS, make_report  # Statistics take seconds to import.
 
     chosen: str = format or (to and to.suffix.removeprefix(".")) or Format.HTML
@@ -385,7 +385,7 @@ def _report(folders: list[Path], format: Format | None, to: Path | None = None) 
     report = make_report(folders)
     target = to or folders[0] / ("figures" if chosen in FIGURES else f"report.{chosen}")
     files = report.save(target, chosen)
-    report.print(console)
+    report.print(console, asked=asked)
     written = f"report: {target}" + (f" ({len(files)} files)" if chosen in FIGURES else "")
     console.print(written, markup=False, soft_wrap=True)
 

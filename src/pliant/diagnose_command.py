@@ -1,5 +1,6 @@
 """`pliant diagnose`: a checkpoint, a way to build its network and data, in; a table and a page, out."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,6 +35,12 @@ def diagnose_command(
             help="Data to measure on: a name (`pliant list data`), a path, file.py:function or package.module:function."
         ),
     ] = None,
+    key: Annotated[
+        str,
+        typer.Option(
+            help="Where the weights are in a checkpoint (and the reference's) that holds more: q_network, agent.actor."
+        ),
+    ] = "",
     reference: Annotated[
         str, typer.Option(help="What to compare with: `fresh` (a new network), a checkpoint, or `none`.")
     ] = "fresh",
@@ -70,17 +77,20 @@ def diagnose_command(
     if data is not None and (warning := datasets.tell_namesake(data)):
         typer.echo(f"warning: {warning}")
     dataset = datasets.load(data, **options["data"]) if data is not None else None
-    network = load_into(_build(model, dataset, seed, options["model"]), checkpoint)
+    network = load_into(_build(model, dataset, seed, options["model"]), checkpoint, key)
     other = None
     if reference != "none":
         other = _build(model, dataset, seed, options["model"])
         if reference != "fresh":
-            load_into(other, reference)
+            load_into(other, reference, key)
     batch = None
     if dataset is not None:
         batch = _examples(dataset, split, labels, samples, seed)
         _check_fit(network, batch, labelled, f"model {model!r}", f"data {data!r}")
     found = diagnose(network, batch, cross_entropy, other, measures=chosen)
+    if batch is not None and labelled:
+        note = f"the loss is cross-entropy on {labels} labels; pliant.diagnose(model, batch, loss_fn) takes any other"
+        found = replace(found, notes=(*found.notes, note))
     typer.echo(found.show(layers=layers))
     write_page(found, html, f"{checkpoint.name}: {model}" + (f" on {data}" if data is not None else ""))
     typer.echo(f"page: {html}")

@@ -1,6 +1,7 @@
 """What a diagnosis says of the values that it was given: no model is measured here but where its notes are tested."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -55,6 +56,25 @@ def test_what_cannot_be_judged_is_named_and_not_called_absent() -> None:
     assert "Not present" not in found.verdict
     assert "1 of 1 signs" in found.summary
     assert all(f"{name} could not be judged" in page(found, "") for name in reasons)
+
+
+def test_a_sign_that_single_layers_show_alone_is_told() -> None:
+    """A layer whose units have gone dormant must not hide behind a larger one that is well."""
+    values = {"dormant_fraction": 0.17, "dormant_fraction/0": 0.0, "dormant_fraction/2": 0.33, "weight_l2": 1.0}
+    reference = {"dormant_fraction": 0.1, "dormant_fraction/0": 0.05, "dormant_fraction/2": 0.15, "weight_l2": 1.0}
+    found = diagnosis(values, reference)
+    lines = found.verdict.splitlines()
+    assert "Not present in the whole, but in single layers: dormant_fraction (2)." in lines
+    assert "Not present: weight_l2." in lines
+    assert "But in single layers: 2." in page(found, "")
+
+
+def test_what_is_skipped_for_one_reason_stands_in_one_line() -> None:
+    found = replace(
+        diagnosis({}, {}), skipped={"a": "it needs a batch", "b": "it needs labels", "c": "it needs a batch"}
+    )
+    skipped = [line for line in found.show().splitlines() if line.startswith("Skipped")]
+    assert skipped == ["Skipped: a, c: it needs a batch", "Skipped: b: it needs labels"]
 
 
 def test_layers_are_named_in_the_order_of_what_made_them_a_sign() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from pliant.experiments.config import Part, RunConfig
 from pliant.experiments.recipe import Recipe, RecipeError, make_recipe
-from pliant.experiments.recipe_files import find_recipe, load_recipe, recipe_folder
+from pliant.experiments.recipe_files import Scale, find_recipe, load_recipe, recipe_folder
 from pliant.experiments.wanted import parse_part
 
 GOOD: dict[str, Any] = {"data": "digits", "model": "mlp", "stream": "warm_start", "methods": ["vanilla", "swr"]}
@@ -262,8 +262,49 @@ def test_a_recipe_is_a_table(tmp_path: Path) -> None:
         load_recipe(tmp_path / "own.toml", scale="quick")
 
 
+@pytest.mark.parametrize(
+    ("wanted", "labels", "lam"),
+    [
+        ("vanilla", ["vanilla"], None),
+        ("vanilla,SWR", ["vanilla", "SWR"], 1e-4),
+        ("SWR, lr-coupled, vanilla", ["SWR, lr-coupled", "vanilla"], 1e-4),
+        ('["SWR, lr-coupled"]', ["SWR, lr-coupled"], 1e-4),
+        ("swr:lam=0.5,L2", ["swr", "L2"], 0.5),
+    ],
+)
+def test_methods_of_a_recipe_are_picked_by_their_labels(wanted: str, labels: list[str], lam: float | None) -> None:
+    recipe = load_recipe(find_recipe("p0_table5_mnist"), [f"methods={wanted}"])
+    assert [entry.label for entry in recipe.methods] == labels
+    if lam is not None:
+        (strength,) = [p.settings["lam"] for entry in recipe.methods for p in entry.parts if p.name == "swr"]
+        assert strength == lam
+
+
+def test_picking_what_is_neither_label_nor_method_is_an_error() -> None:
+    with pytest.raises(RecipeError, match="swrr"):
+        load_recipe(find_recipe("p0_table5_mnist"), ["methods=vanilla,swrr"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "scale", "told"),
+    [
+        ([], "quick", " (quick scale)"),
+        (["stream.epochs=2"], "paper", " (stream.epochs=2)"),
+        (["stream.epochs=2", "seeds=1", "data.first=9"], "quick", " (quick scale, stream.epochs=2, data.first=9)"),
+    ],
+)
+def test_what_is_not_as_published_says_so_and_has_no_published_numbers(
+    overrides: list[str], scale: Scale, told: str
+) -> None:
+    path = find_recipe("p0_table1_mnist")
+    whole, recipe = load_recipe(path, ["seeds=1", "device=cpu"]), load_recipe(path, overrides, scale)
+    assert whole.published
+    assert not recipe.published
+    assert recipe.title == whole.title + told
+
+
 def test_published_numbers_of_methods_that_are_left_out_are_left_out() -> None:
-    recipe = load_recipe(find_recipe("p0_table1_mnist"), ['methods=["vanilla", "swr"]'], "quick")
+    recipe = load_recipe(find_recipe("p0_table1_mnist"), ['methods=["vanilla", "swr"]'])
     assert [entry.label for entry in recipe.methods] == ["vanilla", "swr"]
     assert list(recipe.published) == ["vanilla"]
     with pytest.raises(RecipeError, match=r"methods\.0\.label is \['a'\]: input should be a valid string"):

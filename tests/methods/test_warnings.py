@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from pliant import SWR, FullReset, methods
+from pliant import L2, SWR, FullReset, L2Init, methods
 from tests import zoo
 
 REWRITING = [name for name in methods.names() if methods.info(name).kind in ("rescaler", "recycler", "reinitializer")]
@@ -38,6 +38,36 @@ def test_it_is_named_where_it_is_only_given() -> None:
     with pytest.warns(UserWarning, match="full_reset rewrites the weights that Averaging trains") as told:
         FullReset(model).apply(Averaging(model.parameters(), lr=0.1))
     assert [warning.filename for warning in told] == [__file__]
+
+
+STEPPING = [name for name in methods.names() if methods.info(name).kind in ("penalty", "rescaler", "recycler")]
+
+
+@pytest.mark.parametrize("name", STEPPING)
+def test_a_second_one_on_the_same_optimizer_is_told(name: str) -> None:
+    """The cell of a notebook that is run again leaves the first one at work, out of reach."""
+    model, example = zoo.build("mlp"), zoo.batch("mlp")[0]
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        methods.create(name, model, example=example).attach(optimizer).detach()
+        first = methods.create(name, model, example=example).attach(optimizer)
+    with pytest.warns(UserWarning, match=f"another {name} is attached to this SGD and acts on the same param") as told:
+        methods.create(name, model, example=example).attach(optimizer)
+    assert [warning.filename for warning in told] == [__file__]
+    assert first.optimizers == (optimizer,)
+
+
+def test_two_that_share_the_work_are_no_mistake() -> None:
+    model, example = zoo.build("mlp"), zoo.batch("mlp")[0]
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        L2(model, lam={"0.*": 0.1}).attach(optimizer)
+        L2(model, lam={"2.*": 0.2}).attach(optimizer)
+        L2Init(model).attach(optimizer)
+        SWR(model, example, where=lambda name, _: name.startswith("0.")).attach(optimizer)
+        SWR(model, example, where=lambda name, _: name.startswith("2.")).attach(optimizer)
 
 
 def test_what_is_noticed_in_a_step_is_told_where_the_step_is() -> None:

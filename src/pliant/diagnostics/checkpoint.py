@@ -1,7 +1,7 @@
 """Weights from a file, without ever running code that the file holds."""
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ _PLACES = ("model", "state_dict", "model_state_dict", "module", "state")
 _WRAPPERS = ("_orig_mod", "module")
 
 
-def load_weights(path: str | Path) -> dict[str, Any]:
+def load_weights(path: str | Path, key: str = "") -> dict[str, Any]:
     """Read a state dict from a safetensors file or from one that `torch.save` wrote, its names as they are.
 
     A checkpoint that holds more (an optimizer, a step) may keep the model's under `model`, `state_dict`,
@@ -25,6 +25,7 @@ def load_weights(path: str | Path) -> dict[str, Any]:
 
     Args:
         path: The file.
+        key: Where the state dict is in it, with dots between keys; at one of these places if empty.
 
     Raises:
         ValueError: If there is no such file, it holds anything but tensors and plain types, or no state dict.
@@ -36,10 +37,23 @@ def load_weights(path: str | Path) -> dict[str, Any]:
     content = _read(path)
     if not isinstance(content, Mapping):
         raise ValueError(f"{str(path)!r} must hold a state dict, got {type(content).__name__}")
-    found = _find(content)
+    held = dict(_state_dicts(content))
+    found = held.get(key) if key else _find(content)
     if found is None:
-        raise ValueError(f"{str(path)!r} holds no state dict, at the top or under one of {', '.join(_PLACES)}")
+        where = f"under {key!r}" if key else f"at the top or under one of {', '.join(_PLACES)}"
+        others = f"; name one of those that it does hold (--key): {', '.join(held)}" if held else ""
+        raise ValueError(f"{str(path)!r} holds no state dict {where}{others}")
     return dict(found)
+
+
+def _state_dicts(content: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield all state dicts in a checkpoint, by the keys that lead to them."""
+    if path and _is_state_dict(content):
+        yield ".".join(path), content
+        return
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _state_dicts(value, (*path, str(key)))
 
 
 def _find(content: Mapping[Any, Any]) -> Mapping[str, Any] | None:
@@ -50,7 +64,7 @@ def _find(content: Mapping[Any, Any]) -> Mapping[str, Any] | None:
     return next((found for found in map(_find, inside) if found is not None), None)
 
 
-def load_into(model: nn.Module, path: str | Path) -> nn.Module:
+def load_into(model: nn.Module, path: str | Path, key: str = "") -> nn.Module:
     """Load the weights of a file into a model and return it, whichever of them was compiled or run in parallel.
 
     A tensor that the model holds under several names may be stored under one of them alone, as safetensors does.
@@ -58,7 +72,7 @@ def load_into(model: nn.Module, path: str | Path) -> nn.Module:
     Raises:
         ValueError: If the weights cannot be read, or are not those of the model.
     """
-    weights = load_weights(path)
+    weights = load_weights(path, key)
     bare = unwrapped(model)
     try:
         bare.load_state_dict(_named_alike(weights, bare.state_dict(keep_vars=True)))

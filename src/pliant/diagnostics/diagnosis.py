@@ -170,9 +170,13 @@ class Diagnosis:
         """Which signs of lost plasticity there are, where, against which values, and what each is known to explain."""
         findings = self.findings()
         lines = [self.summary, *(f"- {finding}" for finding in findings if finding.present)]
-        absent = ", ".join(finding.measure for finding in findings if not finding.present)
-        if absent:
-            lines.append(f"Not present: {absent}.")
+        absent = [finding for finding in findings if not finding.present]
+        local = [f"{finding.measure} ({', '.join(finding.layers[:3])})" for finding in absent if finding.layers]
+        nowhere = [finding.measure for finding in absent if not finding.layers]
+        if local:
+            lines.append(f"Not present in the whole, but in single layers: {'; '.join(local)}.")
+        if nowhere:
+            lines.append(f"Not present: {', '.join(nowhere)}.")
         if self.unjudged():
             lines.append(f"Could not be judged: {', '.join(f'{m} ({why})' for m, why in self.unjudged().items())}.")
         return "\n".join([*lines, CAUTION])
@@ -225,7 +229,9 @@ class Diagnosis:
         parts = [self.table(layers=few if layers is None else layers), ""]
         if layers is None and not few:
             parts += ["By layer: table() in Python, --layers on the command line", ""]
-        parts += [f"Skipped: {name}: {why}" for name, why in self.skipped.items()]
+        reasons = dict.fromkeys(self.skipped.values())
+        for why in reasons:
+            parts.append(f"Skipped: {', '.join(name for name, its in self.skipped.items() if its == why)}: {why}")
         parts += [f"Note: {note}" for note in self.notes]
         return "\n".join([*parts, "", self.verdict] if parts[2:] else [*parts, self.verdict])
 

@@ -64,7 +64,8 @@ def write_page(diagnosis: Diagnosis, path: str | Path, title: str) -> None:
 
 def _sign(finding: Finding) -> str:
     kind = "sign" if finding.present else "sign absent"
-    where = f" Most in {_escape(', '.join(finding.layers[:3]))}." if finding.present and finding.layers else ""
+    most = "Most in" if finding.present else "But in single layers:"
+    where = f" {most} {_escape(', '.join(finding.layers[:3]))}." if finding.layers else ""
     against = f", reference {_number(finding.reference)}" if finding.reference is not None else ""
     bound = "above" if finding.sign.worse == "higher" else "below"
     says = f"<b>{_escape(finding.measure)}</b>: " + (

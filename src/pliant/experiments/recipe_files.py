@@ -38,11 +38,12 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), scale: Scale = "paper
     Args:
         path: A TOML file, or an experiment's `recipe.json`. Its table `quick` holds what differs at that scale; of
             single methods by their labels, `methods = { ReDo = { every = 9 } }`.
-        overrides: Changes of the form `key=value`, `stream.epochs=5` for a key inside a table.
+        overrides: Changes of the form `key=value`, `stream.epochs=5` for a key inside a table; `methods=vanilla,SWR`
+            takes those of its methods, by their labels, and others as `--methods` of `pliant compare` has them.
         scale: "paper": as the source has it. "quick": the same shape, in minutes.
 
     Returns:
-        The recipe, checked.
+        The recipe, checked. If it is not as published, its title says so, and it has no published numbers.
 
     Raises:
         RecipeError: If it is wrong.
@@ -63,13 +64,39 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), scale: Scale = "paper
         if not isinstance(quick, Mapping):
             raise RecipeError(f"quick is {quick!r}; it must be a table of what changes")
         values = _merge(values, quick)
-    overrides = list(overrides)
+    overrides, entries = list(overrides), values.get("methods")
     values = override(values, overrides)
     _check_reach(values, overrides)
-    if any(text.startswith("methods=") for text in overrides) and isinstance(values.get("published"), dict):
-        labels = {label_of(entry) for entry in values["methods"]} if isinstance(values["methods"], list) else set()
-        values["published"] = {key: number for key, number in values["published"].items() if key in labels}
+    if any(text.startswith("methods=") for text in overrides):
+        values["methods"] = _pick_methods(entries, values["methods"])
+        if isinstance(values.get("published"), dict) and isinstance(values["methods"], list):
+            labels = {label_of(entry) for entry in values["methods"]}
+            values["published"] = {key: number for key, number in values["published"].items() if key in labels}
+    changes = [text for text in overrides if text.startswith(_SETTING)]
+    if scale == "quick" or changes:
+        values["published"] = {}
+        values["title"] = f"{values.get('title') or path.stem} ({', '.join([*_SCALES[scale], *changes])})"
     return make_recipe(values)
+
+
+_SETTING = ("data", "model", "stream", "training")
+_SCALES: dict[Scale, list[str]] = {"paper": [], "quick": ["quick scale"]}
+
+
+def _pick_methods(entries: Any, wanted: Any) -> Any:
+    """Take the entries of a recipe that are wanted by their labels; what is none of these is a method of its own."""
+    known = {label_of(entry): entry for entry in entries} if isinstance(entries, list) else {}
+    if isinstance(wanted, str):
+        wanted, pieces = [], wanted.split(",")
+        while pieces:
+            # A label may have a comma in it: the longest one that fits is meant.
+            ends = range(len(pieces), 0, -1)
+            end = next((end for end in ends if ",".join(pieces[:end]).strip() in known), 1)
+            wanted.append(",".join(pieces[:end]).strip())
+            pieces = pieces[end:]
+    if not isinstance(wanted, list):
+        return wanted
+    return [known.get(each, each) if isinstance(each, str) else each for each in wanted]
 
 
 def _check_reach(values: Mapping[str, Any], overrides: Iterable[str]) -> None:

@@ -27,6 +27,8 @@ from torch.utils.hooks import RemovableHandle
 from pliant.methods.attachment import Attachment, check_optimizer, choose_counter, warn_of_average, warn_of_new_count
 from pliant.methods.parameters import check_not_replaced, learnable_parameters, warn_of_unknown
 from pliant.methods.state import check_same_shapes, check_same_structure, copy_state_
+from pliant.step_hooks import owners_of_hooks
+from pliant.warning import warn_user
 
 Kind = Literal["penalty", "rescaler", "reinitializer", "recycler", "architecture"]
 Filter = Callable[[str, nn.Parameter], bool]
@@ -125,6 +127,7 @@ class Method(ABC):
             self._check_placement(attachment.names)
             if self.kind != "penalty":
                 warn_of_average(self.name, optimizer)
+            self._warn_of_another(optimizer)
             attachment.frozen = warn_of_unknown(self.name, self.model, self._known, optimizer, self._told)
         for optimizer, attachment in prepared.items():
             attachment.counter = choose_counter(attachment.names, self._attachments.values(), self.steps)
@@ -191,6 +194,20 @@ class Method(ABC):
         self.steps = dict(state_dict["steps"])
         for name, value in copy_state_(mine, state_dict["state"]).items():
             setattr(self, name, value)
+
+    def _acted_on(self) -> Iterable[nn.Parameter]:
+        """Return the parameters that the method changes, or whose gradient it does."""
+        return self.parameters.values()
+
+    def _warn_of_another(self, optimizer: Optimizer) -> None:
+        """Warn if one like this acts on some of the same parameters already: that of a cell that was run again."""
+        others = [other for other in owners_of_hooks(optimizer) if type(other) is type(self)]
+        own = {id(parameter) for parameter in self._acted_on()}
+        if any(id(parameter) in own for other in others for parameter in other._acted_on()):
+            warn_user(
+                f"another {self.name} is attached to this {type(optimizer).__name__} and acts on the same parameters: "
+                "both will act; detach() that one, or make the optimizer anew"
+            )
 
     def _shapes(self) -> dict[str, list[int]]:
         return {name: list(parameter.shape) for name, parameter in self.parameters.items()}

@@ -10,11 +10,11 @@ each, or the second finds the penalty of the first in its gradient.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -71,6 +71,9 @@ class Penalty(Method):
         details = {"value": value, "gradient_norm": float(norms.norm()), "steps": sum(self.steps.values())}
         penalised = [self.parameters[name].numel() for name in served if name in self.strengths]
         return Receipt(self.name, "add gradient", len(penalised), sum(penalised), details)
+
+    def _acted_on(self) -> Iterable[nn.Parameter]:
+        return [self.parameters[name] for name, strength in self.strengths.items() if strength]
 
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
         return [before_step(optimizer, self._before_step)]

@@ -273,6 +273,9 @@ class SWR(Rescaler):
         factors: list[float] = (self.plan.outputs @ _as_tensor(log_c)).exp().tolist()
         return factors
 
+    def _acted_on(self) -> list[nn.Parameter]:
+        return [self.parameters[owner] for owner, lam in zip(self._parameter_names, self.lam, strict=True) if lam > 0]
+
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
         handles = super()._register_hooks(optimizer)
         if self.on_decay == "reinit":

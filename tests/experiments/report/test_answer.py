@@ -433,3 +433,11 @@ def test_plain_training_and_scratch_are_compared(tmp_path: Path) -> None:
         "vanilla reaches 51.0 % mean test accuracy over tasks, 10.3 points below training from scratch; "
         "there is no other method to compare it with."
     )
+
+
+@pytest.mark.parametrize(("fitted", "told"), [((0.39, 0.41), True), ((0.39, 0.95), False)])
+def test_that_nothing_was_learnt_is_said(tmp_path: Path, fitted: tuple[float, float], told: bool) -> None:
+    for label, value in zip(("vanilla", "swr"), fitted, strict=True):
+        write_run(tmp_path, config(label, 0), [0.4], extra={"final_train_accuracy": value})
+    reasons = ask(tmp_path).reasons
+    assert any("even the best has learnt only 41 % of its training examples" in reason for reason in reasons) == told

@@ -100,7 +100,45 @@ def test_runs_of_an_older_recipe_are_a_comparison_of_their_own(tmp_path: Path) -
     assert by_title["Planted"].contenders[1].values("mean_test_accuracy") == pytest.approx({0: 0.6})
     (other,) = (comparison for title, comparison in by_title.items() if title != "Planted")
     assert other.recipe is None
-    assert other.title == "label flip on digits with mlp"
+    assert other.title == "label flip on digits with mlp (stream.epochs=99)"
+
+
+def test_methods_that_the_recipe_does_not_name_any_more_stay_in_its_comparison(tmp_path: Path) -> None:
+    write_recipe(tmp_path, methods=["vanilla", "swr"], seeds=2)
+    write_results(tmp_path, {"vanilla": [0.5, 0.5], "fresh": [0.4, 0.4], "L2": [0.6, 0.6]})
+    (comparison,) = read_folders([tmp_path])
+    assert [(c.name, c.role) for c in comparison.contenders] == [
+        ("vanilla", "vanilla"),
+        ("fresh", "fresh"),
+        ("L2", "method"),
+    ]
+    assert comparison.recipe is not None
+    assert {label for label, _ in comparison.not_begun} == {"swr"}
+
+
+def test_titles_tell_what_differs_where_names_do_not(tmp_path: Path) -> None:
+    write_recipe(tmp_path, title="label flip on digits with mlp")
+    write_results(tmp_path, {"vanilla": [0.5]})
+    write_results(tmp_path, {"vanilla": [0.1]}, stream=Part("label_flip", {"tasks": 3, "epochs": 99}))
+    assert sorted(comparison.title for comparison in read_folders([tmp_path])) == [
+        "label flip on digits with mlp (stream.epochs=2)",
+        "label flip on digits with mlp (stream.epochs=99)",
+    ]
+
+
+def test_after_a_run_only_what_was_asked_for_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_recipe(tmp_path)
+    write_results(tmp_path, {"vanilla": [0.5], "L2": [0.6]})
+    write_results(tmp_path, {"vanilla": [0.1]}, stream=Part("label_flip", {"tasks": 3, "epochs": 99}))
+    pliant.report(tmp_path).print(asked=True)
+    told = capsys.readouterr().out
+    assert told.count("┏") == 1
+    line = (
+        "also there, with other settings: label flip on digits with mlp (stream.epochs=99) (1 run); see `pliant report"
+    )
+    assert line in " ".join(told.split())
+    pliant.report(tmp_path).print()
+    assert "also there" not in capsys.readouterr().out
 
 
 def test_an_entry_with_a_network_of_its_own_stays_in_its_recipe(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 from pliant.experiments.choice import is_tied
@@ -263,9 +264,20 @@ def _ranking_sentence(analysis: Analysis) -> str:
     return f"Ranked on the {count(len(shared), 'seed')} that all share; the table's means are over all that each has."
 
 
+_FITTED = "final_train_accuracy"
+_LEARNT = 0.7
+"""Below this part of the training examples, what is compared may be how fast methods learn, not what they reach."""
+
+
 def _caveats(analysis: Analysis, best: Contender) -> list[str]:
     comparison = analysis.comparison
     found = list(comparison.mixed)
+    fitted = [fmean(parts.values()) for each in comparison.contenders if (parts := each.values(_FITTED))]
+    if fitted and max(fitted) < _LEARNT:
+        found.append(
+            f"At the end even the best has learnt only {100 * max(fitted):.0f} % of its training examples: more "
+            "epochs, or a smaller training.batch_size, may change the order."
+        )
     seeds = len(best.values(analysis.headline))
     if 2 <= seeds <= FEW_SEEDS:
         found.append(

@@ -189,9 +189,10 @@ def lines(
     data = inline(_CURVE, curve_rows(curves))
     edge = f"(width > {_NARROW} ? width - {_LABEL_ROOM} : width)" if labels else "width"
     x = alt.X("x:Q", title=x_title, scale=alt.Scale(range=[0, alt.ExprRef(edge)], nice=False, zero=False))
-    x = x.axis(tickMinStep=1, tickCount=8, format="d")
+    x = x.axis(**_whole_ticks(curves), format="d")
     y = alt.Y("mean:Q", title=y_title, axis=alt.Axis(format=axis_format(metric), tickCount=5))
-    y = y.scale(type="log", nice=False).axis(values=_decades(curves)) if log else y.scale(zero=False)
+    ticks = _decades(curves) if log else []
+    y = y.scale(type="log", nice=False).axis(values=ticks) if len(ticks) > 1 else y.scale(zero=False)
     base = alt.Chart(data).transform_filter(IS_SHOWN)
     colours, dashes = by_contender(series), by_dash(series)
     layers: list[alt.Chart] = []
@@ -285,11 +286,22 @@ def _end_labels(
 
 
 def _decades(curves: dict[str, Curve]) -> list[float]:
-    """Round numbers for a logarithmic axis, no more than a handful."""
+    """Round numbers for a logarithmic axis, no more than a handful, as far as there are values around them."""
     means = [mean for curve in curves.values() for mean in curve.mean.tolist() if math.isfinite(mean)]
     low, high = math.floor(math.log10(min(means))), math.ceil(math.log10(max(means)))
     steps = (1, 2, 5) if high - low <= 2 else (1,)
-    return [step * 10.0**power for power in range(low, high + 1) for step in steps]
+    values = [step * 10.0**power for power in range(low, high + 1) for step in steps]
+    return [value for value in values if min(means) <= value <= max(means)]
+
+
+def _whole_ticks(curves: dict[str, Curve]) -> dict[str, Any]:
+    """Ticks of an axis that counts: all of its numbers if they are few, for which Vega would choose halves."""
+    places = [x for curve in curves.values() for x in (curve.x.min(), curve.x.max())]
+    first, last = math.ceil(min(places)), math.floor(max(places))
+    return {"values": list(range(first, last + 1))} if last - first < _FEW_TICKS else {"tickCount": _FEW_TICKS}
+
+
+_FEW_TICKS = 8
 
 
 def curve_table(curves: dict[str, Curve], series: Sequence[Series], metric: str, what: str = "end of task") -> Table:

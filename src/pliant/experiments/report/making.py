@@ -83,12 +83,23 @@ class Report:
         write_atomically(path, write[chosen]().encode())
         return [path]
 
-    def print(self, console: "Console | None" = None) -> None:
-        """Show the answer and the table in a terminal."""
-        from pliant.experiments.report.terminal import show
+    def print(self, console: "Console | None" = None, *, asked: bool = False) -> None:
+        """Show the answer and the table in a terminal.
 
+        Args:
+            console: Where to; the standard output by default.
+            asked: Whether to show only what the folders' recipes ask for now, and to name the rest in a line.
+        """
+        from pliant.experiments.report.terminal import name_rest, show
+
+        rest = [section for section in self.sections if asked and section.comparison.recipe is None]
+        if len(rest) == len(self.sections):
+            rest = []
         for section in self.sections:
-            show(section, console)
+            if section not in rest:
+                show(section, console)
+        if rest:
+            name_rest(rest, console)
 
 
 def make_report(runs: str | Path | Iterable[str | Path | Run]) -> Report:

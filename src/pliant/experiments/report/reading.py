@@ -7,7 +7,7 @@ it stands: its data, network and methods need not be at hand, and no code of its
 import json
 import math
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -145,6 +145,7 @@ class _Question:
     """A comparison in the making."""
 
     title: str
+    setting: dict[str, Any] = field(default_factory=dict)
     recipe: dict[str, Any] | None = None
     order: list[str] = field(default_factory=list)
     selection: dict[str, Any] = field(default_factory=dict)
@@ -188,8 +189,9 @@ def read_folders(folders: Sequence[Path]) -> list[Comparison]:
     """Read the experiments in folders and bring together what belongs together.
 
     Runs of one recipe are one comparison, wherever they lie, unless data, network or a method's own settings were
-    changed between one folder and another; runs that the folder's recipe does not account for (it was changed since)
-    are compared with those of the same data, model, stream and training.
+    changed between one folder and another, and so are those of a method that it does not name (any more), if the rest
+    is as the recipe has it. Other runs (it was changed since) are compared with those of the same data, model, stream
+    and training.
 
     Args:
         folders: Experiments' folders.
@@ -374,19 +376,21 @@ def _find_states(runs: Iterable[Run]) -> _States:
 
 def _find_question(run: Run, asked: _Asked | None) -> tuple[str, _Question, bool]:
     """Say what a run's question is known by, how it begins, and whether the recipe asks for this very run."""
-    expected = asked and _expected(asked.recipe, run)
-    if (
-        asked
-        and expected
-        and all(getattr(expected, name) == getattr(run.config, name) for name in (*_SETTING, "fresh"))
-    ):
-        key = json.dumps([asked.values.get("title"), *(asked.values[name] for name in _SETTING)], sort_keys=True)
+    expected = _expected(asked.recipe, run) if asked else None
+    if asked and _is_alike(run, expected or asked.recipe) and (expected is None or expected.fresh == run.config.fresh):
+        setting = {name: asked.values[name] for name in _SETTING}
+        key = json.dumps([asked.values.get("title"), *setting.values()], sort_keys=True)
         order = [entry.label for entry in asked.recipe.methods]
         title = asked.recipe.title or _describe(run)
-        question = _Question(title, asked.values, order)
+        question = _Question(title, setting, asked.values, order)
     else:
-        key, question = json.dumps(_setting(run), sort_keys=True), _Question(_describe(run))
+        setting = dict(zip(_SETTING, _setting(run), strict=True))
+        key, question = json.dumps(_setting(run), sort_keys=True), _Question(_describe(run), setting)
     return key, question, run.config == expected
+
+
+def _is_alike(run: Run, asked: RunConfig | Recipe) -> bool:
+    return all(getattr(asked, name) == getattr(run.config, name) for name in _SETTING)
 
 
 def _expected(recipe: Recipe, run: Run) -> RunConfig | None:
@@ -414,7 +418,33 @@ def _describe(run: Run) -> str:
     return f"{config.stream.name.replace('_', ' ')} on {config.data} with {config.model}"
 
 
+def _tell_apart(questions: Sequence[_Question]) -> None:
+    """Put what differs into the titles of questions that are of the same stream, data and network by name."""
+    of_a_kind: defaultdict[str, list[tuple[_Question, dict[str, str]]]] = defaultdict(list)
+    for question in questions:
+        if question.setting:
+            parts = {name: question.setting[name] for name in _SETTING[:3]}
+            options = {f"{name}.{key}": value for name, part in parts.items() for key, value in part["options"].items()}
+            told = {key: json.dumps(value) for key, value in (options | question.setting["training"]).items()}
+            of_a_kind[json.dumps([part["name"] for part in parts.values()])].append((question, told))
+    titles = Counter(question.title for question in questions)
+    for alike in of_a_kind.values():
+        for question, own in alike:
+            if question.recipe and titles[question.title] == 1:
+                continue  # one that is named is told by its name
+            differs = [key for key in own if any(own[key] != other.get(key) for _, other in alike)]
+            if differs:
+                more = ", …" if len(differs) > _DIFFERENCES else ""
+                listed = ", ".join(f"{key}={own[key]}" for key in differs[:_DIFFERENCES])
+                question.title += f" ({listed}{more})"
+
+
+_DIFFERENCES = 4
+"""How many of them a title names."""
+
+
 def _compare_all(questions: _Questions) -> list[Comparison]:
+    _tell_apart([alike[0] for alike in questions.values()])
     for alike in questions.values():
         for question in alike if len(alike) > 1 else ():  # Something was changed between the folders.
             question.title += f" ({', '.join(map(str, question.folders))})"

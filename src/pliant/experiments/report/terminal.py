@@ -1,6 +1,7 @@
 """The report in a terminal: the answer and the table."""
 
 import textwrap
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -8,6 +9,7 @@ from rich.table import Table
 
 from pliant.experiments.report.document import Section
 from pliant.experiments.report.table import Cell
+from pliant.experiments.report.wording import count
 
 _HEADING = 22
 _COLUMN = 32
@@ -44,6 +46,15 @@ def show(section: Section, console: Console | None = None) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         if len(section.failures) > _FAILURES:
             console.print(f"  and {len(section.failures) - _FAILURES} more; the page lists them all")
+
+
+def name_rest(sections: Sequence[Section], console: Console | None = None) -> None:
+    """Name comparisons that are not shown, and say how to see them."""
+    titles = "; ".join(section.title for section in sections)
+    runs = sum(len(section.comparison.runs) for section in sections)
+    folders = " ".join(dict.fromkeys(str(folder) for section in sections for folder in section.comparison.folders))
+    line = f"also there, with other settings: {titles} ({count(runs, 'run')}); see `pliant report {folders}`"
+    (console or Console()).print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _write(cell: Cell) -> str:
