@@ -200,7 +200,7 @@ def run(
 
 @app.command()
 def demo(out: Out = None, workers: Workers = None) -> None:
-    """See what Pliant does, in a minute or two: a warm start on handwritten digits, trained in seven ways."""
+    """See what Pliant does, in a minute or two: digits whose labels keep changing, trained in seven ways."""
     make = _engine_maker(EngineName.PROCESSES, workers, 1, 0.0, None)
     _run(load_recipe(find_recipe("demo")), out or Path("demo"), make, 30.0)
 

@@ -53,7 +53,7 @@ def test_a_recipe_runs_at_its_quick_scale_is_packed_and_comes_back(
 def test_the_demo_shows_its_seven_ways(pliant: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command as it is, on a recipe cut down to seconds."""
     monkeypatch.chdir(tmp_path)
-    less = ("seeds=1", "data.first=40", "stream.first_epochs=1", "stream.epochs=1")
+    less = ("seeds=1", "data.first=40", "stream.tasks=2", "stream.epochs=1")
     monkeypatch.setattr(cli, "load_recipe", lambda path: load_recipe(path, less))
     code, printed = pliant("demo", "--workers", "1")
     assert code == 0, printed
