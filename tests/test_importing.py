@@ -42,3 +42,9 @@ def test_what_fails_while_it_is_imported_is_named_with_its_place(tmp_path: Path)
     (tmp_path / "net.py").write_text("WIDTH = 3\nWIDTH = widht\n")
     with pytest.raises(ValueError, match=r"cannot be imported: NameError: name 'widht' .*\(.*net\.py, line 2\)"):
         import_object(f"{tmp_path / 'net.py'}:WIDTH")
+
+
+def test_a_name_that_a_file_has_not_is_answered_with_those_that_it_has(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("import math\n\ndef build():\n    pass\n\nclass Head:\n    pass\n")
+    with pytest.raises(ValueError, match=r"has no 'biuld'; did you mean 'build'\? Allowed: build, Head$"):
+        import_object(f"{tmp_path / 'net.py'}:biuld")

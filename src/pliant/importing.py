@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pliant.seeding import undrawn
+from pliant.spelling import suggest
 
 
 def import_object(reference: str) -> Any:
@@ -50,7 +51,8 @@ def import_object(reference: str) -> Any:
     try:
         return getattr(module, name)
     except AttributeError:
-        raise ValueError(f"{reference!r}: {module_name} has no {name!r}") from None
+        own = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        raise ValueError(f"{reference!r}: {module_name} has no {name!r}; {suggest(name, own)}") from None
 
 
 def _import_module(name: str) -> Any:

@@ -55,11 +55,12 @@ def suggest(word: str, allowed: Iterable[str]) -> str:
         The end of a sentence.
 
     Example:
-        >>> suggest("swt", ["l2", "swr"])
+        >>> suggest("SWT", ["l2", "swr"])
         "did you mean 'swr'? Allowed: l2, swr"
     """
     options = list(allowed)
-    near = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
+    folded = {option.lower(): option for option in reversed(options)}
+    near = [folded[each] for each in difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.5)]
     if not options:
         return "nothing is allowed here"
     listing = f"llowed: {', '.join(options)}"

@@ -249,3 +249,21 @@ def test_the_receipt_counts_a_packed_tensor_once() -> None:
     written = [name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])]
     assert swr.receipt is not None
     assert swr.receipt.tensors == len(written) < len(swr.plan.targets)
+
+
+def test_a_method_and_its_receipt_can_be_read() -> None:
+    model = nn.Sequential(nn.Linear(4, 3))
+    swr = SWR(model, torch.randn(2, 4), lam=1.0)
+    assert repr(swr) == "<SWR of Sequential, not attached, 0 steps>"
+    optimizer = SGD(model.parameters(), lr=0.0)
+    swr.attach(optimizer)
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    assert repr(swr) == "<SWR of Sequential, attached to SGD, 1 steps>"
+    assert str(swr.receipt).splitlines()[:3] == [
+        "swr: rescale, 2 tensors, 15 entries",
+        "  factors: 0.weight 0.5",
+        "  output_factors: 0.5",
+    ]

@@ -54,10 +54,23 @@ class Receipt:
     entries: int
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        """Write the receipt for people: what was done, then a line for each detail."""
+        lines = [f"{self.method}: {self.action}, {self.tensors} tensors, {self.entries} entries"]
+        return "\n".join([*lines, *(f"  {name}: {_write(value)}" for name, value in self.details.items())])
+
     def as_dict(self) -> dict[str, Any]:
         """Return the receipt as a flat dictionary, ready for a log."""
         head = {"method": self.method, "action": self.action, "tensors": self.tensors, "entries": self.entries}
         return {**head, **self.details}
+
+
+def _write(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_write(each)}" for name, each in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_write, value)) or "none"
+    return f"{value:.8g}" if isinstance(value, float) else str(value)
 
 
 class Method(ABC):
@@ -194,6 +207,11 @@ class Method(ABC):
         self.steps = dict(state_dict["steps"])
         for name, value in copy_state_(mine, state_dict["state"]).items():
             setattr(self, name, value)
+
+    def __repr__(self) -> str:
+        attached = ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)
+        where = f"attached to {attached}" if attached else "not attached"
+        return f"<{type(self).__name__} of {type(self.model).__name__}, {where}, {sum(self.steps.values())} steps>"
 
     def _acted_on(self) -> Iterable[nn.Parameter]:
         """Return the parameters that the method changes, or whose gradient it does."""
