@@ -330,7 +330,8 @@ def test_that_an_old_optimizer_is_still_attached_is_said_where_steps_are_counted
                 optimizer.step()
 
     with pytest.warns(UserWarning, match=r"still attached to another optimizer that holds 'trunk\.0\.weight'.* detach"):
-        take(HareTortoise(model, every=6), old, new)
+        take(first := HareTortoise(model, every=6), old, new)
+    first.detach()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         method = HareTortoise(model, every=6)
@@ -343,6 +344,7 @@ def test_that_an_old_optimizer_is_still_attached_is_said_where_steps_are_counted
         new.step()
         pair.detach(new)
         take(pair, model.optimizer(1))
+        pair.detach()
         take(HareTortoise(model, every=None), old, new)
         take(L2(model), old, new)
 
