@@ -12,6 +12,8 @@ from torch.nn.utils.parametrizations import weight_norm
 from pliant.diagnostics.batches import Batch, LossFn
 
 SAMPLES = 7
+BATCH = Batch.of(torch.randn(6, 4, generator=torch.Generator().manual_seed(0)))
+IMAGES = Batch.of(torch.randn(6, 2, 8, 8, generator=torch.Generator().manual_seed(0)))
 
 
 class Twice(nn.Module):
@@ -134,3 +136,14 @@ def network(name: str, samples: int = SAMPLES, seed: int = 0) -> tuple[nn.Module
             inputs = torch.randint(0, 11, (samples, *shape))
         target = torch.randint(0, 11 if name == "language" else 4, (samples,))
     return model, Batch.of((inputs, target)), cross_entropy
+
+
+class Between(nn.Module):
+    """Two layers and a function between them."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], into: int = 6) -> None:
+        super().__init__()
+        self.a, self.b, self.function = nn.Linear(4, 6), nn.Linear(into, 2), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.function(self.a(x)))

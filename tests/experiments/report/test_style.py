@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pliant.experiments.report.reading import Contender, read_folders
+from pliant.experiments.report.comparison import Contender
+from pliant.experiments.report.reading import read_folders
 from pliant.experiments.report.style import DARK, LIGHT, assign_series
 from tests.experiments.report.stores import write_results
 

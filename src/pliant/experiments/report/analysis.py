@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from pliant.experiments.report.reading import Comparison, Contender
+from pliant.experiments.report.comparison import Comparison, Contender
 from pliant.experiments.report.statistics import (
     LEVEL,
     Difference,

@@ -9,7 +9,7 @@ from typing import Literal
 from pliant.experiments.choice import is_tied
 from pliant.experiments.config import describe
 from pliant.experiments.report.analysis import Analysis, Contrast
-from pliant.experiments.report.reading import Contender
+from pliant.experiments.report.comparison import Contender
 from pliant.experiments.report.statistics import MANY_SEEDS, POWER, seeds_needed
 from pliant.experiments.report.wording import (
     brief,

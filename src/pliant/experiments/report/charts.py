@@ -10,6 +10,7 @@ import altair as alt
 import numpy as np
 
 from pliant.experiments.report.analysis import Analysis
+from pliant.experiments.report.comparison import Comparison
 from pliant.experiments.report.figures import (
     HEIGHT,
     IS_SHOWN,
@@ -25,7 +26,6 @@ from pliant.experiments.report.figures import (
     shown_parameter,
 )
 from pliant.experiments.report.histories import MANY_TASKS, Curve, Histories, Samples, at_task_ends, average
-from pliant.experiments.report.reading import Comparison
 from pliant.experiments.report.statistics import Floats, interval
 from pliant.experiments.report.style import Series
 from pliant.experiments.report.wording import change, direction, is_share, name_of, number, probability, span

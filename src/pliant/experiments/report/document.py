@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from pliant.experiments.config import RunConfig
 from pliant.experiments.report.analysis import Analysis
 from pliant.experiments.report.answer import Answer, answer
+from pliant.experiments.report.comparison import Broken, Comparison, Contender
 from pliant.experiments.report.histories import Histories, read_histories
-from pliant.experiments.report.reading import Broken, Comparison, Contender
 from pliant.experiments.report.style import Series, assign_series
 from pliant.experiments.report.table import ResultTable, metric_table, result_table
 from pliant.experiments.report.wording import count, name_of, sentence

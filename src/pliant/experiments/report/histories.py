@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.experiments.report.reading import Broken, Comparison
+from pliant.experiments.report.comparison import Broken, Comparison
 from pliant.experiments.report.statistics import Floats, bands
 from pliant.experiments.store import Run, read_lines
 

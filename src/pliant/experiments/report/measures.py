@@ -8,6 +8,7 @@ import altair as alt
 import numpy as np
 
 from pliant.diagnostics.measures import info, names
+from pliant.experiments.report.comparison import Comparison
 from pliant.experiments.report.figures import (
     HEIGHT,
     WIDTH,
@@ -19,7 +20,6 @@ from pliant.experiments.report.figures import (
     lines,
 )
 from pliant.experiments.report.histories import Curve, Histories, History, at_task_ends, gather
-from pliant.experiments.report.reading import Comparison
 from pliant.experiments.report.statistics import Floats, Interval, interval, rank_correlation
 from pliant.experiments.report.style import Series
 from pliant.experiments.report.wording import name_of

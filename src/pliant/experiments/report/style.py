@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pliant.experiments.report.reading import Contender
+from pliant.experiments.report.comparison import Contender
 
 LIGHT = {
     "page": "#ffffff",
