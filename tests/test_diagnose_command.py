@@ -265,7 +265,11 @@ def test_a_checkpoint_of_a_run_is_read(tmp_path: Path) -> None:
 
 def test_one_of_several_state_dicts_is_taken_by_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     online, target = nn.Linear(3, 2), nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(online.parameters())
+    online(torch.ones(1, 3)).sum().backward()
+    optimizer.step()  # what it remembers of each parameter are tensors by name too
     agent = {"q": online.state_dict(), "nets": {"target": target.state_dict()}, "steps": 7, "args": {"lr": 0.1}}
+    agent["optimizer"] = optimizer.state_dict()
     torch.save(agent, tmp_path / "agent.pt")
     with pytest.raises(ValueError, match=r"holds no state dict at the top .*\(--key\): q, nets.target$"):
         load_weights(tmp_path / "agent.pt")

@@ -30,11 +30,10 @@ def after_step(optimizer: Optimizer, hook: Hook) -> RemovableHandle:
     return optimizer.register_step_post_hook(_once(optimizer, hook))
 
 
-def owners_of_hooks(optimizer: Optimizer) -> set[object]:
-    """Return the objects whose methods are called before or after the steps of an optimizer."""
+def owners_of_hooks(optimizer: Optimizer) -> list[object]:
+    """Return the objects whose methods are called before or after the steps of an optimizer; None for functions."""
     hooks = (*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values())
-    owners = (getattr(getattr(hook, "hook", hook), "__self__", None) for hook in hooks)
-    return {owner for owner in owners if owner is not None}
+    return [getattr(getattr(hook, "hook", hook), "__self__", None) for hook in hooks]
 
 
 def let_act_later(optimizer: Optimizer, chosen: Callable[[Hook], bool]) -> None:

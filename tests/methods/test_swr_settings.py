@@ -222,11 +222,11 @@ class Squeezed(nn.Module):
         return self.body(x).squeeze(), self.count + 1, torch.tensor(0.5)
 
 
-@pytest.mark.parametrize("samples", [1, 5])
-def test_other_single_numbers_are_not_taken_for_a_loss(samples: int) -> None:
+@pytest.mark.parametrize("shape", [(1, 4), (5, 4), (4,)])
+def test_other_single_numbers_are_not_taken_for_a_loss(shape: tuple[int, ...]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        SWR(Squeezed(), torch.randn(samples, 4))
+        assert SWR(Squeezed(), torch.randn(shape)).lam.shape == (2,)
 
 
 class Attending(nn.Module):

@@ -58,6 +58,15 @@ def test_a_second_one_on_the_same_optimizer_is_told(name: str) -> None:
     assert first.optimizers == (optimizer,)
 
 
+def test_hooks_of_others_are_no_matter() -> None:
+    """A hook may belong to anything: a list that collects steps cannot be hashed."""
+    model, seen = zoo.build("mlp"), []
+    optimizer = SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_post_hook(lambda *arguments: None)
+    optimizer.register_step_pre_hook(seen.__contains__)
+    assert L2(model).attach(optimizer).optimizers == (optimizer,)
+
+
 def test_two_that_share_the_work_are_no_mistake() -> None:
     model, example = zoo.build("mlp"), zoo.batch("mlp")[0]
     optimizer = SGD(model.parameters(), lr=0.1)

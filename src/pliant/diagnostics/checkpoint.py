@@ -52,8 +52,8 @@ def _state_dicts(content: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iter
         yield ".".join(path), content
         return
     for key, value in content.items():
-        if isinstance(value, Mapping):
-            yield from _state_dicts(value, (*path, str(key)))
+        if isinstance(key, str) and isinstance(value, Mapping):  # numbers are an optimizer's names of parameters
+            yield from _state_dicts(value, (*path, key))
 
 
 def _find(content: Mapping[Any, Any]) -> Mapping[str, Any] | None:

@@ -112,6 +112,10 @@ class RunConfig:
         )
 
 
+SETTING = ("data", "model", "stream", "training")
+"""What runs must have in common to be compared, as it is called in a run's configuration and in a recipe."""
+
+
 def describe(parts: Iterable[Part]) -> str:
     """Write down methods that act at once, with their settings: what settings are chosen and found by."""
     return " + ".join(map(str, parts))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pliant.assignments import override
+from pliant.experiments.config import SETTING
 from pliant.experiments.recipe import Recipe, RecipeError, label_of, make_recipe
 from pliant.spelling import suggest
 
@@ -72,15 +73,12 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), scale: Scale = "paper
         if isinstance(values.get("published"), dict) and isinstance(values["methods"], list):
             labels = {label_of(entry) for entry in values["methods"]}
             values["published"] = {key: number for key, number in values["published"].items() if key in labels}
-    changes = [text for text in overrides if text.startswith(_SETTING)]
-    if scale == "quick" or changes:
+    changes = ["quick scale"] if scale == "quick" else []
+    changes += [text for text in overrides if text.startswith(SETTING)]
+    if changes:
         values["published"] = {}
-        values["title"] = f"{values.get('title') or path.stem} ({', '.join([*_SCALES[scale], *changes])})"
+        values["title"] = f"{values.get('title') or path.stem} ({', '.join(changes)})"
     return make_recipe(values)
-
-
-_SETTING = ("data", "model", "stream", "training")
-_SCALES: dict[Scale, list[str]] = {"paper": [], "quick": ["quick scale"]}
 
 
 def _pick_methods(entries: Any, wanted: Any) -> Any:

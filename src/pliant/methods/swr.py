@@ -386,9 +386,8 @@ class SWR(Rescaler):
 
     def _warn_of_loss(self, scales: ScaleGraph) -> None:
         graph = scales.graph
-        samples = max(
-            (len(value) for value in graph.inputs.values() if isinstance(value, Tensor) and value.ndim), default=1
-        )
+        inputs = (value for value in graph.inputs.values() if isinstance(value, Tensor) and value.ndim > 1)
+        samples = max(map(len, inputs), default=1)
         single = [
             name
             for name, node in graph.outputs.items()

@@ -15,7 +15,7 @@ from typing import Any
 
 from pliant import data, streams
 from pliant.experiments.choice import tell_choice
-from pliant.experiments.config import Part, RunConfig, describe, full_name, read_settings
+from pliant.experiments.config import SETTING, Part, RunConfig, describe, full_name, read_settings
 from pliant.experiments.recipe import Entry, GridPart, Recipe, Selection
 from pliant.experiments.report.comparison import Broken, Comparison, Contender, Role
 from pliant.experiments.sources import read_sources
@@ -263,19 +263,19 @@ def _find_question(run: Run, asked: _Asked | None) -> tuple[str, _Question, bool
     """Say what a run's question is known by, how it begins, and whether the recipe asks for this very run."""
     expected = _expected(asked.recipe, run) if asked else None
     if asked and _is_alike(run, expected or asked.recipe) and (expected is None or expected.fresh == run.config.fresh):
-        setting = {name: asked.values[name] for name in _SETTING}
+        setting = {name: asked.values[name] for name in SETTING}
         key = json.dumps([asked.values.get("title"), *setting.values()], sort_keys=True)
         order = [entry.label for entry in asked.recipe.methods]
         title = asked.recipe.title or _describe(run)
         question = _Question(title, setting, asked.values, order)
     else:
-        setting = dict(zip(_SETTING, _setting(run), strict=True))
+        setting = dict(zip(SETTING, _setting(run), strict=True))
         key, question = json.dumps(_setting(run), sort_keys=True), _Question(_describe(run), setting)
     return key, question, run.config == expected
 
 
 def _is_alike(run: Run, asked: RunConfig | Recipe) -> bool:
-    return all(getattr(asked, name) == getattr(run.config, name) for name in _SETTING)
+    return all(getattr(asked, name) == getattr(run.config, name) for name in SETTING)
 
 
 def _expected(recipe: Recipe, run: Run) -> RunConfig | None:
@@ -291,11 +291,8 @@ def _expected(recipe: Recipe, run: Run) -> RunConfig | None:
     )
 
 
-_SETTING = ("data", "model", "stream", "training")
-
-
 def _setting(run: Run) -> list[Any]:
-    return [asdict(getattr(run.config, name)) for name in _SETTING]
+    return [asdict(getattr(run.config, name)) for name in SETTING]
 
 
 def _describe(run: Run) -> str:
@@ -308,7 +305,7 @@ def _tell_apart(questions: Sequence[_Question]) -> None:
     of_a_kind: defaultdict[str, list[tuple[_Question, dict[str, str]]]] = defaultdict(list)
     for question in questions:
         if question.setting:
-            parts = {name: question.setting[name] for name in _SETTING[:3]}
+            parts = {name: question.setting[name] for name in SETTING[:3]}
             options = {f"{name}.{key}": value for name, part in parts.items() for key, value in part["options"].items()}
             told = {key: json.dumps(value) for key, value in (options | question.setting["training"]).items()}
             of_a_kind[json.dumps([part["name"] for part in parts.values()])].append((question, told))
@@ -329,7 +326,7 @@ _DIFFERENCES = 4
 
 
 def _compare_all(questions: _Questions) -> list[Comparison]:
-    _tell_apart([alike[0] for alike in questions.values()])
+    _tell_apart([question for alike in questions.values() for question in alike])
     for alike in questions.values():
         for question in alike if len(alike) > 1 else ():  # Something was changed between the folders.
             question.title += f" ({', '.join(map(str, question.folders))})"
