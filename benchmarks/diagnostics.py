@@ -16,7 +16,7 @@ from torch.optim import Adam
 from benchmarks.timing import rounds_of, row
 from pliant import Monitor
 from pliant.diagnostics.batches import Batch
-from pliant.diagnostics.gram import gradient_gram
+from pliant.diagnostics.per_sample.gradient_gram import gradient_gram
 from pliant.models import create, mlp
 
 

@@ -10,7 +10,7 @@ from torch.optim import Adam
 
 from benchmarks.timing import medians, row
 from pliant import FIRE
-from pliant.graph.matrices import find_matrices
+from pliant.anatomy.matrices import find_matrices
 from pliant.methods.fire import isometric_scale
 from pliant.models import create
 
@@ -48,7 +48,7 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(self.embed(x) + self.place.weight[: x.shape[1]])))
 
 
-def each_matrix(model: nn.Module, orthogonalise: Callable[[Tensor], Tensor]) -> Callable[[], None]:
+def each_matrix(model: nn.Module, orthogonalize: Callable[[Tensor], Tensor]) -> Callable[[], None]:
     """Return a run that rewrites every matrix of the model, one at a time."""
     views = [m.view(model.get_parameter(m.parameter).detach()) for m in find_matrices(model)]
 
@@ -56,7 +56,7 @@ def each_matrix(model: nn.Module, orthogonalise: Callable[[Tensor], Tensor]) -> 
         for view in views:
             for index in product(*map(range, view.shape[:-2])):
                 slice_ = view[index]
-                slice_.copy_(isometric_scale(view.shape) * orthogonalise(slice_))
+                slice_.copy_(isometric_scale(view.shape) * orthogonalize(slice_))
 
     return run
 
@@ -74,14 +74,14 @@ def on_the_same_weights(model: nn.Module, act: Callable[[], object]) -> Callable
 
 
 def naive_loop(iterations: int) -> Callable[[Tensor], Tensor]:
-    def orthogonalise(matrix: Tensor) -> Tensor:
+    def orthogonalize(matrix: Tensor) -> Tensor:
         x = matrix.T if matrix.shape[1] > matrix.shape[0] else matrix
         x = x / x.norm()
         for _ in range(iterations):
             x = 1.5 * x - 0.5 * x @ (x.T @ x)
         return x.T if matrix.shape[1] > matrix.shape[0] else x
 
-    return orthogonalise
+    return orthogonalize
 
 
 def svd(matrix: Tensor) -> Tensor:

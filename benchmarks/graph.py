@@ -11,7 +11,7 @@ from torch.nn.functional import relu
 from benchmarks.steps import training_step
 from benchmarks.timing import medians, row
 from pliant import SWR
-from pliant.graph import analyse
+from pliant.anatomy import analyze
 from pliant.models import create
 
 
@@ -56,14 +56,14 @@ def gpt2_small() -> tuple[nn.Module, Any]:
 def analysis_time(what: str, build: Callable[[], tuple[nn.Module, Any]]) -> None:
     model, example = build()
     start, wall = time.process_time(), time.perf_counter()
-    graph = analyse(model, example)
-    analysed = time.process_time()
+    graph = analyze(model, example)
+    analyzed = time.process_time()
     plan = graph.plan()
     done, passed = time.process_time(), time.perf_counter() - wall
     count = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     print(
-        f"{what}, {count:.0f} M parameters, {len(graph.blocks)} blocks: analysis {analysed - start:.1f} s + plan "
-        f"{done - analysed:.1f} s of one core ({passed:.1f} s on the clock of a shared machine); {len(plan.wishes)} "
+        f"{what}, {count:.0f} M parameters, {len(graph.blocks)} blocks: analysis {analyzed - start:.1f} s + plan "
+        f"{done - analyzed:.1f} s of one core ({passed:.1f} s on the clock of a shared machine); {len(plan.wishes)} "
         f"wishes, {len(plan.targets)} targets"
     )
 

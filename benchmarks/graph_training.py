@@ -26,13 +26,13 @@ from torch.optim import Adam
 
 from benchmarks.__main__ import Tee
 from pliant import SWR
+from pliant._seeding import permutation
+from pliant.anatomy import ScaleGraph, analyze
+from pliant.anatomy.chain import CHAIN_LAYERS
+from pliant.anatomy.layers import called_layers
+from pliant.anatomy.plan import BlockTensors
 from pliant.data import Examples, load
-from pliant.graph import ScaleGraph, analyse
-from pliant.graph.chain import CHAIN_LAYERS
-from pliant.graph.layers import called_layers
-from pliant.graph.plan import BlockTensors
 from pliant.models import create
-from pliant.seeding import permutation
 
 LAM = 1e-2
 STEPS = 750
@@ -88,7 +88,7 @@ def is_free(graph: ScaleGraph, position: int) -> bool:
 def compare_norms(what: str, build: Callable[[], nn.Module], examples: Examples, test: Examples) -> nn.Module:
     """Train both ways and print a line a weight."""
     vanilla, rescaled = build(), build()
-    graph = analyse(rescaled, examples.batch(torch.arange(4))[0])
+    graph = analyze(rescaled, examples.batch(torch.arange(4))[0])
     blocks = graph.plan().wishes
     watched = [BlockTensors(model, blocks) for model in (vanilla, rescaled)]
     initial = norms(watched[0])

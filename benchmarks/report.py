@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.timing import row
-from pliant.experiments.config import Part, RunConfig
-from pliant.experiments.report.making import make_report
+from pliant.experiments.report.report import make_report
 from pliant.experiments.report.statistics import bands
+from pliant.experiments.run_config import Part, RunConfig
 from pliant.experiments.store import RunFolder
 from pliant.training import Settings
 
@@ -63,7 +63,7 @@ def write_run(root: Path, method: int, seed: int, tasks: int, epochs: int, measu
 
 
 def build(methods: int, seeds: int, tasks: int, epochs: int, limit: str, measured: bool) -> None:
-    """Write a store, then time reading it, analysing it and writing the page."""
+    """Write a store, then time reading it, analyzing it and writing the page."""
     # Files that are gone in a minute need no disk.
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.timing import row
-from pliant.experiments.config import Part, RunConfig
 from pliant.experiments.engines import ProcessEngine, usable_cores
 from pliant.experiments.run import Outcome
-from pliant.experiments.schedule import run_all
+from pliant.experiments.run_config import Part, RunConfig
+from pliant.experiments.scheduler import run_all
 from pliant.experiments.store import load_runs
 from pliant.training import Settings
 

@@ -16,7 +16,7 @@ def rounds_of(contestants: Mapping[str, Callable[[], object]], rounds: int, warm
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     order = list(contestants)
     for _ in range(rounds):
-        order.append(order.pop(0))  # nobody always runs in the cache that the same neighbour left behind
+        order.append(order.pop(0))  # nobody always runs in the cache that the same neighbor left behind
         for name in order:
             start = time.process_time()
             contestants[name]()

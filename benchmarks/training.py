@@ -14,7 +14,7 @@ EXAMPLES, BATCH = 12_800, 256
 
 
 class PilImages(Dataset[tuple[Tensor, int]]):
-    """Images as most code keeps them: opened, converted and normalised one by one."""
+    """Images as most code keeps them: opened, converted and normalized one by one."""
 
     def __init__(self, images: Tensor, labels: Tensor, mean: float, std: float) -> None:
         self.images = [Image.fromarray(image.squeeze(0).numpy()) for image in images]
@@ -70,8 +70,8 @@ def main() -> None:
             loader_optimizer.step()
 
     loader_model, loader_optimizer = fresh()
-    normalised, _ = train.batch(torch.arange(EXAMPLES))
-    tensors = DataLoader(TensorDataset(normalised, labels), BATCH, shuffle=True)
+    normalized, _ = train.batch(torch.arange(EXAMPLES))
+    tensors = DataLoader(TensorDataset(normalized, labels), BATCH, shuffle=True)
     mean, std = float(-shift / scale / 255), float(1 / scale / 255)
     pictures = DataLoader(PilImages(images, labels, mean, std), BATCH, shuffle=True)
 

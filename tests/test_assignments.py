@@ -2,7 +2,7 @@
 
 import pytest
 
-from pliant.assignments import override, parse_value
+from pliant._key_values import override, parse_value
 
 
 def test_overrides() -> None:

@@ -17,9 +17,9 @@ from rich.console import Console
 
 from pliant import cli
 from pliant.data.cache import entries
-from pliant.experiments.config import RunConfig
 from pliant.experiments.recipe import make_recipe
 from pliant.experiments.run import execute
+from pliant.experiments.run_config import RunConfig
 from pliant.experiments.store import load_runs
 from pliant.training import Settings
 from tests.experiments.helpers import descendants, is_running, outputs, wait_until, write_waiting_network
@@ -295,7 +295,7 @@ def test_importing_pliant_needs_torch_alone() -> None:
 def test_importing_seeds_no_generator_that_it_brings(tmp_path: Path) -> None:
     (tmp_path / "seeds.py").write_text("import numpy, random\nnumpy.random.seed(0)\nrandom.seed(0)\nthing = 1\n")
     code = (
-        "from pliant.importing import import_object; import_object('seeds.py:thing'); import numpy, random; "
+        "from pliant._importing import import_object; import_object('seeds.py:thing'); import numpy, random; "
         "print(numpy.random.rand(), random.random())"
     )
     command = [sys.executable, "-c", code]

@@ -19,7 +19,7 @@ from tests import zoo
 from tests.loops import assert_same, differs, snapshot, train
 
 # Settings that make a method act within a few steps where its defaults are made for long runs, and that keep the sweep
-# short: an analysed graph gives SWR on these chains the very same plan (tests/methods/test_swr.py).
+# short: an analyzed graph gives SWR on these chains the very same plan (tests/methods/test_swr.py).
 EAGER: dict[str, dict[str, Any]] = {
     "swr": {"order": "forward"},
     "weight_clipping": {"kappa": 0.5},
@@ -32,7 +32,7 @@ EAGER: dict[str, dict[str, Any]] = {
 BATCHWISE = {"feature_rank"}
 
 NAMES = methods.names()
-AT_EACH_STEP = [n for n in NAMES if methods.info(n).kind in ("penalty", "rescaler", "recycler")]
+AT_EACH_STEP = [n for n in NAMES if methods.info(n).kind in ("penalty", "after_step", "recycler")]
 REINITIALIZERS = [n for n in NAMES if methods.info(n).kind == "reinitializer"]
 # The units of a model whose weights are tied hang together: what acts on units says so (test_recyclers.py).
 ON_UNITS = [n for n in NAMES if methods.info(n).kind in ("recycler", "architecture")]
@@ -386,7 +386,7 @@ def test_loading_into_another_architecture_changes_nothing(method: str) -> None:
 def test_a_model_without_values_is_an_error(method: str) -> None:
     with pytest.raises(ValueError, match=r"'0\.weight' is on the meta device"):
         methods.create(method, zoo.mlp().to("meta"), example=zoo.batch("mlp")[0])
-    with pytest.raises(ValueError, match=r"'0\.weight' is not initialised yet"):
+    with pytest.raises(ValueError, match=r"'0\.weight' is not initialized yet"):
         methods.create(method, nn.Sequential(nn.LazyLinear(3)), example=zoo.batch("mlp")[0])
 
 
@@ -421,7 +421,7 @@ def test_channels_last_and_non_contiguous_weights(method: str) -> None:
 
 @pytest.mark.parametrize("with_closure", [False, True])
 @pytest.mark.parametrize("method", [n for n in AT_EACH_STEP if n not in BATCHWISE])
-def test_to_maximise_minus_the_loss_is_to_minimise_it(method: str, with_closure: bool) -> None:
+def test_to_maximize_minus_the_loss_is_to_minimize_it(method: str, with_closure: bool) -> None:
     def run(sign: int) -> tuple[nn.Module, list[float]]:
         model = zoo.build("mlp")
         made = make(method, model, "mlp")

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from pliant import data, models
 from pliant.cli import app
 from pliant.diagnostics import diagnose
-from pliant.diagnostics.checkpoint import load_into, load_weights
+from pliant.diagnostics.checkpoints import load_into, load_weights
 from pliant.diagnostics.page import page
 from pliant.experiments.run import make_learner, make_stream
 from pliant.experiments.store import RunFolder
@@ -357,7 +357,7 @@ def test_mistakes_are_named_before_anything_is_measured(
     assert not Path("diagnosis.html").exists()
 
 
-def test_outputs_that_are_too_few_for_the_classes_matter_to_labelled_measures_alone(
+def test_outputs_that_are_too_few_for_the_classes_matter_to_labeled_measures_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.py").write_text(FACTORIES)

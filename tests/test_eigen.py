@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import pliant
-from pliant.eigen import eigh, eigvalsh
+from pliant._eigen import eigh, eigvalsh
 from pliant.methods.feature_rank import feature_rank
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pliant.assignments import override
+from pliant._key_values import override
 from pliant.experiments.recipe import make_recipe
 from pliant.experiments.store import load_runs, load_selection
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pliant.importing import import_object
+from pliant._importing import import_object
 
 
 def test_a_file_gets_the_modules_beside_it(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, AdamW
 
-from pliant import L2, SWR, UPGD, FeatureRank, HareTortoise, Monitor, ReDo
+from pliant import L2, SWR, UPGD, FeatureRankRegularization, HareTortoise, Monitor, ReDo
+from pliant._step_hooks import _Outermost, after_step
 from pliant.methods import Method
-from pliant.step_hooks import _Outermost, after_step
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
 
@@ -31,7 +31,7 @@ METHODS: dict[str, Callable[[nn.Module], Method]] = {
     "upgd": lambda model: UPGD(model, seed=0),
     "hare_tortoise": lambda model: HareTortoise(model, beta=0.5, every=2),
     "redo": lambda model: ReDo(model, X, every=2, tau=0.5, seed=0),
-    "feature_rank": lambda model: FeatureRank(model, X, lam=1e-2),
+    "feature_rank": lambda model: FeatureRankRegularization(model, X, lam=1e-2),
 }
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch.optim import SGD
 
-from pliant.surgery import forget_state_
+from pliant.methods._core.surgery import forget_state_
 from tests import zoo
 from tests.loops import train
 

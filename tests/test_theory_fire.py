@@ -15,7 +15,7 @@ from torch.func import hessian
 from pliant.diagnostics.features import covariance_distance, dormant_fraction, unit_scores
 from pliant.diagnostics.spectra import srank
 from pliant.diagnostics.weights import isometry_deviation
-from pliant.methods.orthogonal import Iteration, orthogonalise
+from pliant.methods._core.orthogonal import Iteration, orthogonalize
 
 SEEDS = st.integers(0, 10**6)
 
@@ -30,14 +30,14 @@ def dfi(w: Tensor) -> float:
 
 def near_isometry(inputs: int, outputs: int, noise: float, seed: int) -> Tensor:
     """A matrix with orthonormal columns, disturbed."""
-    exact = orthogonalise(gaussian(inputs, outputs, seed=seed)[None], Iteration("exact")).matrices[0]
+    exact = orthogonalize(gaussian(inputs, outputs, seed=seed)[None], Iteration("exact")).matrices[0]
     return exact + noise * gaussian(inputs, outputs, seed=seed + 1)
 
 
 def whitened(samples: int, inputs: int, seed: int) -> Tensor:
     """Inputs with ZᵀZ/n = I exactly."""
     z = gaussian(samples, inputs, seed=seed)
-    return math.sqrt(samples) * orthogonalise(z[None], Iteration("exact")).matrices[0]
+    return math.sqrt(samples) * orthogonalize(z[None], Iteration("exact")).matrices[0]
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.floats(0, 3), SEEDS)
@@ -131,7 +131,7 @@ def test_theorem_3_dfi_bounds_srank(outputs: int, noise: float, delta: float, wh
     z = whitened(20, inputs, seed + 5)
     if not white:
         z = z @ torch.diag(torch.logspace(0, -1, inputs, dtype=torch.float64))
-    q = orthogonalise(w[None], Iteration("exact")).matrices[0]
+    q = orthogonalize(w[None], Iteration("exact")).matrices[0]
     eta = torch.linalg.eigvalsh(q.T @ (z.T @ z / len(z)) @ q)
     ratio = math.sqrt((1 + epsilon) / (1 - epsilon)) * (1.0 if white else math.sqrt(float(eta[-1] / eta[0])))
     bound = math.ceil((1 - delta) * outputs / (delta * ratio + 1 - delta) - 1e-9)
@@ -156,7 +156,7 @@ def test_theorem_4_dfi_bounds_dormancy(outputs: int, noise: float, seed: int) ->
 def test_corollary_2_small_dfi_leaves_no_unit_dormant(outputs: int, tau: float, seed: int) -> None:
     threshold = ((1 - tau**2) / (1 + tau**2)) ** 2
     direction = gaussian(outputs + 2, outputs, seed=seed)
-    exact = orthogonalise(gaussian(outputs + 2, outputs, seed=seed + 1)[None], Iteration("exact")).matrices[0]
+    exact = orthogonalize(gaussian(outputs + 2, outputs, seed=seed + 1)[None], Iteration("exact")).matrices[0]
     noise = 1.0
     while dfi(exact + noise * direction) > threshold:
         noise *= 0.8

@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from pliant import methods, models, streams
+from pliant._seeding import permutation, seed_everything
 from pliant.data.dataset import Dataset, from_tensors
-from pliant.seeding import permutation, seed_everything
-from pliant.streams.base import Stream
+from pliant.streams.stream import Stream
 from pliant.training import (
     DivergedError,
     Learner,
@@ -26,7 +26,7 @@ from pliant.training import (
     evaluate,
     learning_rate,
     make_optimizer,
-    summarise,
+    summarize,
     train,
 )
 
@@ -282,10 +282,10 @@ def test_summaries_are_over_the_ends_of_tasks() -> None:
         {"test_accuracy": 0.8},
         end | {"test_accuracy": 0.6, "task_online_accuracy": 0.7},
     ]
-    result = summarise(records)
+    result = summarize(records)
     assert (result["final_test_accuracy"], result["mean_test_accuracy"]) == (0.6, 0.4)
     assert result["mean_task_online_accuracy"] == 0.6
-    assert "mean_test_accuracy" not in summarise([end])
+    assert "mean_test_accuracy" not in summarize([end])
 
 
 def test_methods_act_at_boundaries_if_told(dataset: Dataset) -> None:

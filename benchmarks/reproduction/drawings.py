@@ -14,8 +14,8 @@ import vl_convert
 
 from benchmarks.reproduction.kept import FEWEST, KEPT, asks_for, estimate, find_recipe, kept_runs
 from benchmarks.reproduction.numbers import end_errors, split_tasks, take_measure
-from pliant.experiments.config import Part
-from pliant.experiments.report.style import LIGHT, colour, look_of, print_config
+from pliant.experiments.report.chart_style import LIGHT, color, look_of, print_config
+from pliant.experiments.run_config import Part
 from pliant.experiments.store import Run
 
 ERROR = "train_error"
@@ -34,7 +34,7 @@ class Drawing:
     Args:
         name: The kept experiment.
         quantities: What is shown, and what it is called: measures, the error or, of a single task, the test accuracy.
-        panel_is: What has a panel of its own, "quantity" or "label"; the other is told apart by colour.
+        panel_is: What has a panel of its own, "quantity" or "label"; the other is told apart by color.
         shared: Whether all panels have one scale.
         over: What the values follow each other in, "task" or, in a single task, "epoch".
         settings: Of a sweep, what the settings are called, in the order of each method's grid: they are the lines then,
@@ -135,7 +135,7 @@ def find_lines(
 
 
 def choose_looks(lines: Sequence[str]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return a colour's slot and a line pattern for each line: doing nothing has the same in every figure."""
+    """Return a color's slot and a line pattern for each line: doing nothing has the same in every figure."""
     methods = (look_of(place) for place in count())
     return [("vanilla", look_of(0)[1]) if line in ("vanilla", NOTHING_DONE) else next(methods) for line in lines]
 
@@ -148,7 +148,7 @@ def draw(drawing: Drawing, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         lines = [*drawing.settings, NOTHING_DONE]
     legend = alt.Legend(symbolType="stroke", symbolOpacity=1, symbolStrokeWidth=2.5, orient="bottom", labelFontSize=12)
     looks = choose_looks(lines)
-    hues, dashes = [colour(slot, LIGHT) for slot, _ in looks], [list(dash) for _, dash in looks]
+    hues, dashes = [color(slot, LIGHT) for slot, _ in looks], [list(dash) for _, dash in looks]
     hue = alt.Color(f"{line}:N", title=None, scale=alt.Scale(domain=lines, range=hues), legend=legend)
     dash = alt.StrokeDash(f"{line}:N", title=None, scale=alt.Scale(domain=lines, range=dashes), legend=legend)
     last = max(row[drawing.over] for row in rows)

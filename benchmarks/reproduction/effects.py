@@ -2,7 +2,7 @@
 
 from benchmarks.reproduction.kept import FEWEST, NOTHING, Estimate, Kept, count_seeds, estimate, find_recipe, load_kept
 from benchmarks.reproduction.markdown import write_table
-from pliant.experiments.report.wording import join_names
+from pliant.experiments.report.formatting import join_names
 
 EFFECT = "methods_effect"
 """The experiment behind the tables."""

@@ -2,7 +2,7 @@
 
 from benchmarks.reproduction.kept import FEWEST, NOTHING, Estimate, estimate, load_kept
 from pliant.diagnostics import measures
-from pliant.experiments.report.wording import join_names
+from pliant.experiments.report.formatting import join_names
 
 KEPT_BELOW = 0.05
 """How far the training error may grow where plasticity counts as kept: the margin of claims/P3.toml."""

@@ -17,9 +17,9 @@ from scipy import stats
 
 from benchmarks.reproduction.numbers import more_numbers
 from pliant.experiments.archive import unpack
-from pliant.experiments.config import describe
 from pliant.experiments.recipe import Recipe
 from pliant.experiments.recipe_files import load_recipe, recipe_folder
+from pliant.experiments.run_config import describe
 from pliant.experiments.store import Run, load_runs, load_selection
 
 KEPT = Path(__file__).parents[1] / "results" / "reproduction"
@@ -136,10 +136,10 @@ def load_kept(name: str) -> Kept | None:
     if not (KEPT / f"{name}.jsonl.gz").exists():
         return None
     with kept_runs(name) as (runs, selection):
-        return summarise(name, find_recipe(name), runs, selection)
+        return summarize(name, find_recipe(name), runs, selection)
 
 
-def summarise(name: str, recipe: Recipe, runs: list[Run], selection: dict[str, Any]) -> Kept:
+def summarize(name: str, recipe: Recipe, runs: list[Run], selection: dict[str, Any]) -> Kept:
     """Gather the numbers of the runs that a recipe asks for.
 
     A grid counts with the setting that was chosen, once it is. `setting_1` … are the headlines of all its settings, in

@@ -14,25 +14,25 @@ try:
     import typer
     from rich.console import Console
 
-    from pliant.diagnose_command import diagnose_command
+    from pliant._diagnose_command import diagnose_command
     from pliant.experiments import archive, listings
-    from pliant.experiments.display import LiveProgress
+    from pliant.experiments.method_specs import published_sweep, split_methods
+    from pliant.experiments.progress import LiveProgress
     from pliant.experiments.recipe import Recipe, RecipeError, label_of, make_recipe
     from pliant.experiments.recipe_files import Scale, find_recipe, load_recipe
-    from pliant.experiments.wanted import published_sweep, split_methods
 except ImportError as error:
     raise SystemExit(f"the command line needs more than torch ({error}): pip install 'pliant[cli]'") from error
 
 from pliant import data as datasets
+from pliant._key_values import override, read_options
+from pliant._names import suggest
 from pliant._version import __version__
-from pliant.assignments import override, read_options
 from pliant.data import cache
 from pliant.experiments.engines import Engine, ProcessEngine, RayEngine
 from pliant.experiments.experiment import run_experiment
-from pliant.experiments.rehearsal import check_device, rehearse
-from pliant.experiments.schedule import run_all
-from pliant.experiments.sources import find_outdated
-from pliant.spelling import suggest
+from pliant.experiments.preflight import check_device, rehearse
+from pliant.experiments.provenance import find_outdated
+from pliant.experiments.scheduler import run_all
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -375,7 +375,7 @@ def _entries(methods: str, tune: bool) -> list[Any]:
 
 
 def _report(folders: list[Path], format: Format | None, to: Path | None = None, *, asked: bool = False) -> None:
-    from pliant.experiments.report.making import FIGURES, FORMATS, make_report  # Statistics take seconds to import.
+    from pliant.experiments.report.report import FIGURES, FORMATS, make_report  # Statistics take seconds to import.
 
     chosen: str = format or (to and to.suffix.removeprefix(".")) or Format.HTML
     if chosen not in FORMATS:

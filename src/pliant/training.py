@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from pliant.checking import check_choice, check_number, check_positive_int, require_positive
+from pliant._seeding import permutation, random_state, set_random_state
+from pliant._validation import check_choice, check_number, check_positive_int, require_positive
+from pliant.anatomy.layers import eval_mode
 from pliant.data.dataset import Examples
 from pliant.diagnostics.monitor import Monitor
-from pliant.graph.layers import eval_mode
-from pliant.methods.base import Method
-from pliant.seeding import permutation, random_state, set_random_state
-from pliant.streams.base import Stream, Task
+from pliant.methods._core.method import Method
+from pliant.streams.stream import Stream, Task
 
 Record = dict[str, Any]
 """What is known after an epoch, in plain types."""
@@ -455,7 +455,7 @@ RESULTS = tuple(f"{which}_{name}" for name in _AT_ENDS for which in ("final", "m
 """What a run's result may tell."""
 
 
-def summarise(records: Sequence[Record]) -> dict[str, float]:
+def summarize(records: Sequence[Record]) -> dict[str, float]:
     """Condense a run's records into its result.
 
     Args:

@@ -15,7 +15,7 @@ def make(n: int = 40, channels: int = 3) -> Dataset:
     return from_tensors("made", (x[:n], y[:n]), (x[n:], y[n:]))
 
 
-def test_batches_are_normalised_by_the_training_images_per_channel() -> None:
+def test_batches_are_normalized_by_the_training_images_per_channel() -> None:
     data = make()
     x, _ = data.train.batch(torch.arange(40))
     raw = data.train.x.double()
@@ -126,7 +126,7 @@ def test_unit_range_divides_pixels_by_255_and_leaves_features_alone() -> None:
     assert torch.equal(features.in_unit_range().train.batch(torch.arange(3))[0], images.float())
 
 
-def test_projection_is_one_linear_map_of_normalised_inputs() -> None:
+def test_projection_is_one_linear_map_of_normalized_inputs() -> None:
     data = make(80)
     projected = data.project(7)
     assert projected.shape == (7,)

@@ -79,14 +79,14 @@ class TestHub:
         data.load("svhn")
         assert len(cache.entries()) == 2
 
-    def test_grey_images_become_the_mode_that_the_data_set_declares(self, hub_cache: Path) -> None:
+    def test_gray_images_become_the_mode_that_the_data_set_declares(self, hub_cache: Path) -> None:
         source = hub.SOURCES["cifar100"]
-        grey = picture(0, (32, 32), "L")
-        content = parquet([png(grey)], [0], source.image, source.label)
+        gray = picture(0, (32, 32), "L")
+        content = parquet([png(gray)], [0], source.image, source.label)
         fill_hub_cache(hub_cache, source, {source.train[0]: content, source.test[0]: content})
         x = data.load("cifar100").train.x
         assert torch.equal(x[0, 0], x[0, 2])
-        assert torch.equal(x[0, 0], torch.from_numpy(numpy.array(grey)))
+        assert torch.equal(x[0, 0], torch.from_numpy(numpy.array(gray)))
 
     def test_idx(self, hub_cache: Path) -> None:
         source = hub.SOURCES["emnist"]

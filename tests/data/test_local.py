@@ -92,15 +92,15 @@ class TestFolder:
             data.load(str(write_folder(tmp_path / "zoo")), size=size)
 
     @pytest.mark.parametrize("mode", ["L", "LA", "1"])
-    def test_all_grey_is_grey(self, tmp_path: Path, mode: str) -> None:
+    def test_all_gray_is_gray(self, tmp_path: Path, mode: str) -> None:
         assert data.load(str(write_folder(tmp_path / "zoo", mode=mode))).shape == (1, 6, 6)
 
-    def test_one_colour_image_makes_it_colour(self, tmp_path: Path) -> None:
+    def test_one_color_image_makes_it_color(self, tmp_path: Path) -> None:
         root = write_folder(tmp_path / "zoo", mode="L")
-        picture(7).save(root / "dog" / "colour.png")
+        picture(7).save(root / "dog" / "color.png")
         assert data.load(str(root)).shape == (3, 6, 6)
 
-    def test_sixteen_bit_grey_is_scaled(self, tmp_path: Path) -> None:
+    def test_sixteen_bit_gray_is_scaled(self, tmp_path: Path) -> None:
         root = write_folder(tmp_path / "zoo", mode="L")
         Image.fromarray(numpy.full((6, 6), 257 * 200, dtype=numpy.uint16)).save(root / "cat" / "0.png")
         loaded = data.load(str(root))

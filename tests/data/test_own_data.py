@@ -9,9 +9,9 @@ import torch
 from PIL import Image, ImageDraw, ImageOps
 
 from pliant import data
+from pliant._names import keyword_options
 from pliant.data import local
 from pliant.experiments.recipe import make_recipe
-from pliant.spelling import keyword_options
 from tests.data.pictures import picture, write_folder
 
 

@@ -45,7 +45,7 @@ class Residual(nn.Module):
 
 
 class Language(nn.Module):
-    """Attention in both of PyTorch's forms, learnt positions, a class token, and an output tied to the embedding."""
+    """Attention in both of PyTorch's forms, learned positions, a class token, and an output tied to the embedding."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pliant.diagnostics import diagnose
+from pliant.diagnostics.activations import capture
 from pliant.diagnostics.batches import Batch
-from pliant.diagnostics.capture import capture
 from pliant.diagnostics.probe import batch_statistics, undisturbed
 from tests.diagnostics.networks import BATCH, IMAGES, Between
 
@@ -117,7 +117,7 @@ def test_undisturbed_restores_modes_and_random_numbers() -> None:
     assert torch.get_rng_state().equal(before)
 
 
-def test_batch_statistics_are_what_training_normalises_with() -> None:
+def test_batch_statistics_are_what_training_normalizes_with() -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2))
     before = copy.deepcopy(model.state_dict())
     in_training = copy.deepcopy(model).train()(IMAGES.args[0])
@@ -330,7 +330,7 @@ def test_products_with_a_parameter_are_layers(name: str) -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             self.seen = functional.relu(self.b(functional.relu(self.a(x))))
-            pooled = self.seen @ torch.eye(3)  # learnt by nobody
+            pooled = self.seen @ torch.eye(3)  # learned by nobody
             return PRODUCTS[name](pooled, self.head, torch.zeros(2)).tanh()
 
     model = Net()

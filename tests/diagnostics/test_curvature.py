@@ -13,8 +13,8 @@ import pliant
 from pliant.diagnostics import curvature, gradients
 from pliant.diagnostics.batches import Batch
 from pliant.diagnostics.gradients import spectrum
-from pliant.diagnostics.gram import gradient_gram
 from pliant.diagnostics.lanczos import hessian_product, lanczos, sharpness
+from pliant.diagnostics.per_sample.gradient_gram import gradient_gram
 from tests.diagnostics.networks import network
 from tests.reference.gradients import flat, hessian, per_sample_gradients
 
@@ -130,8 +130,8 @@ def test_gauss_newton_is_the_expected_fisher_of_a_softmax() -> None:
         probabilities = batch.forward(model).softmax(-1)
     expected = torch.zeros_like(exact)
     for label in range(probabilities.shape[1]):
-        labelled = Batch.of((batch.args[0], torch.full((batch.size,), label)))
-        g = per_sample_gradients(model, labelled, cross_entropy)
+        labeled = Batch.of((batch.args[0], torch.full((batch.size,), label)))
+        g = per_sample_gradients(model, labeled, cross_entropy)
         expected += (g * probabilities[:, label, None]).T @ g / batch.size
     torch.testing.assert_close(expected, exact, rtol=1e-10, atol=1e-14)
     drawn = curvature.fisher(model, batch, draws=500)

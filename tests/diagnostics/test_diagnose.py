@@ -162,10 +162,10 @@ def test_what_is_missing_is_skipped_and_said() -> None:
     assert bare.skipped["weight_growth"] == "it needs a reference"
     assert "weight_l2" in bare.values
     assert diagnose(model, x).skipped["hessian_rank"] == "it needs a loss_fn"
-    unlabelled = diagnose(model, x, cross_entropy)
-    assert unlabelled.skipped["sharpness"] == "it needs labels, and the batch has none"
-    assert "feature_rank" in unlabelled.values
-    (line,) = [line for line in str(unlabelled).splitlines() if "it needs labels" in line]
+    unlabeled = diagnose(model, x, cross_entropy)
+    assert unlabeled.skipped["sharpness"] == "it needs labels, and the batch has none"
+    assert "feature_rank" in unlabeled.values
+    (line,) = [line for line in str(unlabeled).splitlines() if "it needs labels" in line]
     assert line.startswith("Skipped: ")
     assert "sharpness" in line
     other = diagnose(model, (x, y), cross_entropy, zoo.build("tied"))
@@ -278,9 +278,9 @@ def test_inference_mode_does_not_matter() -> None:
 def test_a_model_without_shapes_is_named() -> None:
     x, y = zoo.batch("mlp")
     lazy = nn.Sequential(nn.Linear(12, 8), nn.LazyLinear(4))
-    with pytest.raises(ValueError, match=r"model must be initialised, but 1.weight has no shape yet"):
+    with pytest.raises(ValueError, match=r"model must be initialized, but 1.weight has no shape yet"):
         diagnose(lazy, (x, y), cross_entropy)
-    with pytest.raises(ValueError, match=r"reference must be initialised"):
+    with pytest.raises(ValueError, match=r"reference must be initialized"):
         diagnose(nn.Linear(12, 8), (x, y), cross_entropy, lazy)
 
 

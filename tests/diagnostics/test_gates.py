@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pliant.diagnostics import diagnose
-from pliant.diagnostics.capture import capture
+from pliant.diagnostics.activations import capture
 from tests.diagnostics.networks import BATCH, IMAGES, Between
 
 SLOPE = nn.Parameter(torch.rand(6, 1, generator=torch.Generator().manual_seed(0)))
@@ -18,7 +18,7 @@ WRITTEN_OUT: dict[str, Callable[[Tensor], Tensor]] = {
     "swish": lambda u: u * torch.sigmoid(u),
     "swish in place": lambda u: u.mul_(u.sigmoid()),
     "quick_gelu": lambda u: torch.sigmoid(1.702 * u) * u,
-    "slope that is learnt": lambda u: u * torch.sigmoid(u * functional.softplus(SLOPE.view(-1))),
+    "slope that is learned": lambda u: u * torch.sigmoid(u * functional.softplus(SLOPE.view(-1))),
     "view of such a slope": lambda u: u * torch.sigmoid(u * functional.softplus(SLOPE).view(-1)),
     "in another precision": lambda u: u * torch.sigmoid(u.double()).type_as(u),
     "mish": lambda u: torch.mul(u, torch.tanh(functional.softplus(u))),

@@ -7,9 +7,9 @@ from torch.nn.functional import cross_entropy, linear, mse_loss
 from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from pliant.diagnostics import factors
 from pliant.diagnostics.batches import Batch
-from pliant.diagnostics.gram import gradient_gram
+from pliant.diagnostics.per_sample import inner_products as factors
+from pliant.diagnostics.per_sample.gradient_gram import gradient_gram
 from tests.diagnostics.networks import NETWORKS, SAMPLES, Twice, network
 from tests.reference.gradients import per_sample_gradients
 

@@ -426,7 +426,7 @@ def test_a_new_reference_loses_its_wrappers_as_the_first_did() -> None:
     monitor.reference = nn.DataParallel(copy.deepcopy(model))
     train(model, optimizer, batch, 2)
     assert [r.values["distance_l2"] > 0 for r in monitor.records] == [False, True]
-    with pytest.raises(ValueError, match="reference must be initialised"):
+    with pytest.raises(ValueError, match="reference must be initialized"):
         monitor.reference = nn.LazyLinear(3)
 
 

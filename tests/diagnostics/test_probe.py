@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from pliant._seeding import undrawn
+from pliant.anatomy.layers import called_layers
+from pliant.diagnostics._diagnose import diagnose, unwrapped
 from pliant.diagnostics.batches import Batch
-from pliant.diagnostics.diagnosing import diagnose, unwrapped
 from pliant.diagnostics.probe import batch_norms, batch_statistics, undisturbed
-from pliant.graph.layers import called_layers
-from pliant.seeding import undrawn
 
 X, Y = torch.randn(16, 6), torch.randint(0, 4, (16,))
 

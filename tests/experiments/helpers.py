@@ -9,8 +9,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from pliant.experiments.config import Part, RunConfig
 from pliant.experiments.run import execute
+from pliant.experiments.run_config import Part, RunConfig
 from pliant.experiments.store import RunFolder, load_runs
 from pliant.training import Settings
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pliant.experiments.choice import is_tied, tell_choice
+from pliant.experiments.selection_summary import is_tied, tell_choice
 
 ONE, TWO, THREE = "l2(lam=1)", "l2(lam=2)", "l2(lam=3)"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pliant.experiments.config import SELECTION_SEEDS
-from pliant.experiments.display import LiveProgress
+from pliant.experiments.progress import LiveProgress
 from pliant.experiments.run import Outcome
+from pliant.experiments.run_config import SELECTION_SEEDS
 from tests.experiments.report.stores import config
 
 

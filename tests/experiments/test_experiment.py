@@ -10,10 +10,10 @@ import torch
 
 import pliant
 from pliant import data
-from pliant.experiments.config import RunConfig
 from pliant.experiments.experiment import run_experiment
 from pliant.experiments.recipe import make_recipe
 from pliant.experiments.run import execute, make_stream
+from pliant.experiments.run_config import RunConfig
 from pliant.experiments.store import Status, load_recipe_values, load_runs, load_selection
 from tests.data.pictures import write_folder
 

@@ -8,12 +8,12 @@ import ray
 from ray.cluster_utils import Cluster
 
 from pliant import cli
-from pliant.experiments.config import RunConfig
+from pliant._files import BusyError, exclusive
 from pliant.experiments.engines import RayEngine
 from pliant.experiments.run import execute
-from pliant.experiments.schedule import run_all
+from pliant.experiments.run_config import RunConfig
+from pliant.experiments.scheduler import run_all
 from pliant.experiments.store import RunFolder, load_runs
-from pliant.files import BusyError, exclusive
 from tests.experiments.helpers import outputs, small, write_waiting_network
 from tests.experiments.test_schedule import Notebook, write_network
 

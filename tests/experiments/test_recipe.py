@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pliant.experiments.config import Part, RunConfig
+from pliant.experiments.method_specs import parse_part
 from pliant.experiments.recipe import Recipe, RecipeError, make_recipe
 from pliant.experiments.recipe_files import Scale, find_recipe, load_recipe, recipe_folder
-from pliant.experiments.wanted import parse_part
+from pliant.experiments.run_config import Part, RunConfig
 
 GOOD: dict[str, Any] = {"data": "digits", "model": "mlp", "stream": "warm_start", "methods": ["vanilla", "swr"]}
 
@@ -84,7 +84,7 @@ def test_methods_as_tables() -> None:
         ({"data": "minst"}, "did you mean 'mnist'?"),
         ({"data": {"name": "digits", "frist": 3}}, "data: there is no 'frist'; did you mean 'first'?"),
         ({"training": {"lr": "fast"}}, "training.lr is 'fast': input should be a valid number"),
-        ({"training": {"optimiser": "adam"}}, "training: there is no 'optimiser'; did you mean 'optimizer'?"),
+        ({"training": {"optimizer": "adam"}}, "training: there is no 'optimizer'; did you mean 'optimizer'?"),
         ({"training": {"optimizer": "adm"}}, "training.optimizer is 'adm': input should be 'adam', 'adamw' or 'sgd'"),
         ({"training": {"lr": -1}}, "training: lr: -1.0 is not allowed; it must be a number that is finite and > 0"),
         (

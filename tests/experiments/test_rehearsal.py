@@ -6,9 +6,9 @@ from typing import Any
 import numpy
 import pytest
 
+from pliant._seeding import permutation
+from pliant.experiments.preflight import check_device, rehearse
 from pliant.experiments.recipe import make_recipe
-from pliant.experiments.rehearsal import check_device, rehearse
-from pliant.seeding import permutation
 
 GOOD: dict[str, Any] = {
     "data": {"name": "digits", "first": 100},

@@ -11,8 +11,8 @@ import numpy
 import pytest
 import torch
 
-from pliant.experiments.config import Part, RunConfig
 from pliant.experiments.run import execute
+from pliant.experiments.run_config import Part, RunConfig
 from pliant.training import Learner
 from tests.experiments.helpers import count_records, events, interrupt, outputs, small, write_waiting_network
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from pliant.experiments.config import Part, RunConfig
 from pliant.experiments.run import execute, make_methods, make_model, make_stream
+from pliant.experiments.run_config import Part, RunConfig
 from pliant.experiments.store import RunFolder, last_progress, load_runs
 from pliant.training import Settings
 from tests.experiments.helpers import count_records, events, in_process, outputs, small

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pliant import data, methods, models, streams
-from pliant.experiments.schedule import run_all
+from pliant.experiments.scheduler import run_all
 from pliant.experiments.store import load_runs
 from pliant.training import Learner, Settings, train
 from tests.experiments.helpers import small

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pliant.experiments.config import Part, RunConfig
 from pliant.experiments.engines import Job, ProcessEngine, RayEngine, WorkerDiedError
 from pliant.experiments.run import Outcome, execute
-from pliant.experiments.schedule import run_all
+from pliant.experiments.run_config import Part, RunConfig
+from pliant.experiments.scheduler import run_all
 from pliant.experiments.store import RunFolder, load_runs
 from tests.experiments.helpers import (
     descendants,
@@ -178,8 +178,8 @@ def test_workers_do_not_outlive_a_parent_that_was_killed(tmp_path: Path) -> None
     script = (
         "import sys; from pathlib import Path; from tests.experiments.helpers import small\n"
         "from tests.experiments.test_schedule import Notebook\n"
-        "from pliant.experiments.config import Part; from pliant.experiments.engines import ProcessEngine\n"
-        "from pliant.experiments.schedule import run_all\n"
+        "from pliant.experiments.run_config import Part; from pliant.experiments.engines import ProcessEngine\n"
+        "from pliant.experiments.scheduler import run_all\n"
         "if __name__ == '__main__':\n"
         f"    run_all([small(model=Part({sleeper.name!r}))], Path(sys.argv[1]), ProcessEngine(1), Notebook())\n"
     )

@@ -7,10 +7,10 @@ import numpy
 import pytest
 
 from pliant.experiments.experiment import run_experiment
+from pliant.experiments.preflight import rehearse
+from pliant.experiments.provenance import find_outdated
 from pliant.experiments.recipe import make_recipe
-from pliant.experiments.rehearsal import rehearse
 from pliant.experiments.run import execute
-from pliant.experiments.sources import find_outdated
 from tests.data.pictures import picture, write_folder
 
 MODEL = "from torch import nn\ndef build(shape, classes): return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))\n"

@@ -218,7 +218,7 @@ def test_layer_norm_matches_the_reference() -> None:
     hidden = model[0](x)
     made = LayerNormInsertion(model, x)
     assert made.changed == ["0", "2"]
-    expected = torch.stack([reference.normalise(row) for row in hidden]).relu()
+    expected = torch.stack([reference.normalize(row) for row in hidden]).relu()
     torch.testing.assert_close(model[1](hidden), expected, rtol=1e-10, atol=1e-12)
     assert {"0.weight", "2.weight", "4.weight", "1.0.weight", "1.0.bias"} <= set(dict(model.named_parameters()))
     assert made.receipt.tensors == 4
@@ -230,7 +230,7 @@ def test_layer_norm_behind_convolutions_is_over_channels_and_places() -> None:
     x = zoo.batch("cnn")[0]
     hidden = model[0](x)
     LayerNormInsertion(model, x)
-    expected = torch.stack([reference.normalise(image) for image in hidden]).relu()
+    expected = torch.stack([reference.normalize(image) for image in hidden]).relu()
     torch.testing.assert_close(model[1](hidden), expected, rtol=1e-10, atol=1e-12)
     assert isinstance(model[4][0], nn.GroupNorm)
     assert isinstance(model[8][0], nn.LayerNorm)
@@ -254,7 +254,7 @@ def test_a_reader_that_cannot_be_drawn_anew_is_named_before_anything_changes() -
 
     model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Conv1D(3, 8)), torch.ones(2, 4)
     kept = str(model)
-    with pytest.raises(ValueError, match="it is read by 2, a Conv1D, which cannot be initialised anew"):
+    with pytest.raises(ValueError, match="it is read by 2, a Conv1D, which cannot be initialized anew"):
         CReLUConversion(model, x, weights="fresh")
     assert str(model) == kept
     before = model(x)

@@ -19,23 +19,23 @@ from pliant import (
     SWR,
     UPGD,
     ContinualBackprop,
-    FeatureRank,
+    FeatureRankRegularization,
     FullReset,
     HareTortoise,
     HeadReset,
     L2Init,
-    Layerwise,
+    LayerwiseReset,
     Method,
-    Parseval,
+    ParsevalRegularization,
     ReDo,
     ShrinkPerturb,
-    Spectral,
-    SpectralNorm,
+    SpectralNormPenalty,
+    SpectralRegularization,
     StreamingEWC,
     WeightRescaling,
 )
-from pliant.seeding import derive_seed
-from pliant.surgery import forget_state_, zero_moments_
+from pliant._seeding import derive_seed
+from pliant.methods._core.surgery import forget_state_, zero_moments_
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
 
@@ -68,7 +68,7 @@ def test_resetting_a_part_of_what_cannot_be_cut_changes_nothing() -> None:
 WATCHING = {
     "redo": lambda model: ReDo(model, X, tau=0.9, every=1, seed=0),
     "continual backprop": lambda model: ContinualBackprop(model, X, rate=0.2, maturity=1, seed=0),
-    "feature rank": lambda model: FeatureRank(model, X, lam=0.1),
+    "feature rank": lambda model: FeatureRankRegularization(model, X, lam=0.1),
 }
 LOOKING = {
     "a trace": lambda model: SWR(model, X, lam=0.0),
@@ -210,7 +210,9 @@ def test_a_cast_that_does_no_harm_is_none() -> None:
     assert_same(snapshot(run(cast_first=False)), snapshot(run(cast_first=True)))
 
 
-@pytest.mark.parametrize("make", [SWR, lambda model, _: Layerwise(model, X), lambda model, _: WeightRescaling(model)])
+@pytest.mark.parametrize(
+    "make", [SWR, lambda model, _: LayerwiseReset(model, X), lambda model, _: WeightRescaling(model)]
+)
 def test_the_state_of_another_architecture_is_refused(make: Any) -> None:
     def net(width: int) -> nn.Module:
         return nn.Sequential(nn.Linear(12, width), nn.ReLU(), nn.Linear(width, 5)).double()
@@ -228,7 +230,10 @@ def complex_model() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 3, dtype=torch.complex64))
 
 
-@pytest.mark.parametrize("make", [FIRE, Parseval, Spectral, SpectralNorm, HareTortoise, StreamingEWC, UPGD])
+@pytest.mark.parametrize(
+    "make",
+    [FIRE, ParsevalRegularization, SpectralRegularization, SpectralNormPenalty, HareTortoise, StreamingEWC, UPGD],
+)
 def test_complex_parameters_are_refused_by_what_is_for_real_ones(make: Any) -> None:
     with pytest.raises(ValueError, match=r"model: parameter '0.weight' is complex; \w+ is for real ones"):
         make(complex_model())

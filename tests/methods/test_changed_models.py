@@ -22,7 +22,7 @@ from pliant import (
     FullReset,
     HareTortoise,
     L2Init,
-    Layerwise,
+    LayerwiseReset,
     Method,
     ReDo,
     Shrink,
@@ -47,7 +47,7 @@ METHODS: dict[str, Callable[[nn.Module], Method]] = {
     "shrink_perturb": lambda m: ShrinkPerturb(m, lam=0.5),
     "fire": FIRE,
     "dash": DASH,
-    "layerwise": lambda m: Layerwise(m, X, seed=0),
+    "layerwise": lambda m: LayerwiseReset(m, X, seed=0),
     "shrink": lambda m: Shrink(m, X, proportional=False),
 }
 
@@ -145,7 +145,7 @@ def test_what_an_optimizer_remembers_of_a_frozen_weight_stays(state: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "make", [lambda m: FullReset(m, seed=0), lambda m: Layerwise(m, zoo.batch("cnn_bn")[0], seed=0)]
+    "make", [lambda m: FullReset(m, seed=0), lambda m: LayerwiseReset(m, zoo.batch("cnn_bn")[0], seed=0)]
 )
 def test_statistics_of_a_norm_layer_that_was_frozen_stay(make: Callable[[nn.Module], Method]) -> None:
     model = zoo.build("cnn_bn")
@@ -234,7 +234,7 @@ def test_what_is_frozen_but_must_follow_is_an_error(make: Callable[[nn.Module], 
     model[2].bias.requires_grad_(False)
     before = snapshot(model)
     with pytest.raises(ValueError, match=r"'2\.bias' was frozen since (swr|shrink) was made, but must follow"):
-        method.step() if method.kind == "rescaler" else method.apply()
+        method.step() if method.kind == "after_step" else method.apply()
     assert_same(snapshot(model), before)
 
 
@@ -336,7 +336,7 @@ def test_a_weight_that_is_pruned_after_all_is_named() -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
     SWR(model, zoo.batch("mlp")[0]).attach(optimizer)
     prune.l1_unstructured(model[2], "weight", 0.5)
-    with pytest.raises(ValueError, match="a tensor 'weight' is gone since it was analysed"):
+    with pytest.raises(ValueError, match="a tensor 'weight' is gone since it was analyzed"):
         train(model, optimizer, "mlp", [0])
 
 

@@ -137,11 +137,11 @@ def test_weights_that_a_pass_shortens_stay_as_they_are() -> None:
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
 def test_a_sparse_buffer_is_left_alone(layout: torch.layout) -> None:
-    class Neighbours(nn.Linear):
+    class Neighbors(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return self.adjacency @ super().forward(x)
 
-    model, edges = Neighbours(4, 3), torch.eye(5).roll(1, 0)
+    model, edges = Neighbors(4, 3), torch.eye(5).roll(1, 0)
     model.register_buffer("adjacency", edges.to_sparse(layout=layout))
     batch = torch.randn(5, 4), torch.arange(5) % 3
     assert DASH(model).apply(batches=[batch], loss_fn=cross_entropy).tensors

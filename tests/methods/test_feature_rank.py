@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 from torch.optim import LBFGS, SGD, Adam
 
-from pliant import L2, FeatureRank
+from pliant import L2, FeatureRankRegularization
 from pliant.methods.feature_rank import feature_rank
 from tests import zoo
 from tests.loops import assert_same, differs, snapshot, train
@@ -50,7 +50,7 @@ def features_of(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
 def test_same_trajectory_as_the_term_in_the_loss(name: str, optimizer: str) -> None:
     closed, slow = zoo.build(name), zoo.build(name)
     made = OPTIMIZERS[optimizer](closed)
-    penalty = FeatureRank(closed, zoo.batch(name)[0], lam=LAM).attach(made)
+    penalty = FeatureRankRegularization(closed, zoo.batch(name)[0], lam=LAM).attach(made)
     train(closed, made, name, range(STEPS[name]))
     other = OPTIMIZERS[optimizer](slow)
     for step in range(STEPS[name]):
@@ -72,7 +72,7 @@ def test_features_of_tokens() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
     inputs = torch.randn(5, 7, 4, dtype=torch.float64)
     optimizer = SGD(model.parameters(), lr=0.1)
-    FeatureRank(model, inputs, lam=LAM).attach(optimizer)
+    FeatureRankRegularization(model, inputs, lam=LAM).attach(optimizer)
     other = copy.deepcopy(model)
     model(inputs).sum().backward()
     output, features = features_of(other, inputs)
@@ -91,7 +91,7 @@ def gradients_of(model: nn.Module, inputs: Tensor, labels: Tensor, factor: float
 def test_one_example_without_its_dimension_is_a_batch_of_one() -> None:
     """It has one singular value, and so no term."""
     model, plain = zoo.build("mlp"), zoo.build("mlp")
-    method = FeatureRank(model, zoo.batch("mlp")[0], lam=1.0).attach(SGD(model.parameters(), lr=0.1))
+    method = FeatureRankRegularization(model, zoo.batch("mlp")[0], lam=1.0).attach(SGD(model.parameters(), lr=0.1))
     x = zoo.batch("mlp")[0][0]
     for each in (model, plain):
         each(x).pow(2).sum().backward()
@@ -105,7 +105,7 @@ def test_off_in_eval_mode_and_after_detaching_and_without_gradients() -> None:
     inputs, labels = zoo.batch("mlp")
     plain = gradients_of(model, inputs, labels)
     optimizer = SGD(model.parameters(), lr=0.1)
-    penalty = FeatureRank(model, inputs, lam=1.0).attach(optimizer)
+    penalty = FeatureRankRegularization(model, inputs, lam=1.0).attach(optimizer)
     with_term = gradients_of(model, inputs, labels)
     assert not torch.equal(with_term[0], plain[0])
     assert torch.equal(with_term[4], plain[4])  # the classifier itself is not concerned
@@ -128,7 +128,7 @@ def test_an_actor_that_learns_through_a_frozen_critic_gets_no_term() -> None:
         actor = nn.Linear(12, 12).double()
         critic = zoo.build("mlp")
         optimizer = SGD(critic.parameters(), lr=0.1)
-        FeatureRank(critic, zoo.batch("mlp")[0], lam=lam).attach(optimizer)
+        FeatureRankRegularization(critic, zoo.batch("mlp")[0], lam=lam).attach(optimizer)
         critic[frozen].requires_grad_(False)
         critic(actor(zoo.batch("mlp")[0])).sum().backward()
         return actor.weight.grad
@@ -149,7 +149,7 @@ def test_gradients_of_single_examples_are_those_of_the_loss() -> None:
     per_example = vmap(grad(loss), in_dims=(None, 0, 0))
     plain = per_example(parameters, inputs, labels)
     optimizer = SGD(model.parameters(), lr=0.1)
-    FeatureRank(model, inputs, lam=1.0).attach(optimizer)
+    FeatureRankRegularization(model, inputs, lam=1.0).attach(optimizer)
     assert_same(per_example(parameters, inputs, labels), plain)
 
 
@@ -158,7 +158,7 @@ def test_off_when_its_optimizer_is_gone() -> None:
     inputs, labels = zoo.batch("mlp")
     plain = gradients_of(model, inputs, labels)
     optimizer = SGD(model.parameters(), lr=0.1)
-    penalty = FeatureRank(model, inputs, lam=1.0).attach(optimizer)
+    penalty = FeatureRankRegularization(model, inputs, lam=1.0).attach(optimizer)
     del optimizer
     assert penalty.optimizers == ()
     assert all(map(torch.equal, gradients_of(model, inputs, labels), plain))
@@ -168,7 +168,7 @@ def test_off_when_its_optimizer_is_gone() -> None:
 def test_a_copy_of_the_model_trains_as_if_it_had_never_met_the_method(duplicate) -> None:
     model, control = zoo.build("mlp"), zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
-    penalty = FeatureRank(model, zoo.batch("mlp")[0], lam=1.0).attach(optimizer)
+    penalty = FeatureRankRegularization(model, zoo.batch("mlp")[0], lam=1.0).attach(optimizer)
     clone = duplicate(model)
     train(clone, Adam(clone.parameters(), lr=1e-2), "mlp", range(3))
     train(control, Adam(control.parameters(), lr=1e-2), "mlp", range(3))
@@ -179,7 +179,7 @@ def test_a_copy_of_the_model_trains_as_if_it_had_never_met_the_method(duplicate)
 def test_the_optimizer_keeps_the_method_alive() -> None:
     model, control = zoo.build("mlp"), zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
-    FeatureRank(model, zoo.batch("mlp")[0], lam=0.1).attach(optimizer)
+    FeatureRankRegularization(model, zoo.batch("mlp")[0], lam=0.1).attach(optimizer)
     train(model, optimizer, "mlp", range(2))
     train(control, SGD(control.parameters(), lr=0.1), "mlp", range(2))
     assert differs(snapshot(model), snapshot(control))
@@ -188,7 +188,7 @@ def test_the_optimizer_keeps_the_method_alive() -> None:
 def test_micro_batches_weigh_their_terms_as_their_losses() -> None:
     model, slow = zoo.build("mlp"), zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
-    FeatureRank(model, zoo.batch("mlp")[0], lam=LAM, loss_scale=0.25).attach(optimizer)
+    FeatureRankRegularization(model, zoo.batch("mlp")[0], lam=LAM, loss_scale=0.25).attach(optimizer)
     inputs, labels = zoo.batch("mlp", size=16)
     for x, y in zip(inputs.chunk(4), labels.chunk(4), strict=True):
         (cross_entropy(model(x), y) / 4).backward()
@@ -204,7 +204,7 @@ def test_a_line_search_sees_the_term() -> None:
         optimizer = LBFGS(model.parameters(), lr=1.0, max_iter=5, line_search_fn="strong_wolfe")
         inputs, labels = zoo.batch("mlp", size=40)
         if closed:
-            FeatureRank(model, inputs, lam=LAM).attach(optimizer)
+            FeatureRankRegularization(model, inputs, lam=LAM).attach(optimizer)
 
         def closure() -> Tensor:
             optimizer.zero_grad()
@@ -226,7 +226,7 @@ def test_an_overflow_reaches_the_scaler_as_one() -> None:
     model = zoo.build("mlp")
     inputs, labels = zoo.batch("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
-    FeatureRank(model, inputs, lam=LAM).attach(optimizer)
+    FeatureRankRegularization(model, inputs, lam=LAM).attach(optimizer)
     with torch.no_grad():
         model[0].weight[0, 0] = torch.inf
     assert any(not g.isfinite().all() for g in gradients_of(model, inputs, labels))
@@ -235,7 +235,7 @@ def test_an_overflow_reaches_the_scaler_as_one() -> None:
 def test_with_another_penalty_both_terms_count() -> None:
     closed, slow = zoo.build("mlp"), zoo.build("mlp")
     optimizer = OPTIMIZERS["sgd"](closed)
-    FeatureRank(closed, zoo.batch("mlp")[0], lam=LAM).attach(optimizer)
+    FeatureRankRegularization(closed, zoo.batch("mlp")[0], lam=LAM).attach(optimizer)
     L2(closed, lam={"4.*": 0.1}).attach(optimizer)
     train(closed, optimizer, "mlp", range(STEPS["mlp"]))
     inputs_of = iter(range(STEPS["mlp"]))
@@ -249,29 +249,29 @@ def test_with_another_penalty_both_terms_count() -> None:
 
 
 def test_by_hand_it_says_what_to_do() -> None:
-    penalty = FeatureRank(zoo.build("mlp"), classifier="4")
+    penalty = FeatureRankRegularization(zoo.build("mlp"), classifier="4")
     assert penalty.classifier == "4"
     assert float(penalty.value()) == 0.0
     assert penalty.receipt is None
     with pytest.raises(TypeError, match=r"acts during backward\(\)"):
         penalty.step()
     with pytest.raises(ValueError, match="example: None, and no classifier is named"):
-        FeatureRank(zoo.build("mlp"))
+        FeatureRankRegularization(zoo.build("mlp"))
     with pytest.raises(ValueError, match="loss_scale: -1"):
-        FeatureRank(zoo.build("mlp"), classifier="4", loss_scale=-1)
+        FeatureRankRegularization(zoo.build("mlp"), classifier="4", loss_scale=-1)
 
 
-def test_an_optimizer_that_maximises_is_refused() -> None:
+def test_an_optimizer_that_maximizes_is_refused() -> None:
     model = zoo.build("mlp")
-    method = FeatureRank(model, zoo.batch("mlp")[0])
-    with pytest.raises(ValueError, match="this SGD maximises, and feature_rank would be maximised"):
+    method = FeatureRankRegularization(model, zoo.batch("mlp")[0])
+    with pytest.raises(ValueError, match="this SGD maximizes, and feature_rank would be maximized"):
         method.attach(SGD(model.parameters(), lr=0.1, maximize=True))
 
 
 def test_says_once_that_it_saw_nothing() -> None:
     model = zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
-    method = FeatureRank(model, zoo.batch("mlp")[0]).attach(optimizer)
+    method = FeatureRankRegularization(model, zoo.batch("mlp")[0]).attach(optimizer)
     model.eval()
     with pytest.warns(
         UserWarning, match="feature_rank saw no features before this step: '4' was not called in training"
@@ -290,7 +290,7 @@ def test_each_backward_pass_takes_the_term_along(passes: int) -> None:
     model = zoo.build("mlp")
     inputs, labels = zoo.batch("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
-    FeatureRank(model, inputs, lam=0.1, loss_scale=1 / passes).attach(optimizer)
+    FeatureRankRegularization(model, inputs, lam=0.1, loss_scale=1 / passes).attach(optimizer)
     loss = cross_entropy(model(inputs), labels) / passes
     for _ in range(passes):
         loss.backward(retain_graph=True)
@@ -305,7 +305,7 @@ def test_images_are_no_features() -> None:
     head = nn.Sequential(nn.Flatten(), nn.Linear(8, 2))
     model = nn.Sequential(nn.Conv2d(1, 2, 1), head)
     optimizer = SGD(model.parameters(), lr=0.1)
-    FeatureRank(model, classifier="1").attach(optimizer)
+    FeatureRankRegularization(model, classifier="1").attach(optimizer)
     with pytest.raises(ValueError, match=r"classifier: '1' takes inputs of shape \(5, 2, 2, 2\); features are"):
         model(torch.ones(5, 1, 2, 2))
 
@@ -331,7 +331,7 @@ def test_other_parameters_in_place_of_its_own_get_no_term() -> None:
 
     plain = gradients()
     optimizer = SGD(model.parameters(), lr=0.1)
-    penalty = FeatureRank(model, inputs, lam=1.0).attach(optimizer)
+    penalty = FeatureRankRegularization(model, inputs, lam=1.0).attach(optimizer)
     assert all(map(torch.equal, gradients(), plain))
     assert penalty.receipt is None
 
@@ -353,7 +353,7 @@ def test_a_method_of_a_whole_agent_adds_nothing_to_what_goes_through_its_critic(
 
     plain = actors_gradient()
     optimizer = SGD(agent.parameters(), lr=0.1)
-    penalty = FeatureRank(agent, classifier="critic.2", lam=1.0).attach(optimizer)
+    penalty = FeatureRankRegularization(agent, classifier="critic.2", lam=1.0).attach(optimizer)
     assert torch.equal(actors_gradient(), plain)
     assert penalty.receipt is None
     critic(actor(inputs)).mean().backward()  # a pass that the critic learns from
@@ -365,6 +365,6 @@ def test_a_classifier_that_was_always_frozen_has_features_all_the_same() -> None
     inputs, labels = zoo.batch("mlp")
     model[-1].requires_grad_(False)
     optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    penalty = FeatureRank(model, inputs, lam=1.0).attach(optimizer)
+    penalty = FeatureRankRegularization(model, inputs, lam=1.0).attach(optimizer)
     cross_entropy(model(inputs), labels).backward()
     assert penalty.receipt is not None

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Adamax, RMSprop
 
-from pliant import FIRE, Parseval
-from pliant.methods.orthogonal import Iteration, orthogonalise
+from pliant import FIRE, ParsevalRegularization
+from pliant.methods._core.orthogonal import Iteration, orthogonalize
 from pliant.models import create
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
@@ -183,7 +183,7 @@ def _with_values(values: Tensor) -> Tensor:
 def test_float32_is_as_good_as_stated(solver: Any, polynomial: Any, kind: str) -> None:
     torch.manual_seed(3)
     matrix = HARD[kind]()
-    result = orthogonalise(matrix[None], Iteration(polynomial, 10), solver).matrices[0]
+    result = orthogonalize(matrix[None], Iteration(polynomial, 10), solver).matrices[0]
     exact = reference.newton_schulz(matrix, 10, polynomial)
     assert torch.linalg.matrix_norm(result.double() - exact, 2) < 4e-4
 
@@ -193,7 +193,7 @@ def test_float32_is_as_good_as_stated(solver: Any, polynomial: Any, kind: str) -
 def test_exact_keeps_the_column_space_and_leaves_null_directions_null(solver: Any, kind: str) -> None:
     torch.manual_seed(4)
     matrix = HARD[kind]()
-    result = orthogonalise(matrix[None], Iteration("exact"), solver)
+    result = orthogonalize(matrix[None], Iteration("exact"), solver)
     values = torch.linalg.svdvals(result.matrices[0].double())
     rank = int(torch.linalg.matrix_rank(matrix))
     assert torch.allclose(values[:rank], torch.ones(rank, dtype=torch.float64), atol=1e-4)
@@ -205,7 +205,7 @@ def test_exact_equals_the_polar_factor() -> None:
     torch.manual_seed(5)
     for shape in [(12, 12), (30, 7), (7, 30)]:
         matrix = torch.randn(shape, dtype=torch.float64)
-        result = orthogonalise(matrix[None], Iteration("exact")).matrices[0]
+        result = orthogonalize(matrix[None], Iteration("exact")).matrices[0]
         torch.testing.assert_close(result, reference.polar_factor(matrix), rtol=1e-9, atol=1e-10)
 
 
@@ -214,10 +214,10 @@ def test_exact_equals_the_polar_factor() -> None:
 def test_a_zero_matrix_stays_zero_and_harms_no_other(polynomial: Any, solver: Any) -> None:
     if polynomial == "exact" and solver in ("loop", "gram"):
         with pytest.raises(ValueError, match=f"solver: '{solver}' iterates, which never reaches the exact factor"):
-            orthogonalise(torch.zeros(1, 3, 3), Iteration(polynomial), solver)
+            orthogonalize(torch.zeros(1, 3, 3), Iteration(polynomial), solver)
         return
     batch = torch.stack([torch.zeros(4, 3), torch.eye(4, 3)])
-    result = orthogonalise(batch, Iteration(polynomial, 10), solver)
+    result = orthogonalize(batch, Iteration(polynomial, 10), solver)
     assert torch.equal(result.matrices[0], torch.zeros(4, 3))
     assert float(result.deviation[0]) == 3.0
     assert torch.allclose(result.matrices[1], torch.eye(4, 3), atol=1e-3)
@@ -378,7 +378,7 @@ def test_what_cannot_be_rotated_is_an_error() -> None:
 def test_deviation_falls_with_every_iteration(rows: int, columns: int, seed: int, polynomial: Any) -> None:
     matrix = torch.randn(rows, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     deviations = [
-        float(orthogonalise(matrix[None], Iteration(polynomial, n), "loop").deviation[0]) for n in range(1, 25)
+        float(orthogonalize(matrix[None], Iteration(polynomial, n), "loop").deviation[0]) for n in range(1, 25)
     ]
     assert all(later <= earlier + 1e-12 for earlier, later in pairwise(deviations))
 
@@ -391,7 +391,7 @@ def test_the_limit_is_the_polar_factor_and_nothing_orthogonal_is_nearer(rows: in
     if torch.linalg.cond(matrix) > 1e4:
         return
     polar = reference.polar_factor(matrix)
-    limit = orthogonalise(matrix[None], Iteration("cubic", 60), "loop").matrices[0]
+    limit = orthogonalize(matrix[None], Iteration("cubic", 60), "loop").matrices[0]
     torch.testing.assert_close(limit, polar, rtol=1e-9, atol=1e-9)
     nearest = float((matrix - limit).square().sum())
     for _ in range(20):
@@ -406,7 +406,7 @@ def test_composes_with_parseval() -> None:
     model = zoo.build("mlp")
     optimizer = Adam(model.parameters(), lr=1e-2)
     fire = FIRE(model, polynomial="exact", where=lambda name, _: name == "2.weight")
-    parseval = Parseval(model, lam=1e-2, where=lambda name, _: name == "2.weight").attach(optimizer)
+    parseval = ParsevalRegularization(model, lam=1e-2, where=lambda name, _: name == "2.weight").attach(optimizer)
     train(model, optimizer, "mlp", range(3))
     before = float(parseval.value())
     fire.apply(optimizer)

@@ -1,12 +1,12 @@
-"""Layerwise re-initialisation: what each stage keeps, scales and draws anew."""
+"""Layerwise re-initialization: what each stage keeps, scales and draws anew."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from pliant import Layerwise
-from pliant.graph.layers import called_layers
+from pliant import LayerwiseReset
+from pliant.anatomy.layers import called_layers
 from pliant.methods.layerwise import called_blocks, rescale_to_norm_
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
@@ -15,9 +15,9 @@ from tests.loops import assert_same, snapshot, train
 pytestmark = pytest.mark.filterwarnings("ignore:.*is given no optimizer and attached to none")
 
 
-def trained(name: str) -> tuple[nn.Module, Adam, Layerwise]:
+def trained(name: str) -> tuple[nn.Module, Adam, LayerwiseReset]:
     model = zoo.build(name)
-    method = Layerwise(model, zoo.batch(name)[0], seed=4)
+    method = LayerwiseReset(model, zoo.batch(name)[0], seed=4)
     optimizer = Adam(model.parameters(), lr=3e-2)
     train(model, optimizer, name, range(6))
     return model, optimizer, method
@@ -85,22 +85,22 @@ def test_moments_are_dropped_unless_told_otherwise() -> None:
     model, optimizer, method = trained("mlp")
     assert method.apply(optimizer).details["optimizer_tensors_reset"] == 18
     model, optimizer, _ = trained("mlp")
-    keeping = Layerwise(model, zoo.batch("mlp")[0], optimizer_state="keep", seed=1)
+    keeping = LayerwiseReset(model, zoo.batch("mlp")[0], optimizer_state="keep", seed=1)
     keeping.apply(optimizer)
     assert len(optimizer.state) == 6
 
 
 def test_named_blocks() -> None:
     model = zoo.build("cnn")
-    method = Layerwise(model, blocks=[["0", "3"], ["7"]], seed=0)
+    method = LayerwiseReset(model, blocks=[["0", "3"], ["7"]], seed=0)
     before = snapshot(model)
     method.apply()
     changed = {name for name, value in snapshot(model).items() if not torch.allclose(value, before[name])}
     assert changed == {"7.weight", "7.bias"}  # "9" is in no block, the others are at their initial norms still
     with pytest.raises(ValueError, match=r"blocks: .* two at least"):
-        Layerwise(model, blocks=[["0"]])
+        LayerwiseReset(model, blocks=[["0"]])
     with pytest.raises(ValueError, match="example: None, and no blocks are named"):
-        Layerwise(model)
+        LayerwiseReset(model)
 
 
 def test_attention_belongs_to_the_block_of_its_module() -> None:
@@ -120,7 +120,7 @@ def test_attention_belongs_to_the_block_of_its_module() -> None:
     model = Net()
     example = torch.randn(2, 3, 4)
     assert called_blocks(model, called_layers(model, example)) == [["norm", "attention"], ["head"]]
-    method = Layerwise(model, example)
+    method = LayerwiseReset(model, example)
     assert "attention.out_proj.weight" in method._members[0]
 
 
@@ -129,14 +129,14 @@ def test_a_parameter_that_no_layer_uses_is_an_error() -> None:
     model.register_module("spare", nn.Linear(2, 2))
     model.forward = lambda x: model[4](torch.relu(model[2](torch.relu(model[0](x)))))
     with pytest.raises(ValueError, match=r"'spare\.weight' belongs to no layer that was called"):
-        Layerwise(model, zoo.batch("mlp")[0])
+        LayerwiseReset(model, zoo.batch("mlp")[0])
 
 
 def test_same_seed_same_stages() -> None:
     results = []
     for seed in (1, 1, 2):
         model = zoo.build("mlp")
-        method = Layerwise(model, zoo.batch("mlp")[0], seed=seed)
+        method = LayerwiseReset(model, zoo.batch("mlp")[0], seed=seed)
         method.apply()
         method.apply()
         results.append(snapshot(model))
@@ -147,7 +147,7 @@ def test_same_seed_same_stages() -> None:
 def test_a_block_may_go_by_another_name_of_its_module() -> None:
     model = zoo.build("mlp")
     model.body, model.head = model[0], model[4]
-    method = Layerwise(model, blocks=[["body", "2"], ["head"]])
+    method = LayerwiseReset(model, blocks=[["body", "2"], ["head"]])
     assert method._members == [["0.weight", "0.bias", "2.weight", "2.bias"], ["4.weight", "4.bias"]]
 
 
@@ -156,7 +156,7 @@ def test_a_frozen_head_is_left_alone() -> None:
     model = zoo.build("mlp")
     model[4].requires_grad_(False)
     before = snapshot(model)
-    method = Layerwise(model, zoo.batch("mlp")[0], seed=0)
+    method = LayerwiseReset(model, zoo.batch("mlp")[0], seed=0)
     for _ in range(3):
         with torch.no_grad():
             model[0].weight.mul_(2.0)
@@ -175,7 +175,7 @@ def test_a_stage_that_fails_changes_nothing() -> None:
             raise RuntimeError("no more")
         nn.init.zeros_(model[0].bias)
 
-    method = Layerwise(model, zoo.batch("mlp")[0], init=init)
+    method = LayerwiseReset(model, zoo.batch("mlp")[0], init=init)
     with torch.no_grad():
         model[0].weight.mul_(3)
     before = snapshot(model)
@@ -191,7 +191,7 @@ def test_moments_of_what_is_in_no_block_stay() -> None:
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.randn(5, 3)).sum().backward()
     optimizer.step()
-    receipt = Layerwise(model, blocks=[["0"], ["2"]]).apply(optimizer)
+    receipt = LayerwiseReset(model, blocks=[["0"], ["2"]]).apply(optimizer)
     assert receipt.details["optimizer_tensors_reset"] == 4 * 3  # two moments and a count
     assert set(optimizer.state) == set(model[4].parameters())
 
@@ -212,9 +212,9 @@ class WithToken(nn.Module):
 
 
 def test_what_is_not_called_does_not_belong_to_what_holds_the_model_together() -> None:
-    Layerwise(WithToken(aside=False), torch.zeros(1, 3))
+    LayerwiseReset(WithToken(aside=False), torch.zeros(1, 3))
     with pytest.raises(ValueError, match=r"'aside.weight' belongs to no layer that was called"):
-        Layerwise(WithToken(aside=True), torch.zeros(1, 3))
+        LayerwiseReset(WithToken(aside=True), torch.zeros(1, 3))
 
 
 def test_the_first_block_need_not_be_drawn_anew() -> None:
@@ -227,6 +227,6 @@ def test_the_first_block_need_not_be_drawn_anew() -> None:
             return x @ self.weight
 
     model = nn.Sequential(Bare(), nn.Linear(3, 2))
-    Layerwise(model, blocks=[["0"], ["1"]]).apply()
+    LayerwiseReset(model, blocks=[["0"], ["1"]]).apply()
     with pytest.raises(ValueError, match="no reset_parameters"):
-        Layerwise(model, blocks=[["1"], ["0"]])
+        LayerwiseReset(model, blocks=[["1"], ["0"]])

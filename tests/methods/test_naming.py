@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pliant import FIRE, SWR, FeatureRank, HeadReset, Layerwise
+from pliant import FIRE, SWR, FeatureRankRegularization, HeadReset, LayerwiseReset
 from tests import zoo
 
 X = zoo.batch("mlp")[0]
@@ -22,12 +22,21 @@ CASES: dict[str, tuple[Callable[[nn.Module], object], str]] = {
     "SWR, no strength": (lambda m: SWR(m, X, classifier=["4"]), r"classifier: \['4'\] means nothing without lam_cl"),
     "SWR, order": (lambda m: SWR(m, order=["0", "typo"]), "order: the model has no module 'typo'"),
     "SWR, empty order": (lambda m: SWR(m, order=[]), r"order: \[\] names no module"),
-    "Layerwise": (lambda m: Layerwise(m, blocks=[["0"], ["typo"], ["4"]]), r"blocks\[1\]: the model has no module 'ty"),
-    "Layerwise, strings": (lambda m: Layerwise(m, blocks=["0", "2"]), r"blocks\[0\]: '0' is a string; it must be a l"),
+    "Layerwise": (
+        lambda m: LayerwiseReset(m, blocks=[["0"], ["typo"], ["4"]]),
+        r"blocks\[1\]: the model has no module 'ty",
+    ),
+    "Layerwise, strings": (
+        lambda m: LayerwiseReset(m, blocks=["0", "2"]),
+        r"blocks\[0\]: '0' is a string; it must be a l",
+    ),
     "HeadReset": (lambda m: HeadReset(m, head=["typo"]), "head: the model has no module 'typo'"),
     "HeadReset, a string": (lambda m: HeadReset(m, head="4"), "head: '4' is a string"),
     "HeadReset, empty": (lambda m: HeadReset(m, head=[]), r"head: \[\] names no module"),
-    "FeatureRank": (lambda m: FeatureRank(m, classifier="44"), r"classifier: .* '44'; did you mean '4'\?"),
+    "FeatureRankRegularization": (
+        lambda m: FeatureRankRegularization(m, classifier="44"),
+        r"classifier: .* '44'; did you mean '4'\?",
+    ),
     "FIRE": (lambda m: FIRE(m, packed="0"), "packed: '0' is a string"),
 }
 
@@ -39,7 +48,7 @@ def test_a_wrong_name_is_an_error(name: str) -> None:
         make(zoo.build("mlp"))
 
 
-@pytest.mark.parametrize("make", [SWR, HeadReset, FeatureRank, Layerwise])
+@pytest.mark.parametrize("make", [SWR, HeadReset, FeatureRankRegularization, LayerwiseReset])
 def test_an_example_of_another_form_is_named(make: Callable[..., object]) -> None:
     with pytest.raises(TypeError, match="example is a list; allowed are a tensor, a tuple of positional arguments"):
         make(zoo.build("mlp"), [X])

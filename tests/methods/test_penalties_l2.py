@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import LBFGS, SGD
 
-from pliant import L2, L2Init, Method, Spectral, StreamingEWC, WeightClipping, WeightRescaling
+from pliant import L2, L2Init, Method, SpectralRegularization, StreamingEWC, WeightClipping, WeightRescaling
 from pliant.methods import create
 from tests import zoo
 from tests.loops import differs, snapshot, train
@@ -224,7 +224,7 @@ def test_the_term_of_no_parameter_is_zero(name: str) -> None:
     assert penalty.value() > 0 or name == "streaming_ewc"
 
 
-@pytest.mark.parametrize("kind", [L2, L2Init, Spectral, WeightClipping])
+@pytest.mark.parametrize("kind", [L2, L2Init, SpectralRegularization, WeightClipping])
 def test_receipts_count_what_the_optimizers_hold(kind: Callable[[nn.Module], Method]) -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
     optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)

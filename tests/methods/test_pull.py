@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pliant.methods.pull import DevicePull, HostPull, rows_that_follow
+from pliant.methods._core.pull import DevicePull, HostPull, rows_that_follow
 
 MATRIX = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0.5, -0.5], [0, 0, 0]], dtype=torch.float64)
 norms = st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=3)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, Optimizer
 
-from pliant import ContinualBackprop, ReDo, Spectral
-from pliant.methods.recycler import SumByUnit, sum_except
-from pliant.methods.redraw import draw_fresh, seeded
+from pliant import ContinualBackprop, ReDo, SpectralRegularization
+from pliant.methods._core.initial import draw_fresh, seeded
+from pliant.methods._core.recycler import SumByUnit, sum_except
 from pliant.models import create
 from tests import zoo
 from tests.loops import snapshot, train, training_step
@@ -350,7 +350,7 @@ def test_score_is_taken_after_norm_and_nonlinearity() -> None:
     assert redo.receipt.details["units"]["0"] == [2]
 
 
-def test_a_unit_is_new_even_if_the_initialiser_does_not_know_its_layer() -> None:
+def test_a_unit_is_new_even_if_the_initializer_does_not_know_its_layer() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     nn.init.zeros_(model[0].weight)
@@ -373,7 +373,7 @@ def test_composes_with_a_penalty() -> None:
     model = zoo.build("mlp")
     x, y = zoo.batch("mlp")
     optimizer = Adam(model.parameters(), lr=1e-2)
-    spectral = Spectral(model, lam=1e-2).attach(optimizer)
+    spectral = SpectralRegularization(model, lam=1e-2).attach(optimizer)
     redo = ReDo(model, x, tau=0.6, every=2, seed=0).attach(optimizer)
     for _ in range(4):
         training_step(model, optimizer, (x, y))

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.optim import SGD, Adam
 
-from pliant import FullReset, HeadReset, Layerwise, ReDo, ShrinkPerturb
-from pliant.methods.redraw import seeded
-from pliant.methods.reinitializer import Reinitializer
+from pliant import FullReset, HeadReset, LayerwiseReset, ReDo, ShrinkPerturb
+from pliant.methods._core.initial import seeded
+from pliant.methods._core.reinitializer import Reinitializer
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
 
@@ -138,7 +138,7 @@ def test_full_reset_can_keep_the_moments() -> None:
     assert len(optimizer.state) == 6
 
 
-def test_own_initialiser() -> None:
+def test_own_initializer() -> None:
     model, _ = trained("mlp")
 
     def fill(fresh: nn.Module) -> None:
@@ -156,7 +156,7 @@ def scale_up(model: nn.Module) -> None:
             nn.init.constant_(module.weight, 0.25)
 
 
-def test_what_the_initialiser_does_not_write_is_new_too() -> None:
+def test_what_the_initializer_does_not_write_is_new_too() -> None:
     model, optimizer = trained("cnn_bn")
     before = snapshot(model)
     receipt = FullReset(model, init=scale_up, seed=1).apply(optimizer)
@@ -178,7 +178,7 @@ def test_what_the_initialiser_does_not_write_is_new_too() -> None:
 
 
 class NeedsDeviation(nn.Linear):
-    """Its own initialiser cannot be called as torch's can."""
+    """Its own initializer cannot be called as torch's can."""
 
     def reset_parameters(self, std: float | None = None) -> None:
         if std is None and hasattr(self, "made"):
@@ -188,10 +188,10 @@ class NeedsDeviation(nn.Linear):
         nn.init.zeros_(self.bias)
 
 
-def test_an_initialiser_takes_the_place_of_modules_own_that_fail() -> None:
+def test_an_initializer_takes_the_place_of_modules_own_that_fail() -> None:
     x = torch.randn(2, 4)
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), NeedsDeviation(3, 2))
-    makers = (FullReset, lambda m, **given: HeadReset(m, x, **given), lambda m, **given: Layerwise(m, x, **given))
+    makers = (FullReset, lambda m, **given: HeadReset(m, x, **given), lambda m, **given: LayerwiseReset(m, x, **given))
     for make in makers:
         with pytest.raises(
             ValueError, match=r"model: reset_parameters\(\) of NeedsDeviation fails: NotImpl.* pass init="
@@ -204,7 +204,7 @@ def test_an_initialiser_takes_the_place_of_modules_own_that_fail() -> None:
         HeadReset(nn.Sequential(NeedsDeviation(4, 3), nn.ReLU(), nn.Linear(3, 2)), x)
 
 
-def test_an_initialiser_that_cannot_be_used_is_an_error_at_once() -> None:
+def test_an_initializer_that_cannot_be_used_is_an_error_at_once() -> None:
     model = zoo.build("mlp")
     x = zoo.batch("mlp")[0]
     state = torch.get_rng_state()
@@ -213,7 +213,11 @@ def test_an_initialiser_that_cannot_be_used_is_an_error_at_once() -> None:
         nn.init.orthogonal_(layer.weight)
 
     message = r"init: it fails on Sequential: AttributeError: .*; it is given the whole model"
-    for make in (FullReset, lambda m, init: HeadReset(m, x, init=init), lambda m, init: Layerwise(m, x, init=init)):
+    for make in (
+        FullReset,
+        lambda m, init: HeadReset(m, x, init=init),
+        lambda m, init: LayerwiseReset(m, x, init=init),
+    ):
         with pytest.raises(ValueError, match=message):
             make(model, init=layer_init)
     with pytest.raises(ValueError, match=r"init: it fails on '0': TypeError: .*; it is given single layers"):
@@ -368,11 +372,11 @@ def test_that_more_is_rewritten_than_is_trained_is_said() -> None:
         FullReset(policy, optimizer_state="keep").apply()  # nobody says what is trained
 
 
-def test_an_initialiser_that_writes_nothing_is_an_error() -> None:
+def test_an_initializer_that_writes_nothing_is_an_error() -> None:
     model = zoo.build("mlp")
     with pytest.raises(ValueError, match="init: it writes nothing in a copy of Sequential, whose parameters"):
         FullReset(model, init=lambda _: None)
-    ReDo(model, zoo.batch("mlp")[0], init=lambda _: None)  # of single layers it may initialise others
+    ReDo(model, zoo.batch("mlp")[0], init=lambda _: None)  # of single layers it may initialize others
 
 
 @pytest.mark.parametrize(
@@ -381,7 +385,7 @@ def test_an_initialiser_that_writes_nothing_is_an_error() -> None:
         FullReset,
         lambda model: FullReset(model, init=scale_up),
         lambda model: HeadReset(model, head=["2"]),
-        lambda model: Layerwise(model, blocks=[["0"], ["2"]]),
+        lambda model: LayerwiseReset(model, blocks=[["0"], ["2"]]),
         lambda model: ShrinkPerturb(model, toward="fresh"),
     ],
 )
@@ -408,7 +412,7 @@ def test_only_what_is_drawn_must_be_drawable() -> None:
 
     model = Shifted()
     HeadReset(model, torch.ones(1, 3)).apply()
-    Layerwise(model, blocks=[["body"], ["head"]]).apply()
+    LayerwiseReset(model, blocks=[["body"], ["head"]]).apply()
     FullReset(model, where=lambda name, _: name != "shift").apply()
     assert (model.shift == 1).all()
     with pytest.raises(ValueError, match="module 'Shifted' holds the parameter 'shift' but has no reset_parameters"):
@@ -416,7 +420,7 @@ def test_only_what_is_drawn_must_be_drawable() -> None:
 
 
 class Parent(nn.Module):
-    """Initialises its child, by `write`, and something of its own."""
+    """Initializes its child, by `write`, and something of its own."""
 
     def __init__(self, write: Callable[[Tensor], object]) -> None:
         super().__init__()
@@ -464,7 +468,7 @@ def test_statistics_without_parameters_start_anew_where_the_network_does() -> No
 
     assert statistics(FullReset) == [False, False, False]
     assert statistics(lambda m: HeadReset(m, head=["4"])) == [True, True, False]
-    assert statistics(lambda m: Layerwise(m, torch.zeros(1, 3))) == [True, False, False]
+    assert statistics(lambda m: LayerwiseReset(m, torch.zeros(1, 3))) == [True, False, False]
 
 
 def test_head_must_be_found_or_named() -> None:

@@ -12,9 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from pliant import DASH, FIRE, L2, SWR, Parseval, Spectral, SpectralNorm, WeightClipping, WeightRescaling
-from pliant.methods.module_hooks import ModuleHook
-from pliant.methods.roles import role_of
+from pliant import (
+    DASH,
+    FIRE,
+    L2,
+    SWR,
+    ParsevalRegularization,
+    SpectralNormPenalty,
+    SpectralRegularization,
+    WeightClipping,
+    WeightRescaling,
+)
+from pliant.anatomy.roles import role_of
+from pliant.methods._core.module_hooks import ModuleHook
 from tests import zoo
 from tests.loops import snapshot, train
 from tests.methods.trajectories import STEPS, assert_close, train_with_term
@@ -119,12 +129,12 @@ def test_a_vector_is_one_however_it_is_stored() -> None:
     }
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for make in (WeightClipping, Spectral, SpectralNorm, Parseval, FIRE):
+        for make in (WeightClipping, SpectralRegularization, SpectralNormPenalty, ParsevalRegularization, FIRE):
             make(model)
 
 
 class Critics(nn.Module):
-    """Five linear layers at once, as vectorised critics have them."""
+    """Five linear layers at once, as vectorized critics have them."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -144,7 +154,7 @@ class OwnConvolution(nn.Module):
         return nn.functional.conv2d(x, self.weight)
 
 
-@pytest.mark.parametrize("make", [WeightClipping, Spectral, SpectralNorm, Parseval])
+@pytest.mark.parametrize("make", [WeightClipping, SpectralRegularization, SpectralNormPenalty, ParsevalRegularization])
 def test_weights_that_may_be_several_matrices_are_left_alone_and_named(make: Any) -> None:
     model = nn.Sequential(Critics(8, 8), nn.ReLU(), Critics(8, 1), OwnConvolution(), nn.Linear(4, 2))
     with pytest.warns(UserWarning, match=f"{make.name} leaves these .* several matrices: 0.weight, 2.weight ") as told:
@@ -173,8 +183,8 @@ def test_clipping_does_not_touch_fresh_critics() -> None:
 def test_an_own_convolution_is_read_as_torchs() -> None:
     own, torchs = OwnConvolution(), nn.Conv2d(2, 3, 3, bias=False)
     torchs.weight.data.copy_(own.weight.data)
-    assert Parseval(own).value() == Parseval(torchs).value()
-    assert Spectral(own).sigma("weight") == Spectral(torchs).sigma("weight")
+    assert ParsevalRegularization(own).value() == ParsevalRegularization(torchs).value()
+    assert SpectralRegularization(own).sigma("weight") == SpectralRegularization(torchs).sigma("weight")
     assert WeightClipping(own).bounds == WeightClipping(torchs).bounds
 
 
@@ -187,7 +197,9 @@ class Noisy(nn.Module):
         self.bias_mu, self.bias_sigma = nn.Parameter(torch.randn(4)), nn.Parameter(torch.full((4,), 0.05))
 
 
-@pytest.mark.parametrize("make", [WeightClipping, WeightRescaling, Spectral, SpectralNorm, Parseval])
+@pytest.mark.parametrize(
+    "make", [WeightClipping, WeightRescaling, SpectralRegularization, SpectralNormPenalty, ParsevalRegularization]
+)
 def test_the_scale_of_a_noise_is_left_alone(make: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -240,8 +252,8 @@ def test_swr_with_l2_on_the_head() -> None:
 def test_two_penalties_have_the_trajectory_of_both_terms() -> None:
     closed, slow = zoo.build("cnn_bn"), zoo.build("cnn_bn")
     optimizer = SGD(closed.parameters(), lr=0.02)
-    spectral = Spectral(closed, lam=0.05).attach(optimizer)
-    Parseval(closed, lam=0.01).attach(optimizer)
+    spectral = SpectralRegularization(closed, lam=0.05).attach(optimizer)
+    ParsevalRegularization(closed, lam=0.01).attach(optimizer)
     vectors = {name: (spectral.left[name].clone(), spectral.right[name].clone()) for name in spectral.left}
     train(closed, optimizer, "cnn_bn", range(STEPS["cnn_bn"]))
     train_with_term(
@@ -254,7 +266,9 @@ def test_two_penalties_have_the_trajectory_of_both_terms() -> None:
     assert snapshot(closed).keys() == snapshot(slow).keys()
 
 
-@pytest.mark.parametrize("make", [WeightRescaling, WeightClipping, Spectral, SpectralNorm, Parseval, DASH])
+@pytest.mark.parametrize(
+    "make", [WeightRescaling, WeightClipping, SpectralRegularization, SpectralNormPenalty, ParsevalRegularization, DASH]
+)
 def test_tells_of_weights_that_are_computed_from_what_it_acts_on(make: Any) -> None:
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.ReLU(), nn.Linear(4, 2))
     with pytest.warns(UserWarning, match="acts on what the weights of these layers are computed from, .*: 0 ") as told:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import LBFGS, SGD
 
-from pliant import Parseval, Spectral, SpectralNorm
+from pliant import ParsevalRegularization, SpectralNormPenalty, SpectralRegularization
 from pliant.methods.spectral import iterate_power_, leading_pair
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
@@ -20,7 +20,7 @@ from tests.reference import penalties
 LAM = 0.05
 
 
-def vectors_of(method: Spectral | SpectralNorm) -> penalties.Vectors:
+def vectors_of(method: SpectralRegularization | SpectralNormPenalty) -> penalties.Vectors:
     return {name: (method.left[name].clone(), method.right[name].clone()) for name in method.left}
 
 
@@ -29,7 +29,7 @@ def vectors_of(method: Spectral | SpectralNorm) -> penalties.Vectors:
 def test_same_trajectory_as_the_term_in_the_loss(name: str, optimizer: str) -> None:
     closed, slow = zoo.build(name), zoo.build(name)
     made = OPTIMIZERS[optimizer](closed)
-    penalty = Spectral(closed, lam=LAM).attach(made)
+    penalty = SpectralRegularization(closed, lam=LAM).attach(made)
     vectors = vectors_of(penalty)
     train(closed, made, name, range(STEPS[name]))
     train_with_term(slow, name, OPTIMIZERS[optimizer](slow), lambda m: LAM * penalties.spectral(m, vectors, 2))
@@ -43,20 +43,22 @@ def test_same_trajectory_as_the_term_in_the_loss(name: str, optimizer: str) -> N
 def test_exponents(k: float) -> None:
     closed, slow = zoo.build("cnn_bn"), zoo.build("cnn_bn")
     optimizer = SGD(closed.parameters(), lr=1e-3)
-    penalty = Spectral(closed, lam=LAM, k=k).attach(optimizer)
+    penalty = SpectralRegularization(closed, lam=LAM, k=k).attach(optimizer)
     vectors = vectors_of(penalty)
     value = penalties.spectral(slow, dict(vectors), k).item()
     train(closed, optimizer, "cnn_bn", range(STEPS["cnn_bn"]))
     train_with_term(slow, "cnn_bn", SGD(slow.parameters(), lr=1e-3), lambda m: LAM * penalties.spectral(m, vectors, k))
     assert_close(closed, slow)
-    assert float(Spectral(zoo.build("cnn_bn"), lam=LAM, k=k).value()) == pytest.approx(LAM * value, rel=1e-3)
+    assert float(SpectralRegularization(zoo.build("cnn_bn"), lam=LAM, k=k).value()) == pytest.approx(
+        LAM * value, rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn_bn"])
 def test_spectral_norm_has_the_trajectory_of_the_term_in_the_loss(name: str) -> None:
     closed, slow = zoo.build(name), zoo.build(name)
     optimizer = OPTIMIZERS["adam"](closed)
-    penalty = SpectralNorm(closed, lam=LAM).attach(optimizer)
+    penalty = SpectralNormPenalty(closed, lam=LAM).attach(optimizer)
     vectors = vectors_of(penalty)
     train(closed, optimizer, name, range(STEPS[name]))
     train_with_term(slow, name, OPTIMIZERS["adam"](slow), lambda m: LAM * penalties.spectral_norm(m, vectors))
@@ -93,7 +95,7 @@ def test_plain_power_iteration_would_take_long_to_get_there() -> None:
 
 def test_with_converged_vectors_it_is_the_gradient_of_the_true_norm() -> None:
     model = zoo.build("mlp")
-    penalty = Spectral(model, lam=LAM, where=lambda name, p: name.endswith("weight"))
+    penalty = SpectralRegularization(model, lam=LAM, where=lambda name, p: name.endswith("weight"))
     for name in penalty.left:
         weight, u, v = model.get_parameter(name).detach(), penalty.left[name], penalty.right[name]
         for _ in range(2000):
@@ -111,7 +113,7 @@ def test_with_converged_vectors_it_is_the_gradient_of_the_true_norm() -> None:
 def test_the_estimate_follows_the_weights() -> None:
     model = zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.05)
-    penalty = Spectral(model, lam=0.1).attach(optimizer)
+    penalty = SpectralRegularization(model, lam=0.1).attach(optimizer)
     train(model, optimizer, "mlp", range(60))
     for name in ("0.weight", "2.weight", "4.weight"):
         exact = float(torch.linalg.matrix_norm(model.get_parameter(name).detach(), 2))
@@ -119,7 +121,7 @@ def test_the_estimate_follows_the_weights() -> None:
 
 
 def test_it_pulls_towards_one_and_spectral_norm_towards_zero() -> None:
-    for cls, target in ((Spectral, 1.0), (SpectralNorm, 0.0)):
+    for cls, target in ((SpectralRegularization, 1.0), (SpectralNormPenalty, 0.0)):
         model = zoo.build("mlp")
         penalty = cls(model, lam=0.5)
         optimizer = SGD(model.parameters(), lr=0.1)
@@ -135,7 +137,7 @@ def test_it_pulls_towards_one_and_spectral_norm_towards_zero() -> None:
 def test_a_weight_that_is_all_zero_can_grow_again() -> None:
     model = nn.Linear(4, 3, bias=False).double()
     nn.init.zeros_(model.weight)
-    penalty = Spectral(model, lam=1.0)
+    penalty = SpectralRegularization(model, lam=1.0)
     model.weight.grad = torch.zeros_like(model.weight)
     penalty.step()
     assert torch.equal(model.weight.grad, torch.zeros_like(model.weight))
@@ -150,7 +152,7 @@ def test_reading_the_receipt_changes_nothing() -> None:
     for read in (False, True):
         model = zoo.build("cnn_bn")
         optimizer = SGD(model.parameters(), lr=0.05)
-        penalty = Spectral(model, lam=LAM).attach(optimizer)
+        penalty = SpectralRegularization(model, lam=LAM).attach(optimizer)
         for step in range(6):
             train(model, optimizer, "cnn_bn", [step])
             if read:
@@ -164,7 +166,7 @@ def test_a_line_search_sees_one_function_of_the_parameters() -> None:
     """In a step of LBFGS the vectors stay where the first evaluation put them, so that values compare."""
     model = zoo.build("mlp")
     optimizer = LBFGS(model.parameters(), lr=1.0, max_iter=6, line_search_fn="strong_wolfe")
-    penalty = Spectral(model, lam=LAM).attach(optimizer)
+    penalty = SpectralRegularization(model, lam=LAM).attach(optimizer)
     inputs, labels = zoo.batch("mlp", size=40)
     seen: list[torch.Tensor] = []
 
@@ -184,7 +186,7 @@ def test_a_line_search_sees_one_function_of_the_parameters() -> None:
 
 def test_only_the_filtered_parameters_are_pulled() -> None:
     model = zoo.build("cnn_bn")
-    penalty = Spectral(model, lam={"9.*": 1.0})
+    penalty = SpectralRegularization(model, lam={"9.*": 1.0})
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     penalty.step()
@@ -195,12 +197,12 @@ def test_only_the_filtered_parameters_are_pulled() -> None:
 @pytest.mark.parametrize("k", [0.5, 0, -1, float("inf")])
 def test_an_exponent_that_makes_no_sense_is_an_error(k: float) -> None:
     with pytest.raises(ValueError, match=r"k: .* is not allowed"):
-        Spectral(zoo.build("mlp"), k=k)
+        SpectralRegularization(zoo.build("mlp"), k=k)
 
 
 def test_a_model_without_matrices_is_an_error() -> None:
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
-        SpectralNorm(nn.LayerNorm(3))
+        SpectralNormPenalty(nn.LayerNorm(3))
 
 
 @pytest.mark.parametrize(
@@ -228,14 +230,14 @@ def test_the_leading_pair_of_a_matrix_of_low_rank_or_odd_size(weight: Tensor) ->
 @pytest.mark.parametrize("k", [1.0, 1.5, 2.0, 3.0])
 def test_the_term_is_the_same_of_weights_that_changed_their_sign(k: float) -> None:
     model = nn.Linear(4, 3, bias=False).double()
-    penalty = Spectral(model, lam=1.0, k=k)
+    penalty = SpectralRegularization(model, lam=1.0, k=k)
     before = penalty.value()
     with torch.no_grad():
         model.weight.neg_()
     torch.testing.assert_close(penalty.value(), before, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("method", [Spectral, SpectralNorm, Parseval])
+@pytest.mark.parametrize("method", [SpectralRegularization, SpectralNormPenalty, ParsevalRegularization])
 def test_autocast_around_it_changes_nothing(method: Any) -> None:
     def run(cast: bool) -> dict[str, torch.Tensor]:
         model = zoo.build("cnn").float()
@@ -253,7 +255,7 @@ def test_autocast_around_it_changes_nothing(method: Any) -> None:
     assert_same(run(cast=True), run(cast=False))
 
 
-@pytest.mark.parametrize("method", [Spectral, SpectralNorm])
+@pytest.mark.parametrize("method", [SpectralRegularization, SpectralNormPenalty])
 def test_it_recovers_from_a_weight_that_was_not_finite(method: Any) -> None:
     model = zoo.build("mlp")
     penalty = method(model, lam=0.1)
@@ -273,7 +275,7 @@ def test_it_recovers_from_a_weight_that_was_not_finite(method: Any) -> None:
 
 @pytest.mark.parametrize("k", [1.0, 1.5, 2, 3, 4])
 def test_the_slope_is_that_of_the_cost_below_zero_too(k: float) -> None:
-    method = Spectral(nn.Linear(2, 2), k=k)
+    method = SpectralRegularization(nn.Linear(2, 2), k=k)
     sigma = torch.tensor([-2.0, -0.7, 0.4, 1.3], dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(method._cost(sigma).sum(), sigma)
     torch.testing.assert_close(method._slope(sigma.detach()), slope)

@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam
 
 from pliant import StreamingEWC
-from pliant.methods.averages import average_weights
+from pliant.methods._core.averages import average_weights
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
 from tests.methods.trajectories import OPTIMIZERS, STEPS, assert_close
@@ -122,7 +122,7 @@ def test_an_average_that_never_moves_is_an_error() -> None:
         StreamingEWC(zoo.build("mlp"), beta=1.0)
 
 
-def test_an_optimizer_may_hold_nothing_that_is_penalised() -> None:
+def test_an_optimizer_may_hold_nothing_that_is_penalized() -> None:
     model, alone = zoo.build("mlp"), zoo.build("mlp")
     body = SGD(model[:4].parameters(), lr=0.1)
     head = SGD(model[4].parameters(), lr=0.1)

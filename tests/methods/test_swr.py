@@ -8,7 +8,7 @@ from torch.optim import SGD, Adam
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pliant import SWR
-from pliant.methods.pull import DevicePull, HostPull
+from pliant.methods._core.pull import DevicePull, HostPull
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
 from tests.reference import swr as reference
@@ -45,7 +45,7 @@ def test_matches_the_reference_over_a_run(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("name", zoo.MODELS)
-def test_an_analysed_chain_gives_the_same_run_to_the_last_bit(name: str) -> None:
+def test_an_analyzed_chain_gives_the_same_run_to_the_last_bit(name: str) -> None:
     def run(order: str) -> dict[str, torch.Tensor]:
         model = zoo.build(name)
         optimizer = Adam(model.parameters(), lr=1e-2)
@@ -331,7 +331,7 @@ def test_survives_a_move_of_the_model_to_other_memory() -> None:
 def test_step_reads_no_value_back_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pliant.methods.swr.HostPull", DevicePull)  # There may be no other device here than the host.
 
-    class NoSynchronisation(TorchDispatchMode):
+    class NoSynchronization(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             assert func not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default), func
             return func(*args, **(kwargs or {}))
@@ -340,9 +340,9 @@ def test_step_reads_no_value_back_from_the_device(monkeypatch: pytest.MonkeyPatc
     optimizer = SGD(model.parameters(), lr=0.1)
     swr = SWR(model, zoo.batch("cnn_bn")[0]).attach(optimizer)
     train(model, optimizer, "cnn_bn", range(2))
-    with NoSynchronisation():
+    with NoSynchronization():
         swr._after_step(optimizer, (), {})
-    with pytest.raises(AssertionError), NoSynchronisation():
+    with pytest.raises(AssertionError), NoSynchronization():
         float(swr.initial_norms[0])
 
 

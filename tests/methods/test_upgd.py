@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam
 
 from pliant import SWR, UPGD
-from pliant.methods.redraw import seeded
+from pliant.methods._core.initial import seeded
 from pliant.methods.upgd import plasticity_gates
 from tests import zoo
 from tests.loops import train

@@ -11,7 +11,7 @@ from torch.optim import SGD
 from pliant import L2, SWR, FullReset, L2Init, methods
 from tests import zoo
 
-REWRITING = [name for name in methods.names() if methods.info(name).kind in ("rescaler", "recycler", "reinitializer")]
+REWRITING = [name for name in methods.names() if methods.info(name).kind in ("after_step", "recycler", "reinitializer")]
 
 
 class Averaging(SGD):
@@ -40,7 +40,7 @@ def test_it_is_named_where_it_is_only_given() -> None:
     assert [warning.filename for warning in told] == [__file__]
 
 
-STEPPING = [name for name in methods.names() if methods.info(name).kind in ("penalty", "rescaler", "recycler")]
+STEPPING = [name for name in methods.names() if methods.info(name).kind in ("penalty", "after_step", "recycler")]
 
 
 @pytest.mark.parametrize("name", STEPPING)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from pliant import L2Init, Wasserstein
+from pliant import L2Init, WassersteinRegularization
 from pliant.methods.wasserstein import match_order, rank_order
 from tests import zoo
 from tests.loops import assert_same, differs, snapshot, train
@@ -30,7 +30,7 @@ def test_same_trajectory_as_the_term_in_the_loss(name: str, optimizer: str) -> N
     closed, slow = zoo.build(name), zoo.build(name)
     initial = initial_values(slow)
     made = OPTIMIZERS[optimizer](closed)
-    penalty = Wasserstein(closed, lam=LAM).attach(made)
+    penalty = WassersteinRegularization(closed, lam=LAM).attach(made)
     train(closed, made, name, range(STEPS[name]))
     train_with_term(slow, name, OPTIMIZERS[optimizer](slow), lambda m: LAM * penalties.wasserstein(m, initial))
     assert_close(closed, slow)
@@ -41,12 +41,12 @@ def test_mean_and_sum_are_named_apart() -> None:
     closed, slow = zoo.build("mlp"), zoo.build("mlp")
     initial = initial_values(slow)
     optimizer = OPTIMIZERS["sgd"](closed)
-    Wasserstein(closed, lam=1.0, reduction="mean").attach(optimizer)
+    WassersteinRegularization(closed, lam=1.0, reduction="mean").attach(optimizer)
     train(closed, optimizer, "mlp", range(STEPS["mlp"]))
     train_with_term(slow, "mlp", OPTIMIZERS["sgd"](slow), lambda m: penalties.wasserstein_mean(m, initial))
     assert_close(closed, slow)
     with pytest.raises(ValueError, match="reduction: 'max' is not allowed; it must be one of 'sum', 'mean'"):
-        Wasserstein(closed, reduction="max")  # type: ignore[arg-type]
+        WassersteinRegularization(closed, reduction="max")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -88,7 +88,7 @@ def test_matching_is_what_optimal_transport_does() -> None:
 def test_it_never_exceeds_the_regenerative_penalty() -> None:
     """§5: the distance between sorted values is at most the one between values in place; L2 Init has a ½ before it."""
     model = zoo.build("cnn_bn")
-    ours, theirs = Wasserstein(model, lam=1.0), L2Init(model, lam=2.0)
+    ours, theirs = WassersteinRegularization(model, lam=1.0), L2Init(model, lam=2.0)
     optimizer = SGD(model.parameters(), lr=0.1)
     for step in range(20):
         train(model, optimizer, "cnn_bn", [step])
@@ -97,7 +97,7 @@ def test_it_never_exceeds_the_regenerative_penalty() -> None:
 
 def test_a_permutation_of_the_initial_values_costs_nothing() -> None:
     model = zoo.build("mlp")
-    penalty = Wasserstein(model, lam=1.0)
+    penalty = WassersteinRegularization(model, lam=1.0)
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(p.flatten().flip(0).view(p.shape))
@@ -111,16 +111,16 @@ def test_a_permutation_of_the_initial_values_costs_nothing() -> None:
 def test_refresh_keeps_the_ranks_for_a_while() -> None:
     """Between two sorts the pull is that of L2 towards fixed values; a sort at each step is the default."""
 
-    def run(make: Callable[[nn.Module], Wasserstein]) -> dict[str, Tensor]:
+    def run(make: Callable[[nn.Module], WassersteinRegularization]) -> dict[str, Tensor]:
         model = zoo.build("mlp")
         optimizer = SGD(model.parameters(), lr=0.3)
         make(model).attach(optimizer)
         train(model, optimizer, "mlp", range(9))
         return snapshot(model)
 
-    exact = run(lambda m: Wasserstein(m, lam=0.1))
-    assert_same(exact, run(lambda m: Wasserstein(m, lam=0.1, refresh=1)))
-    seldom = run(lambda m: Wasserstein(m, lam=0.1, refresh=4))
+    exact = run(lambda m: WassersteinRegularization(m, lam=0.1))
+    assert_same(exact, run(lambda m: WassersteinRegularization(m, lam=0.1, refresh=1)))
+    seldom = run(lambda m: WassersteinRegularization(m, lam=0.1, refresh=4))
     assert differs(exact, seldom)
 
     model = zoo.build("mlp")
@@ -142,9 +142,9 @@ def test_refresh_keeps_the_ranks_for_a_while() -> None:
 
 
 def test_refresh_resumes_where_it_stopped() -> None:
-    def fresh() -> tuple[nn.Module, SGD, Wasserstein]:
+    def fresh() -> tuple[nn.Module, SGD, WassersteinRegularization]:
         model = zoo.build("mlp")
-        return model, SGD(model.parameters(), lr=0.3), Wasserstein(model, lam=0.1, refresh=3)
+        return model, SGD(model.parameters(), lr=0.3), WassersteinRegularization(model, lam=0.1, refresh=3)
 
     model, optimizer, penalty = fresh()
     penalty.attach(optimizer)

@@ -57,7 +57,7 @@ def test_an_output_layer_that_is_tied_to_an_embedding_is_bounded(order: tuple[st
 @pytest.mark.parametrize(
     "layer", [nn.Linear(50, 20), nn.Conv2d(3, 8, 5), nn.ConvTranspose2d(3, 8, 5), nn.Conv1d(16, 16, 3, groups=2)]
 )
-def test_the_bound_is_that_of_torchs_own_initialisation(layer: nn.Module) -> None:
+def test_the_bound_is_that_of_torchs_own_initialization(layer: nn.Module) -> None:
     bound = initial_bounds(layer)["weight"]
     for tensor in (layer.weight, layer.bias):
         assert float(tensor.detach().abs().max()) <= bound * (1 + 1e-6)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 from pliant import SWR, WeightRescaling
-from pliant.methods.rescaler import Rescaler
+from pliant.methods._core.after_step import AfterStep
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
 from tests.methods.trajectories import assert_close
@@ -67,7 +67,7 @@ def test_weights_that_start_or_become_constant_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("make", [WeightRescaling, lambda model, every: SWR(model, X, lam=1.0, every=every)])
-def test_a_due_step_that_is_skipped_leaves_the_action_to_the_next(make: Callable[..., Rescaler]) -> None:
+def test_a_due_step_that_is_skipped_leaves_the_action_to_the_next(make: Callable[..., AfterStep]) -> None:
     model = zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1, fused=True)
     method = make(model, every=2).attach(optimizer)

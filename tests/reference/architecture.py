@@ -1,4 +1,4 @@
-"""CReLU and layer normalisation, one number at a time."""
+"""CReLU and layer normalization, one number at a time."""
 
 import math
 
@@ -11,7 +11,7 @@ def crelu(vector: list[float]) -> list[float]:
     return [v if v > 0 else 0.0 for v in vector] + [-v if v < 0 else 0.0 for v in vector]
 
 
-def normalise(values: Tensor, eps: float = 1e-5) -> Tensor:
+def normalize(values: Tensor, eps: float = 1e-5) -> Tensor:
     """All entries of one example, less their mean, over their standard deviation."""
     flat = values.flatten().tolist()
     mean = sum(flat) / len(flat)

@@ -13,7 +13,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 
 @dataclass
 class Wire:
-    """Who makes units, who normalises them, who reads them."""
+    """Who makes units, who normalizes them, who reads them."""
 
     producer: nn.Module
     norm: nn.Module | None

@@ -8,12 +8,12 @@ import pytest
 from benchmarks.reproduction.kept import (
     compare_settings,
     count_seeds,
-    summarise,
+    summarize,
 )
 from benchmarks.reproduction.numbers import EXACT, more_numbers
 
-from pliant.experiments.config import Part, RunConfig
 from pliant.experiments.recipe import make_recipe
+from pliant.experiments.run_config import Part, RunConfig
 from pliant.experiments.store import Run
 from pliant.training import Settings
 
@@ -53,25 +53,25 @@ def test_settings_of_a_grid_are_compared_where_they_were_run() -> None:
                     result = {"final_test_accuracy": 0.5 + 0.25 * place}
                     runs.append(Run(Path("x"), recipe.config(entry, parts, seed, "result"), "finished", result, ""))
                     runs[-1].__dict__["records"] = [{"task": 0, "train_accuracy": 1.0}]
-    kept = summarise("x", recipe, runs, {"l2": {"chosen": "l2(lam=0.2)"}})
+    kept = summarize("x", recipe, runs, {"l2": {"chosen": "l2(lam=0.2)"}})
     assert kept.values("l2", "final_test_accuracy") == {0: 0.75}
     assert kept.values("l2", "setting_range") == {0: 0.25}
     assert kept.values("l2", "worst_setting") == {0: 0.5}
     assert kept.values("l2", "setting_1") == {0: 0.5, 1: 0.5}
     assert kept.values("l2", "setting_2") == {0: 0.75}
     assert kept.values("vanilla", "setting_range") == {}
-    unchosen = summarise("x", recipe, runs, {})
+    unchosen = summarize("x", recipe, runs, {})
     assert (unchosen.values("l2", "final_test_accuracy"), len(unchosen.numbers["vanilla"])) == ({}, 2)
     assert unchosen.values("l2", "setting_1") == {0: 0.5, 1: 0.5}
     assert (count_seeds(unchosen, "l2"), count_seeds(unchosen, "vanilla")) == ("0", "2")
     failed = replace(runs[-1], config=recipe.config(entry, entry.variants()[1], 1, "result"), status="diverged")
-    unlucky = summarise("x", recipe, [*runs, failed], {"l2": {"chosen": "l2(lam=0.1)"}})
+    unlucky = summarize("x", recipe, [*runs, failed], {"l2": {"chosen": "l2(lam=0.1)"}})
     assert unlucky.values("l2", "setting_2") == unlucky.values("l2", "setting_range") == {}
     assert unlucky.values("l2", "worst_setting") == {}
     numbers = ("final_test_accuracy", "setting_1", "setting_2", "setting_range", "worst_setting")
     assert [unlucky.diverged("l2", name) for name in numbers] == [0, 0, 1, 1, 1]
     assert [unlucky.diverged("vanilla", name) for name in ("final_test_accuracy", "setting_1")] == [0, 0]
-    chosen = summarise("x", recipe, [*runs, failed], {"l2": {"chosen": "l2(lam=0.2)"}})
+    chosen = summarize("x", recipe, [*runs, failed], {"l2": {"chosen": "l2(lam=0.2)"}})
     assert chosen.diverged("l2", "final_test_accuracy") == 1
     assert count_seeds(chosen, "l2") == "1, 1 diverged"
 
@@ -180,7 +180,7 @@ def test_runs_of_an_earlier_form_of_the_recipe_do_not_count() -> None:
     ]
     for run in runs:
         run.__dict__["records"] = [{"task": 0, "train_accuracy": 1.0}]
-    assert summarise("x", recipe, runs, {}).values("l2", "final_test_accuracy") == {0: 0.5}
+    assert summarize("x", recipe, runs, {}).values("l2", "final_test_accuracy") == {0: 0.5}
 
 
 def test_single_task_has_its_last_measure() -> None:

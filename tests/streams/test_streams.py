@@ -8,7 +8,7 @@ import torch
 
 from pliant import streams
 from pliant.data.dataset import Dataset, Examples, from_tensors
-from pliant.streams.base import Stream, Task
+from pliant.streams.stream import Stream, Task
 
 N, TESTS, CLASSES = 120, 40, 10
 

@@ -5,12 +5,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pliant.checking import check_choice
+from pliant._names import check_names, keyword_options, suggest
+from pliant._validation import check_choice
 from pliant.data.dataset import Dataset, Examples, from_tensors
 from pliant.data.embedded import digits
 from pliant.data.hub import SOURCES, load_from_hub
 from pliant.data.local import load_folder, load_function, load_npz
-from pliant.spelling import check_names, keyword_options, suggest
 
 __all__ = ["Dataset", "Examples", "from_tensors", "load", "names", "options", "summary"]
 
@@ -23,7 +23,7 @@ def names() -> tuple[str, ...]:
 def summary(name: str) -> str:
     """Describe a data set by its name, in a line."""
     return (
-        "handwritten digits, 1 437 + 360, 8 x 8 grey; needs no download" if name == "digits" else SOURCES[name].summary
+        "handwritten digits, 1 437 + 360, 8 x 8 gray; needs no download" if name == "digits" else SOURCES[name].summary
     )
 
 

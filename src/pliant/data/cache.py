@@ -21,8 +21,8 @@ import filelock
 import torch
 from torch import Tensor
 
+from pliant._files import sync, write_atomically
 from pliant.data.dataset import Dataset, from_tensors
-from pliant.files import sync, write_atomically
 
 Decoded = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[str, ...]]
 """Training images and labels, test images and labels, class names."""

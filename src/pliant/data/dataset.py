@@ -1,7 +1,7 @@
-"""Labelled examples in memory: raw once, normalised as batches are taken.
+"""Labelled examples in memory: raw once, normalized as batches are taken.
 
 Images stay uint8, so that a memory-mapped data set is shared by every process that reads it, and a batch
-moves a quarter of the bytes. `Examples.batch` picks rows by index and normalises them, which is all that a
+moves a quarter of the bytes. `Examples.batch` picks rows by index and normalizes them, which is all that a
 training loop needs.
 """
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from pliant.checking import check_number
-from pliant.seeding import generator, permutation
+from pliant._seeding import generator, permutation
+from pliant._validation import check_number
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Examples:
         return tuple(self.x.shape[1:])
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Take the examples at `index`, inputs normalised.
+        """Take the examples at `index`, inputs normalized.
 
         Args:
             index: Positions among these examples.
@@ -200,7 +200,7 @@ def from_tensors(
     test: tuple[Tensor, Tensor],
     classes: tuple[str, ...] | None = None,
 ) -> Dataset:
-    """Make a data set of tensors; uint8 images are normalised per channel by the training images.
+    """Make a data set of tensors; uint8 images are normalized per channel by the training images.
 
     Args:
         name: How to call it.
@@ -234,7 +234,7 @@ def from_tensors(
         raise ValueError(
             f"labels run from {low} to {high}; with {len(classes)} classes they are 0 … {len(classes) - 1}"
         )
-    scale, shift = _normalisation(train[0]) if train[0].dtype == torch.uint8 else (None, None)
+    scale, shift = _normalization(train[0]) if train[0].dtype == torch.uint8 else (None, None)
     return Dataset(
         name,
         train=Examples(*train, scale=scale, shift=shift),
@@ -243,7 +243,7 @@ def from_tensors(
     )
 
 
-def _normalisation(images: Tensor) -> tuple[Tensor, Tensor]:
+def _normalization(images: Tensor) -> tuple[Tensor, Tensor]:
     """Find a and b per channel so that a·x + b of uint8 images has mean 0 and deviation 1.
 
     From histograms: exact, and needs no floating-point copy of the images.

@@ -5,10 +5,10 @@ from importlib.metadata import version
 
 import torch
 
+from pliant._importing import naming_extra
+from pliant._seeding import permutation
 from pliant.data.cache import Decoded, cached
 from pliant.data.dataset import Dataset
-from pliant.importing import naming_extra
-from pliant.seeding import permutation
 
 _DECODER = "1"
 """Changes whenever the same images are decoded or split in another way."""

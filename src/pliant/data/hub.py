@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from pliant._importing import naming_extra
 from pliant.data.cache import Decoded, cached
 from pliant.data.dataset import Dataset
 from pliant.data.images import Mode, decode_all, open_image
-from pliant.importing import naming_extra
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -70,14 +70,14 @@ SOURCES = {
         "mnist/{}-00000-of-00001.parquet",
         shape=(1, 28, 28),
         classes=10,
-        summary="handwritten digits, 60 000 + 10 000, 28 x 28 grey",
+        summary="handwritten digits, 60 000 + 10 000, 28 x 28 gray",
     ),
     "fashion_mnist": _parquet(
         "zalando-datasets/fashion_mnist",
         "fashion_mnist/{}-00000-of-00001.parquet",
         shape=(1, 28, 28),
         classes=_FASHION,
-        summary="articles of clothing, 60 000 + 10 000, 28 x 28 grey",
+        summary="articles of clothing, 60 000 + 10 000, 28 x 28 gray",
     ),
     "emnist": HubSource(
         "Heliosoph/EMNIST",
@@ -86,7 +86,7 @@ SOURCES = {
         shape=(1, 28, 28),
         classes=47,
         form="idx",
-        summary="handwritten letters and digits, balanced, 112 800 + 18 800, 28 x 28 grey",
+        summary="handwritten letters and digits, balanced, 112 800 + 18 800, 28 x 28 gray",
     ),
     "cifar10": _parquet(
         "uoft-cs/cifar10",
@@ -94,7 +94,7 @@ SOURCES = {
         shape=(3, 32, 32),
         classes=_CIFAR10,
         image="img",
-        summary="photographs of 10 classes, 50 000 + 10 000, 32 x 32 colour",
+        summary="photographs of 10 classes, 50 000 + 10 000, 32 x 32 color",
     ),
     "cifar100": _parquet(
         "uoft-cs/cifar100",
@@ -103,14 +103,14 @@ SOURCES = {
         classes=100,
         image="img",
         label="fine_label",
-        summary="photographs of 100 classes, 50 000 + 10 000, 32 x 32 colour",
+        summary="photographs of 100 classes, 50 000 + 10 000, 32 x 32 color",
     ),
     "svhn": _parquet(
         "ufldl-stanford/svhn",
         "cropped_digits/{}-00000-of-00001.parquet",
         shape=(3, 32, 32),
         classes=10,
-        summary="house numbers, 73 257 + 26 032, 32 x 32 colour",
+        summary="house numbers, 73 257 + 26 032, 32 x 32 color",
     ),
     "tiny_imagenet": HubSource(
         "zh-plus/tiny-imagenet",
@@ -118,7 +118,7 @@ SOURCES = {
         test=("data/valid-00000-of-00001-70d52db3c749a935.parquet",),
         shape=(3, 64, 64),
         classes=200,
-        summary="photographs of 200 classes, 100 000 + 10 000, 64 x 64 colour",
+        summary="photographs of 200 classes, 100 000 + 10 000, 64 x 64 color",
     ),
 }
 

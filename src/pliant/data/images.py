@@ -7,7 +7,7 @@ from typing import IO, TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from pliant.importing import naming_extra
+from pliant._importing import naming_extra
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -43,37 +43,37 @@ def open_image(source: bytes | IO[bytes], name: str) -> "Image":
 
 
 def flatten(image: "Image") -> "Image":
-    """Turn palettes, bits and transparency into what they stand for: grey or colour, as it looks on white paper.
+    """Turn palettes, bits and transparency into what they stand for: gray or color, as it looks on white paper.
 
-    Where all of an image is equally transparent, its colours are taken as they are.
+    Where all of an image is equally transparent, its colors are taken as they are.
     """
     from PIL import Image
 
     if image.mode.startswith("I;"):
         return image.convert("I")  # The only one of the 16-bit modes whose pixels Pillow resizes and scales rightly.
     if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
-        grey, image = is_grey(image), image.convert("RGBA")
+        gray, image = is_gray(image), image.convert("RGBA")
         low, high = image.getchannel("A").getextrema()
         if low != high:
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        return image.convert("L" if grey else "RGB")
+        return image.convert("L" if gray else "RGB")
     if image.mode in ("1", "P"):  # Resizing would pick one of the pixels instead of their mean.
-        return image.convert("L" if is_grey(image) else "RGB")
+        return image.convert("L" if is_gray(image) else "RGB")
     return image
 
 
 def to_tensor(image: "Image", mode: Mode) -> Tensor:
     """Convert an image to uint8 [C, H, W]."""
     if image.mode.startswith("I"):
-        # 16-bit grey: Pillow would clip at 255 instead of scaling.
+        # 16-bit gray: Pillow would clip at 255 instead of scaling.
         image = image.point(lambda value: value / 257).convert("L")
     image = image.convert(mode)
     pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
     return pixels.view(image.height, image.width, len(mode)).permute(2, 0, 1).contiguous()
 
 
-def is_grey(image: "Image") -> bool:
-    """Say whether an image has no colours."""
+def is_gray(image: "Image") -> bool:
+    """Say whether an image has no colors."""
     return image.mode in ("1", "L", "LA") or image.mode.startswith("I")
 
 
@@ -86,7 +86,7 @@ def decode_all(
         sources: A name and a function that reads the image, for each.
         count: How many there are.
         shape: Channels, height and width.
-        mode: "L" for grey, "RGB" for colour.
+        mode: "L" for gray, "RGB" for color.
 
     Returns:
         uint8 [N, C, H, W].

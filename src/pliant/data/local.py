@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pliant.checking import check_choice
+from pliant._importing import import_object, naming_extra, tell_failure
+from pliant._seeding import permutation, seed_everything, undrawn
+from pliant._validation import check_choice
 from pliant.data.cache import Decoded, cached, digest_file
 from pliant.data.dataset import Dataset, Examples, from_tensors
-from pliant.data.images import CorruptImageError, Mode, decode_all, flatten, is_grey, open_image
-from pliant.importing import import_object, naming_extra, tell_failure
-from pliant.seeding import permutation, seed_everything, undrawn
+from pliant.data.images import CorruptImageError, Mode, decode_all, flatten, is_gray, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -31,7 +31,7 @@ TEST_FRACTION = 0.2
 """Part of the examples of each class to test on, where the data has no test part of its own."""
 _LARGEST = 4096
 _MOST_CHANNELS = 4
-"""Colours and transparency. A dimension that is larger counts pixels, if the other could count channels; if both are
+"""Colors and transparency. A dimension that is larger counts pixels, if the other could count channels; if both are
 larger, the two that are equal count pixels."""
 _DECODER = "3"
 """Changes whenever the same file is decoded in another way."""
@@ -49,7 +49,7 @@ def load_folder(path: Path, *, size: int | None = None, skip_corrupt: bool = Fal
         skip_corrupt: Leave out files that cannot be read, instead of raising an error that names the first.
 
     Returns:
-        The data set; grey if all images are.
+        The data set; gray if all images are.
     """
     if size is not None and (not isinstance(size, int) or not 1 <= size <= _LARGEST):
         raise ValueError(f"size is {size!r}; it must be a whole number, 1 … {_LARGEST}")
@@ -138,7 +138,7 @@ def _decode_folder(
     classes = tuple(train)
     parts = []
     sizes: dict[tuple[int, int], Path] = {}
-    grey = True
+    gray = True
     for listing in (train, test):
         kept: list[tuple[Path, int]] = []
         for label, name in enumerate(classes):
@@ -151,7 +151,7 @@ def _decode_folder(
                         raise
                     continue
                 sizes.setdefault((image.height, image.width), file)
-                grey = grey and is_grey(image)
+                gray = gray and is_gray(image)
                 kept.append((file, label))
             if listing.get(name) and len(kept) == before:
                 raise ValueError(f"class {name!r} is empty: none of its {len(listing[name])} files can be read")
@@ -163,7 +163,7 @@ def _decode_folder(
             "say which size they shall have (size=32; on the command line --set data.size=32)"
         )
     (height, width) = next(iter(sizes))
-    mode: Mode = "L" if grey else "RGB"
+    mode: Mode = "L" if gray else "RGB"
 
     def decode(kept: list[tuple[Path, int]]) -> tuple[Tensor, Tensor]:
         sources = ((str(file), partial(_open, file, size)) for file, _ in kept)

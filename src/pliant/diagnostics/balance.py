@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 from torch.utils._pytree import tree_leaves
 
-from pliant.checking import check_number
+from pliant._seeding import generator
+from pliant._validation import check_number
+from pliant.anatomy.layers import WEIGHT_LAYERS, call_with, called_layers, eval_mode
 from pliant.diagnostics.batches import Batch
-from pliant.graph.layers import WEIGHT_LAYERS, call_with, called_layers, eval_mode
-from pliant.seeding import generator
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Balance:
 def balance(
     weights: Sequence[Tensor], p: float = 2.0, q: float = 2.0, tolerance: float = 1e-6, iterations: int = 100_000
 ) -> Balance:
-    """Find the rescaling of a chain's hidden units that minimises ‖W‖_{p,q}.
+    """Find the rescaling of a chain's hidden units that minimizes ‖W‖_{p,q}.
 
     Each update multiplies every unit's factor by (out/in)^{1/(4 max(p,q))}, where in and out are the shares of ‖W‖^q
     that hang on its incoming and its outgoing weights. The norm falls with every update, to the global minimum.

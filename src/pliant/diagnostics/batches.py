@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from pliant.checking import check_positive_int
-from pliant.seeding import undrawn
+from pliant._seeding import undrawn
+from pliant._validation import check_positive_int
 
 LossFn = Callable[[Any, Any], Tensor]
 

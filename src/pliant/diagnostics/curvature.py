@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from pliant.checking import check_positive_int
+from pliant._eigen import eigvalsh
+from pliant._precision import widen, without_autocast
+from pliant._validation import check_positive_int
 from pliant.diagnostics.batches import Batch, LossFn, sample_losses, summed_loss
-from pliant.diagnostics.differentiation import derivatives, learnable
 from pliant.diagnostics.lanczos import twice_differentiable
+from pliant.diagnostics.per_sample.derivatives import derivatives, learnable
 from pliant.diagnostics.spectra import srank
-from pliant.eigen import eigvalsh
-from pliant.precision import widen, without_autocast
 
 MOST_PARAMETERS = 20_000
 """Above this a d × d matrix is too big to be meant."""

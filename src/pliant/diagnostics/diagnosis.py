@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from pliant._importing import naming_extra
 from pliant.diagnostics import measures
-from pliant.diagnostics.record import Sign
-from pliant.importing import naming_extra
+from pliant.diagnostics.measure import Sign
 
 CAUTION = (
     "No single sign explains loss of plasticity in every setting (Curvature §3), and the limits are conventions. "
@@ -134,7 +134,7 @@ class Diagnosis:
         return found
 
     def unjudged(self) -> dict[str, str]:
-        """Return the measures that are NaN, or whose reference allows no judgement, and why."""
+        """Return the measures that are NaN, or whose reference allows no judgment, and why."""
         found = {}
         for row, sign in self._signs():
             if math.isnan(row.value):

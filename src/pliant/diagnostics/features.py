@@ -80,7 +80,7 @@ def covariance_distance(features: Tensor, reference: Tensor) -> float:
         reference: H̃, with as many samples.
 
     Returns:
-        A number in [0, √2]; NaN if one of them is all zero, since nothing can be normalised then.
+        A number in [0, √2]; NaN if one of them is all zero, since nothing can be normalized then.
 
     Example:
         >>> covariance_distance(torch.eye(2), 3 * torch.eye(2))

@@ -80,7 +80,7 @@ def condition_number(found: Spectrum) -> float:
 
 
 def effective_rank(found: Spectrum) -> float:
-    """Return exp of the entropy of G's normalised singular values (Spectral regularization §3.3).
+    """Return exp of the entropy of G's normalized singular values (Spectral regularization §3.3).
 
     Example:
         >>> round(effective_rank(spectrum(torch.eye(3))), 6)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pliant.checking import check_positive_int
+from pliant._validation import check_positive_int
 from pliant.diagnostics.batches import Batch, LossFn, summed_loss
-from pliant.diagnostics.differentiation import dense, derivatives, learnable
+from pliant.diagnostics.per_sample.derivatives import dense, derivatives, learnable
 
 _STEADY = 5
 """For how many products the largest eigenvalue must have stood still."""
@@ -44,7 +44,7 @@ def lanczos(
 ) -> Extremes:
     """Find the ends of a symmetric matrix's spectrum by Lanczos' method.
 
-    Only three vectors are held: without orthogonalisation against all that came before, rounding brings found
+    Only three vectors are held: without orthogonalization against all that came before, rounding brings found
     directions back as copies, which does not move the ends.
 
     Args:

@@ -7,10 +7,10 @@ name, and a layer's under `name/layer`.
 from collections.abc import Sequence
 from typing import cast
 
-from pliant.diagnostics import computations as c
+from pliant._names import suggest
+from pliant.diagnostics import evaluation as c
 from pliant.diagnostics import features, gradients, spectra, weights
-from pliant.diagnostics.record import Compute, Cost, Measure, Need, Sign
-from pliant.spelling import suggest
+from pliant.diagnostics.measure import Compute, Cost, Measure, Need, Sign
 
 _SWR, _SPECTRAL, _CURVATURE, _FIRE = "Soft weight rescaling", "Spectral regularization", "Curvature", "FIRE"
 
@@ -44,7 +44,7 @@ _RECORDS = (
         c.of_tensors(weights.l2_norm),
         Sign(
             "higher", "the weights have grown",
-            "unbounded growth goes with loss of plasticity and of generalisation (Soft weight rescaling §1), but an "
+            "unbounded growth goes with loss of plasticity and of generalization (Soft weight rescaling §1), but an "
             "identity network grows without losing plasticity and a relu network loses it on a plateau (Curvature §3)",
             factor=2,
         ),
@@ -84,7 +84,7 @@ _RECORDS = (
     ),
     _record(
         "weight_effective_rank", "weights", "decomposition",
-        "exp of the entropy of W's normalised singular values; total is the mean over layers", f"{_SPECTRAL} §3.3",
+        "exp of the entropy of W's normalized singular values; total is the mean over layers", f"{_SPECTRAL} §3.3",
         c.of_spectra(spectra.effective_rank),
         Sign(
             "lower", "the weights have lost directions",
@@ -159,7 +159,7 @@ _RECORDS = (
     ),
     _record(
         "feature_effective_rank", "batch", "forward",
-        "exp of the entropy of the normalised singular values of the last hidden features", f"{_SPECTRAL} §3.3",
+        "exp of the entropy of the normalized singular values of the last hidden features", f"{_SPECTRAL} §3.3",
         c.total(lambda p: spectra.effective_rank(p.feature_singular_values)),
     ),
     _record(
@@ -227,11 +227,11 @@ _RECORDS = (
     ),
     _record(
         "gradient_effective_rank", "batch labels gradients curvature", "curvature",
-        "exp of the entropy of the normalised singular values of the samples' gradients", f"{_SPECTRAL} §3.3",
+        "exp of the entropy of the normalized singular values of the samples' gradients", f"{_SPECTRAL} §3.3",
         c.of_gram(gradients.effective_rank),
         Sign(
             "lower", "the samples' gradients have become alike",
-            "what is learnt from one sample then interferes with the others; falls as trainability is lost (Spectral "
+            "what is learned from one sample then interferes with the others; falls as trainability is lost (Spectral "
             "regularization §3.3)",
             factor=4 / 3,
         ),
@@ -258,7 +258,7 @@ _RECORDS = (
         f"{_FIRE} §4.4", c.total(lambda p: p.sharpness.largest),
         Sign(
             "higher", "the loss is sharper on this data",
-            "a sharp start destabilises training on new data (FIRE §3.2); it counts one direction and none of the "
+            "a sharp start destabilizes training on new data (FIRE §3.2); it counts one direction and none of the "
             "others (Curvature §4)",
             factor=10,
         ),

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pliant.checking import check_choice, check_number, check_positive_int
+from pliant._step_hooks import after_step, before_step
+from pliant._validation import check_choice, check_number, check_positive_int
+from pliant.anatomy.layers import check_callable
+from pliant.diagnostics import caveats as note
 from pliant.diagnostics import measures as registry
-from pliant.diagnostics import notes as note
+from pliant.diagnostics._diagnose import initialized, prepare, take, unwrapped
 from pliant.diagnostics.batches import LossFn, gather
-from pliant.diagnostics.diagnosing import initialised, prepare, take, unwrapped
 from pliant.diagnostics.diagnosis import ScalarWriter, combine, write_table
-from pliant.diagnostics.differentiation import dense
+from pliant.diagnostics.measure import Measure, Need
+from pliant.diagnostics.per_sample.derivatives import dense
 from pliant.diagnostics.probe import Probe, Statistics
-from pliant.diagnostics.record import Measure, Need
-from pliant.graph.layers import check_callable
-from pliant.step_hooks import after_step, before_step
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Monitor:
             exactly every `every` steps, which steps are measured does not depend on the clock, and a resumed run
             measures the same ones.
         samples: How many samples to take of a loader.
-        statistics: What BatchNorm layers normalise the probe batch with; see `pliant.diagnose`.
+        statistics: What BatchNorm layers normalize the probe batch with; see `pliant.diagnose`.
         on_record: Called with every record.
 
     Raises:
@@ -147,7 +147,7 @@ class Monitor:
 
     @reference.setter
     def reference(self, reference: nn.Module | None) -> None:
-        self._reference = initialised(reference, "reference") if reference is not None else None
+        self._reference = initialized(reference, "reference") if reference is not None else None
 
     def set_probe(self, probe: Any) -> None:
         """Measure on another batch from now on: that of a new task."""

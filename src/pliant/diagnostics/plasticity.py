@@ -23,7 +23,7 @@ class Plasticity:
         final: J_K, the error over all of a task's data at its end, for each task.
         online: The mean error over each task's steps, if it was recorded. It rises when only a task's *start* gets
             worse, so it can suggest a loss that the end of the task does not have (Curvature C.1).
-        fresh: The error of a freshly initialised network trained for the same budget, for each task or one for all.
+        fresh: The error of a freshly initialized network trained for the same budget, for each task or one for all.
     """
 
     final: tuple[float, ...]

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pliant.diagnostics import layers
+from pliant.anatomy.layers import eval_mode, left_as_it_was
+from pliant.diagnostics import tensors as layers
+from pliant.diagnostics.activations import Captured, capture
 from pliant.diagnostics.batches import Batch, LossFn, mean_loss, summed_loss
-from pliant.diagnostics.capture import Captured, capture
-from pliant.diagnostics.differentiation import derivatives, learnable
 from pliant.diagnostics.gradients import Spectrum, spectrum
-from pliant.diagnostics.gram import GradientGram, gradient_gram
 from pliant.diagnostics.lanczos import Extremes, sharpness
+from pliant.diagnostics.per_sample.derivatives import derivatives, learnable
+from pliant.diagnostics.per_sample.gradient_gram import GradientGram, gradient_gram
 from pliant.diagnostics.spectra import singular_values
-from pliant.graph.layers import eval_mode, left_as_it_was
 
 Statistics = Literal["batch", "running"]
 
@@ -55,7 +55,7 @@ def learning_alike(reference: nn.Module, model: nn.Module) -> Iterator[None]:
 
 
 def batch_norms(model: nn.Module, statistics: Statistics) -> list[_BatchNorm]:
-    """Return the BatchNorm layers that normalise with the statistics of a batch.
+    """Return the BatchNorm layers that normalize with the statistics of a batch.
 
     Those that keep no running statistics always do. Of a model in train mode, those that were put in eval mode do not:
     they are frozen, and a training step does not see the batch's either.
@@ -68,7 +68,7 @@ def batch_norms(model: nn.Module, statistics: Statistics) -> list[_BatchNorm]:
 
 @contextmanager
 def batch_statistics(model: nn.Module, batch: Batch, norms: Sequence[_BatchNorm] | None = None) -> Iterator[None]:
-    """Let BatchNorm layers normalise with the statistics of a batch, as constants; their own come back afterwards.
+    """Let BatchNorm layers normalize with the statistics of a batch, as constants; their own come back afterwards.
 
     A layer that is called several times has those of each call.
 

@@ -1,8 +1,8 @@
-"""Numbers that summarise singular values: ranks that are stable to perturbation, and conditioning.
+"""Numbers that summarize singular values: ranks that are stable to perturbation, and conditioning.
 
 The field calls several different things "effective rank". Each has its own name here:
 
-- `effective_rank`: exp of the entropy of the normalised singular values (Roy & Vetterli 2007). Spectral
+- `effective_rank`: exp of the entropy of the normalized singular values (Roy & Vetterli 2007). Spectral
   regularization (§3.3) prints the entropy without its minus sign and without the exponential, which turns the
   order of matrices round.
 - `srank`: how many singular values carry 1 − δ of their sum (Kumar 2021; Curvature §4, FIRE thm. 3). Curvature asks
@@ -17,8 +17,8 @@ import math
 import torch
 from torch import Tensor
 
-from pliant.checking import check_number
-from pliant.precision import widen
+from pliant._precision import widen
+from pliant._validation import check_number
 
 
 def as_matrix(weight: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pliant.checking import check_choice
+from pliant._validation import check_choice
 
 
 def l1_norm(tensors: Iterable[Tensor]) -> float:

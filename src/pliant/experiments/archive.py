@@ -14,9 +14,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from pliant.experiments.config import RunConfig
+from pliant._files import write_atomically
+from pliant.experiments.run_config import RunConfig
 from pliant.experiments.store import FINAL, Run, load_recipe_values, load_runs, load_selection
-from pliant.files import write_atomically
 
 _LEFT_OUT = ("progress", "receipts")
 _DIGITS = 6

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from pliant.checking import check_number, require_positive
-from pliant.experiments.config import RunConfig
+from pliant._importing import naming_extra
+from pliant._validation import check_number, require_positive
 from pliant.experiments.run import Outcome, execute
-from pliant.importing import naming_extra
+from pliant.experiments.run_config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class _Worker:
         self.pool = ProcessPoolExecutor(1, context, initializer=_prepare)
 
     def kill(self) -> None:
-        """Kill the process, also one that is coming up: the job is in its queue already, and cannot be cancelled."""
+        """Kill the process, also one that is coming up: the job is in its queue already, and cannot be canceled."""
         for process in list((self.pool._processes or {}).values()):
             process.terminate()
 

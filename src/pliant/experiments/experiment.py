@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from pliant import data
-from pliant.experiments.choice import tell_choice
-from pliant.experiments.config import Part, RunConfig, describe
+from pliant._files import write_atomically
 from pliant.experiments.recipe import Entry, Recipe
+from pliant.experiments.run_config import Part, RunConfig, describe
+from pliant.experiments.selection_summary import tell_choice
 from pliant.experiments.store import Run, Status, load_run
-from pliant.files import write_atomically
 
 RunAll = Callable[[Sequence[RunConfig]], dict[str, Status]]
 

@@ -9,11 +9,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from pliant import data, methods, models, streams
+from pliant._names import keyword_options, read_arguments
 from pliant.data.local import load_folder
 from pliant.diagnostics import measures
+from pliant.experiments.method_specs import BASELINES
 from pliant.experiments.recipe_files import recipe_folder
-from pliant.experiments.wanted import BASELINES
-from pliant.spelling import keyword_options, read_arguments
 from pliant.training import Settings
 
 

@@ -16,12 +16,12 @@ import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from pliant import data, methods, models, streams
+from pliant._importing import import_object
+from pliant._names import check_names, suggest
 from pliant.data.local import load_folder
 from pliant.diagnostics import measures
-from pliant.experiments.config import SELECTION_SEEDS, Part, Purpose, RunConfig, find_unwritable, read_settings
-from pliant.experiments.wanted import BASELINES, check_method, parse_part, published_sweep, split_methods
-from pliant.importing import import_object
-from pliant.spelling import check_names, suggest
+from pliant.experiments.method_specs import BASELINES, check_method, parse_part, published_sweep, split_methods
+from pliant.experiments.run_config import SELECTION_SEEDS, Part, Purpose, RunConfig, find_unwritable, read_settings
 from pliant.training import RESULTS, Reference, Settings
 
 _MOST_SEEDS = 10_000

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pliant.assignments import override
-from pliant.experiments.config import SETTING
+from pliant._key_values import override
+from pliant._names import suggest
 from pliant.experiments.recipe import Recipe, RecipeError, label_of, make_recipe
-from pliant.spelling import suggest
+from pliant.experiments.run_config import SETTING
 
 Scale = Literal["paper", "quick"]
 """How large an experiment is done: as published, or in minutes."""

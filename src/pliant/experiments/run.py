@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pliant import data, methods, models, streams
+from pliant._files import BusyError
+from pliant._seeding import derive_seed, seed_everything
+from pliant.anatomy.layers import called_layers
 from pliant.data.dataset import Dataset
-from pliant.experiments.config import Part, RunConfig
-from pliant.experiments.sources import Sources, find_sources
+from pliant.experiments.provenance import Sources, find_sources
+from pliant.experiments.run_config import Part, RunConfig
 from pliant.experiments.store import FINAL, RunFolder, Status, environment
-from pliant.files import BusyError
-from pliant.graph.layers import called_layers
-from pliant.seeding import derive_seed, seed_everything
-from pliant.streams.base import Stream
-from pliant.training import DivergedError, Learner, summarise, train
+from pliant.streams.stream import Stream
+from pliant.training import DivergedError, Learner, summarize, train
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _attempt(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) ->
         stream, learner = _begin(config)
         told["sources"] = find_sources(config, stream.dataset)
         told |= _train(config, folder, stream, learner, told["sources"], checkpoint_seconds)
-        folder.finish(status, summarise(folder.records()))
+        folder.finish(status, summarize(folder.records()))
     except DivergedError as problem:
         status, error = "diverged", str(problem)
     except Exception:

@@ -32,9 +32,9 @@ from typing import Any, Literal
 
 import torch
 
+from pliant._files import exclusive, sync, write_atomically
 from pliant._version import __version__
-from pliant.experiments.config import RunConfig
-from pliant.files import exclusive, sync, write_atomically
+from pliant.experiments.run_config import RunConfig
 
 Status = Literal["finished", "diverged", "failed", "unfinished"]
 FINAL: frozenset[Status] = frozenset({"finished", "diverged"})

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from pliant._importing import naming_extra
 from pliant.experiments.store import load_runs
-from pliant.importing import naming_extra
 
 
 def export(root: Path, target: Path) -> int:

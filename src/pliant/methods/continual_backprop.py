@@ -11,7 +11,7 @@ Layer by layer, as the authors go: between two units that are renewed at once, t
 stays.
 
 The count of mature units is kept on the host, where it can be known without asking the device, so that a step without
-a renewal needs no synchronisation.
+a renewal needs no synchronization.
 """
 
 import math
@@ -24,13 +24,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from pliant.checking import check_number, check_positive_int, check_seed
-from pliant.graph.units import Reader, UnitGroup
-from pliant.methods.base import Filter
-from pliant.methods.recycler import Activity, Recycler, SumByUnit, sum_except
-from pliant.methods.redraw import seeded
-from pliant.precision import wide_dtype, without_autocast
-from pliant.surgery import slice_mask
+from pliant._precision import wide_dtype, without_autocast
+from pliant._validation import check_number, check_positive_int, check_seed
+from pliant.anatomy.units import Reader, UnitGroup
+from pliant.methods._core.initial import seeded
+from pliant.methods._core.method import Filter
+from pliant.methods._core.recycler import Activity, Recycler, SumByUnit, sum_except
+from pliant.methods._core.surgery import slice_mask
 
 
 @dataclass(frozen=True)

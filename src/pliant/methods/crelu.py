@@ -5,7 +5,7 @@ layer that reads it is twice as wide. `CReLU` is the module; `CReLUConversion` p
 of an existing model and widens the layers that read it.
 
 With weights="keep" the new weights are zero: the converted model computes what the model computed, and learns to use
-the other half. With weights="fresh" the widened layers are initialised as layers of their new width: a network that
+the other half. With weights="fresh" the widened layers are initialized as layers of their new width: a network that
 was built with CReLU.
 """
 
@@ -14,13 +14,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from pliant.checking import check_choice, check_seed
-from pliant.graph.unit_parts import Reader
-from pliant.graph.units import UnitGroup
-from pliant.methods.architecture import Architecture, replace_module, replaceable
-from pliant.methods.base import Filter
-from pliant.methods.redraw import reset_function, seeded
-from pliant.methods.unit_choice import is_linear_or_convolution
+from pliant._validation import check_choice, check_seed
+from pliant.anatomy.unit_parts import Reader
+from pliant.anatomy.units import UnitGroup
+from pliant.methods._core.architecture import Architecture, replace_module, replaceable
+from pliant.methods._core.initial import reset_function, seeded
+from pliant.methods._core.method import Filter
+from pliant.methods._core.unit_selection import is_linear_or_convolution
 
 Weights = Literal["keep", "fresh"]
 
@@ -83,7 +83,7 @@ class CReLUConversion(Architecture):
     Args:
         model: The model; it is changed in place. Make the optimizer and other methods afterwards.
         example: An example input, from which the layers are found.
-        weights: "keep" the function, with zeros for the new weights, or "fresh": initialise the widened layers anew.
+        weights: "keep" the function, with zeros for the new weights, or "fresh": initialize the widened layers anew.
         seed: Draw from a stream of its own, for weights="fresh"; from torch's global generators if None.
         where: Behind which layers, as a predicate on name and value of their weight; all if None.
 
@@ -127,7 +127,7 @@ class CReLUConversion(Architecture):
             if widened_places(reader.weight.units, group.count) is None:
                 return f"{reader.module} reads other values beside it"
             if self.weights == "fresh" and reset_function(module) is None:
-                return f"it is read by {reader.module}, a {type(module).__name__}, which cannot be initialised anew"
+                return f"it is read by {reader.module}, a {type(module).__name__}, which cannot be initialized anew"
         return None
 
     def _change(self, model: nn.Module, group: UnitGroup) -> None:

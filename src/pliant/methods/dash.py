@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from pliant.checking import check_choice, check_number, check_positive_int
-from pliant.graph.layers import NORM_LAYERS, call_with, left_as_it_was
-from pliant.graph.matrices import find_matrices
-from pliant.methods.base import Batches, Filter, LossFunction
-from pliant.methods.module_hooks import silent_hooks
-from pliant.methods.parameters import learnable_parameters
-from pliant.methods.reinitializer import OptimizerState, Reinitializer
-from pliant.methods.roles import warn_of_computed
-from pliant.precision import wide_dtype, widen
+from pliant._precision import wide_dtype, widen
+from pliant._validation import check_choice, check_number, check_positive_int
+from pliant.anatomy.layers import NORM_LAYERS, call_with, left_as_it_was
+from pliant.anatomy.matrices import find_matrices
+from pliant.anatomy.roles import warn_of_computed
+from pliant.methods._core.method import Batches, Filter, LossFunction
+from pliant.methods._core.module_hooks import silent_hooks
+from pliant.methods._core.reinitializer import OptimizerState, Reinitializer
+from pliant.methods._core.selection import learnable_parameters
 
 Accumulate = Literal["chunk", "batch"]
 
@@ -105,7 +105,7 @@ class DASH(Reinitializer):
         self.chunk_size = chunk_size
         self._transposed = {m.parameter for m in find_matrices(model) if m.transposed}
 
-    def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
+    def _reinitialize(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
         if batches is None or loss_fn is None:
             missing = "batches" if batches is None else "loss_fn"
             raise ValueError(f"{missing}: None, but dash looks at the new data: apply(batches=…, loss_fn=…)")

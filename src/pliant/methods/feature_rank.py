@@ -25,17 +25,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pliant.checking import check_number
-from pliant.eigen import eigh
-from pliant.graph.layers import called_layers, classifier_names
-from pliant.methods.attachment import Attachment, ascending_names, closure_of, with_closure
-from pliant.methods.base import Kind, Method, Receipt
-from pliant.methods.gram import gram
-from pliant.methods.module_hooks import ModuleHook, input_of
-from pliant.methods.naming import check_modules
-from pliant.precision import widen, without_autocast
-from pliant.step_hooks import before_step
-from pliant.warning import warn_user
+from pliant._eigen import eigh
+from pliant._precision import widen, without_autocast
+from pliant._step_hooks import before_step
+from pliant._validation import check_number
+from pliant._warnings import warn_user
+from pliant.anatomy.layers import called_layers, classifier_names
+from pliant.methods._core.attachment import Attachment, ascending_names, closure_of, with_closure
+from pliant.methods._core.gram_matrix import gram
+from pliant.methods._core.method import Kind, Method, Receipt
+from pliant.methods._core.module_hooks import ModuleHook, input_of
+from pliant.methods._core.naming import check_modules
 
 LossScale = float | Callable[[], float | Tensor]
 
@@ -60,7 +60,7 @@ def feature_rank(features: Tensor) -> tuple[Tensor, Tensor]:
     return squares[-1] - squares[0], gradient
 
 
-class FeatureRank(Method):
+class FeatureRankRegularization(Method):
     """Add λ(σ₁² − σ_d²) of the last hidden features to the loss.
 
     Args:
@@ -143,8 +143,8 @@ class FeatureRank(Method):
         attachment = super()._match(optimizer)
         if ascending_names(optimizer, attachment.names, attachment.groups):
             raise ValueError(
-                f"optimizers: this {type(optimizer).__name__} maximises, and {self.name} would be maximised with the "
-                "objective; negate the objective and minimise"
+                f"optimizers: this {type(optimizer).__name__} maximizes, and {self.name} would be maximized with the "
+                "objective; negate the objective and minimize"
             )
         return attachment
 

@@ -8,7 +8,7 @@ place by place, and scaled by √(C_out/C_in)/(k_h·k_w). Biases, norm layers an
 Where we deviate. Ten cubic iterations leave small singular values below 1 (a third of those of a square Gaussian matrix
 of size 512 stay below 0.9): that is the default, as in the paper, and the receipt states what is left of DfI;
 `polynomial="exact"` leaves nothing. Iterations are carried out on the spectrum of the small Gram matrix where that is
-cheaper (`pliant.methods.orthogonal`). A weight that is all zero stays zero instead of turning into NaN.
+cheaper (`pliant.methods._core.orthogonal`). A weight that is all zero stays zero instead of turning into NaN.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,21 +19,28 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pliant.checking import check_choice, check_number
-from pliant.graph.matrices import Matrix, Packed, find_computed, find_matrices
-from pliant.methods.base import Batches, Filter, LossFunction
-from pliant.methods.orthogonal import Iteration, Polynomial, Solver, check_solver, isometry_deviation, orthogonalise
-from pliant.methods.parameters import learnable_parameters
-from pliant.methods.reinitializer import Reinitializer
-from pliant.methods.roles import role_of
-from pliant.precision import wide_dtype, without_autocast
-from pliant.surgery import forget_state_, map_moments_, zero_moments_
-from pliant.warning import warn_user
+from pliant._precision import wide_dtype, without_autocast
+from pliant._validation import check_choice, check_number
+from pliant._warnings import warn_user
+from pliant.anatomy.matrices import Matrix, Packed, find_computed, find_matrices
+from pliant.anatomy.roles import role_of
+from pliant.methods._core.method import Batches, Filter, LossFunction
+from pliant.methods._core.orthogonal import (
+    Iteration,
+    Polynomial,
+    Solver,
+    check_solver,
+    isometry_deviation,
+    orthogonalize,
+)
+from pliant.methods._core.reinitializer import Reinitializer
+from pliant.methods._core.selection import learnable_parameters
+from pliant.methods._core.surgery import forget_state_, map_moments_, zero_moments_
 
 Layers = Literal["auto", "all", "qk"]
 
 _CHUNK = 2**24
-"""How many entries to orthogonalise at once: enough to fill a device, little enough to fit beside the model."""
+"""How many entries to orthogonalize at once: enough to fill a device, little enough to fit beside the model."""
 
 
 def isometric_scale(shape: Sequence[int]) -> float:
@@ -58,9 +65,9 @@ class FIRE(Reinitializer):
         layers: "all" acts on every linear and convolution layer, with q, k and v apart where a weight packs them (the
             paper's ResNet, VGG and GPT). "qk" acts on the q and k maps of attention alone (its ViT). "auto" is "qk" in
             a model that has any, else "all"; maps of their own count if q and k lie in one module.
-        packed: Linear layers that pack q, k and v and are not recognised by their name: module names, or a mapping to
+        packed: Linear layers that pack q, k and v and are not recognized by their name: module names, or a mapping to
             the three numbers of outputs.
-        solver: How to compute it: "auto", or one of `pliant.methods.orthogonal`.
+        solver: How to compute it: "auto", or one of `pliant.methods._core.orthogonal`.
         optimizer_state: "reset" the moments of the weights (the paper starts a new optimizer), "keep" them, or
             "rotate" them: a weight becomes W·T, so first moments become M·T and second moments V·(T∘T).
         where: Which weights to act on, of those that `layers` names; all if None.
@@ -118,7 +125,7 @@ class FIRE(Reinitializer):
             )
         self._maps: dict[Matrix, Tensor] = {}
 
-    def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
+    def _reinitialize(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
         free = self._free()
         acted_on = [matrix for matrix in self.matrices if matrix.parameter in free]
         views = {matrix: matrix.view(free[matrix.parameter].detach()) for matrix in acted_on}
@@ -128,7 +135,7 @@ class FIRE(Reinitializer):
         self._maps = {}
         for group in _groups_of_equal_shape(views):
             old = torch.stack([views[matrix] for matrix in group])
-            result = orthogonalise(old.flatten(end_dim=-3), self.iteration, self.solver)
+            result = orthogonalize(old.flatten(end_dim=-3), self.iteration, self.solver)
             scale = isometric_scale(old.shape[1:])
             new = result.matrices.mul_(scale).view_as(old)
             left = result.deviation

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pliant.checking import check_number
-from pliant.graph.plan import Block, BlockTensors
-from pliant.methods.attachment import check_timing, found_inf_of, is_due
-from pliant.methods.base import Batches, Filter, LossFunction, Receipt
-from pliant.methods.recycler import Recycler
-from pliant.methods.rescaler import Rescaler
-from pliant.precision import widen
-from pliant.step_hooks import let_act_later
-from pliant.warning import warn_user
+from pliant._precision import widen
+from pliant._step_hooks import let_act_later
+from pliant._validation import check_number
+from pliant._warnings import warn_user
+from pliant.anatomy.plan import Block, BlockTensors
+from pliant.methods._core.after_step import AfterStep
+from pliant.methods._core.attachment import check_timing, found_inf_of, is_due
+from pliant.methods._core.method import Batches, Filter, LossFunction, Receipt
+from pliant.methods._core.recycler import Recycler
 
 
 def follow_(tortoise: Sequence[Tensor], hare: Sequence[Tensor], weight: float, found_inf: Tensor | None = None) -> None:
@@ -57,7 +57,7 @@ def follow_(tortoise: Sequence[Tensor], hare: Sequence[Tensor], weight: float, f
             slow.copy_(fast)
 
 
-class HareTortoise(Rescaler):
+class HareTortoise(AfterStep):
     """Keep a slow average of the model and return to it every n steps.
 
     Args:

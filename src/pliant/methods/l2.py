@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from pliant.methods.base import Filter
-from pliant.methods.penalty import Penalty
-from pliant.methods.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
+from pliant.methods._core.method import Filter
+from pliant.methods._core.penalty import Penalty
+from pliant.methods._core.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
 
 
 class L2(Penalty):
@@ -21,7 +21,7 @@ class L2(Penalty):
     Args:
         model: The model.
         lam: λ, one for all or by name pattern.
-        where: Which parameters to penalise; all learnable ones, biases and norm layers included, if None.
+        where: Which parameters to penalize; all learnable ones, biases and norm layers included, if None.
 
     Example:
         >>> import torch

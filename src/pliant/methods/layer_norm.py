@@ -1,4 +1,4 @@
-"""LayerNorm: normalise what the units of a layer take in, between the layer and its activation (Ba et al. 2016).
+"""LayerNorm: normalize what the units of a layer take in, between the layer and its activation (Ba et al. 2016).
 
 The sources use it as a baseline (Lyle et al. 2023 find that it keeps plasticity). `LayerNormInsertion` puts it into an
 existing model: `nn.LayerNorm` behind linear layers, and behind convolutions its like, `nn.GroupNorm(1, channels)`,
@@ -8,8 +8,8 @@ for models that are not trained yet.
 
 from torch import nn
 
-from pliant.graph.units import Passage, UnitGroup
-from pliant.methods.architecture import Architecture, replace_module, replaceable
+from pliant.anatomy.units import Passage, UnitGroup
+from pliant.methods._core.architecture import Architecture, replace_module, replaceable
 
 
 class LayerNormInsertion(Architecture):

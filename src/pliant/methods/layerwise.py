@@ -1,11 +1,11 @@
-"""Layerwise re-initialisation: keep the first t blocks at their initial norms and re-draw the rest, t = 1, 2 and so on.
+"""Layerwise re-initialization: keep the first t blocks at their initial norms and re-draw the rest, t = 1, 2 and so on.
 
 Paper: Alabdulmohsin et al. 2021, "The Impact of Reinitialization on Generalization in Convolutional Neural Networks",
 as the SWR paper states it in §2. Each `apply()` begins the next stage t: the weights of the first t blocks are scaled
 back to the norms that they had at the start, and all later blocks start anew. The last block is the head; it is
 re-drawn at every stage.
 
-Where we deviate: the paper inserts a normalisation layer after block t, computed from the data. That would change the
+Where we deviate: the paper inserts a normalization layer after block t, computed from the data. That would change the
 model's architecture in the middle of training and is left out.
 """
 
@@ -15,14 +15,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from pliant.checking import check_seed
-from pliant.graph.layers import Layer, called_layers
-from pliant.methods.base import Batches, Filter, LossFunction
-from pliant.methods.naming import check_modules
-from pliant.methods.redraw import Init, bare_modules, check_redrawable, redraw_, seeded
-from pliant.methods.reinitializer import OptimizerState, Reinitializer
-from pliant.methods.roles import role_of
-from pliant.precision import widen
+from pliant._precision import widen
+from pliant._validation import check_seed
+from pliant.anatomy.layers import Layer, called_layers
+from pliant.anatomy.roles import role_of
+from pliant.methods._core.initial import Init, bare_modules, check_redrawable, redraw_, seeded
+from pliant.methods._core.method import Batches, Filter, LossFunction
+from pliant.methods._core.naming import check_modules
+from pliant.methods._core.reinitializer import OptimizerState, Reinitializer
 
 
 def rescale_to_norm_(weight: Tensor, norm: Tensor) -> None:
@@ -42,7 +42,7 @@ def rescale_to_norm_(weight: Tensor, norm: Tensor) -> None:
     weight.mul_(torch.where((factor > 0) & factor.isfinite(), factor, 1))
 
 
-class Layerwise(Reinitializer):
+class LayerwiseReset(Reinitializer):
     """Re-draw the network from the top, one block less at each `apply()`.
 
     Args:
@@ -52,7 +52,7 @@ class Layerwise(Reinitializer):
             Not needed if `blocks` is given.
         blocks: The blocks in order, each a list of module names. Parameters in none of them are left alone.
         optimizer_state: "reset" (default: a stage is a training of its own) or "keep" the moments.
-        init: What else initialises a model in place, after each module's own `reset_parameters`.
+        init: What else initializes a model in place, after each module's own `reset_parameters`.
         seed: Draw from a stream of its own; from torch's global generators if None.
         where: Which parameters to touch; all learnable ones if None.
     """
@@ -95,7 +95,7 @@ class Layerwise(Reinitializer):
         }
         self.stage = 0
 
-    def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
+    def _reinitialize(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
         kept = min(self.stage + 1, len(self.blocks) - 1)
         fresh = [name for block in self._members[kept:] for name in block]
         with seeded(self.seed, self.stage):

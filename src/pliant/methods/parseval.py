@@ -5,7 +5,7 @@ As the FIRE paper states it (A.3): λ‖WWᵀ − sI‖² for every weight, a co
 
 Where we deviate. A weight with more rows than columns cannot have orthogonal rows; there the columns are kept
 orthogonal, λ‖WᵀW − sI‖², the smaller side, where zero can be reached. The method's authors weigh each layer by
-(64/width)² and use s = 2 for relu (the squared gain of the initialisation): set `s`, and λ by pattern, for that. FIRE's
+(64/width)² and use s = 2 for relu (the squared gain of the initialization): set `s`, and λ by pattern, for that. FIRE's
 code also adds λ‖γ² − 1‖² for the scales of norm layers; here that is `norm_scales=True`.
 """
 
@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
-from pliant.checking import check_number
-from pliant.methods.base import Filter
-from pliant.methods.gram import gram
-from pliant.methods.penalty import Penalty
-from pliant.methods.roles import Role, as_matrix, having_role, role_of, warn_of_computed, without_stacks
-from pliant.methods.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
-from pliant.precision import without_autocast
+from pliant._precision import without_autocast
+from pliant._validation import check_number
+from pliant.anatomy.roles import Role, as_matrix, having_role, role_of, warn_of_computed, without_stacks
+from pliant.methods._core.gram_matrix import gram
+from pliant.methods._core.method import Filter
+from pliant.methods._core.penalty import Penalty
+from pliant.methods._core.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
 
 
 @without_autocast
@@ -63,7 +63,7 @@ def add_parseval_gradient_(gradient: Tensor, weight: Tensor, s: float, factor: f
         gradient.add_((left @ right).view(gradient.shape), alpha=4 * factor)
 
 
-class Parseval(Penalty):
+class ParsevalRegularization(Penalty):
     """Pull all singular values of every weight towards √s.
 
     Args:
@@ -72,7 +72,7 @@ class Parseval(Penalty):
         s: The squared length that rows should have.
         norm_scales: Whether the scales of norm layers are pulled towards ±1 too, by λ‖γ² − 1‖²; other vectors that
             scale by name, such as the gamma of a LayerScale, are pulled with them, unless `where` leaves them out.
-        where: Which parameters to penalise; all learnable weights (and scales) if None.
+        where: Which parameters to penalize; all learnable weights (and scales) if None.
 
     Example:
         >>> import torch

@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from pliant.checking import check_number, check_seed
-from pliant.graph.units import UnitGroup
-from pliant.methods.attachment import check_timing, is_due
-from pliant.methods.base import Filter
-from pliant.methods.recycler import Activity, Recycler
-from pliant.methods.redraw import Init, check_redrawable, draw_fresh, seeded
+from pliant._validation import check_number, check_seed
+from pliant.anatomy.units import UnitGroup
+from pliant.methods._core.attachment import check_timing, is_due
+from pliant.methods._core.initial import Init, check_redrawable, draw_fresh, seeded
+from pliant.methods._core.method import Filter
+from pliant.methods._core.recycler import Activity, Recycler
 
 
 def dormancy_scores(mean_size: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class ReDo(Recycler):
         every: How many steps lie between two renewals.
         first: The step of the first renewal, counted from 1; `every` if None. Where tasks last a multiple of
             `every`, it says how far from their ends the method acts.
-        init: What else initialises a layer in place, after the layer's own `reset_parameters`.
+        init: What else initializes a layer in place, after the layer's own `reset_parameters`.
         seed: Draw from a stream of its own; from torch's global generators if None.
         where: Whose units to renew, as a predicate on name and value of the weight that makes them; all if None.
     """

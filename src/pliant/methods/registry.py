@@ -6,30 +6,30 @@ from typing import Any
 
 from torch import nn
 
-from pliant.methods.base import Kind, Method
+from pliant._names import check_names, keyword_options, suggest
+from pliant.methods._core.method import Kind, Method
 from pliant.methods.continual_backprop import ContinualBackprop
 from pliant.methods.crelu import CReLUConversion
 from pliant.methods.dash import DASH
-from pliant.methods.feature_rank import FeatureRank
+from pliant.methods.feature_rank import FeatureRankRegularization
 from pliant.methods.fire import FIRE
 from pliant.methods.hare_tortoise import HareTortoise
 from pliant.methods.l2 import L2
 from pliant.methods.l2_init import L2Init
 from pliant.methods.layer_norm import LayerNormInsertion
-from pliant.methods.layerwise import Layerwise
-from pliant.methods.parseval import Parseval
+from pliant.methods.layerwise import LayerwiseReset
+from pliant.methods.parseval import ParsevalRegularization
 from pliant.methods.redo import ReDo
 from pliant.methods.resets import FullReset, HeadReset
 from pliant.methods.shrink import Shrink
 from pliant.methods.shrink_perturb import ShrinkPerturb
-from pliant.methods.spectral import Spectral, SpectralNorm
+from pliant.methods.spectral import SpectralNormPenalty, SpectralRegularization
 from pliant.methods.streaming_ewc import StreamingEWC
 from pliant.methods.swr import SWR
 from pliant.methods.upgd import UPGD
-from pliant.methods.wasserstein import Wasserstein
+from pliant.methods.wasserstein import WassersteinRegularization
 from pliant.methods.weight_clipping import WeightClipping
 from pliant.methods.weight_rescaling import WeightRescaling
-from pliant.spelling import check_names, keyword_options, suggest
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class MethodInfo:
 
 
 _TIMING: dict[Kind, str] = {
-    "rescaler": "after a step",
+    "after_step": "after a step",
     "penalty": "before a step",
     "reinitializer": "on new data",
     "recycler": "after a step",
@@ -199,7 +199,7 @@ _RECORDS = (
     ),
     MethodInfo(
         "layerwise",
-        Layerwise,
+        LayerwiseReset,
         "Alabdulmohsin et al. 2021",
         "at stage t, scale the first t blocks back to their initial norms and re-draw the rest",
     ),
@@ -213,7 +213,7 @@ _RECORDS = (
     ),
     MethodInfo(
         "spectral",
-        Spectral,
+        SpectralRegularization,
         "Spectral regularization (2024), §4 and A.7",
         "keep the largest singular value of every weight near one, and every shift near zero",
         (
@@ -223,21 +223,21 @@ _RECORDS = (
     ),
     MethodInfo(
         "spectral_norm",
-        SpectralNorm,
+        SpectralNormPenalty,
         "Yoshida & Miyato 2017",
         "λ/2 Σ σ₁(W)² in the loss: pull the largest singular values towards zero",
         (Tunable("lam", "strength of the pull", 1e-4, 0.0, None, _TENS[1:4]),),
     ),
     MethodInfo(
         "wasserstein",
-        Wasserstein,
+        WassersteinRegularization,
         "Curvature (2023), §5",
         "keep the distribution of each tensor's values near the initial one",
         (Tunable("lam", "strength of the pull", 1e-3, 0.0, None, (1e-2, 5e-3, 1e-3, 5e-4)),),
     ),
     MethodInfo(
         "feature_rank",
-        FeatureRank,
+        FeatureRankRegularization,
         "Kumar et al. 2021; Curvature (2023), §3",
         "pull the extreme singular values of the last hidden features together",
         (Tunable("lam", "strength of the pull", 1e-4, 0.0, None),),
@@ -255,7 +255,7 @@ _RECORDS = (
     ),
     MethodInfo(
         "parseval",
-        Parseval,
+        ParsevalRegularization,
         "Chung et al. 2024; FIRE (2026), A.3",
         "λ‖WWᵀ − sI‖² in the loss: keep rows orthogonal and of one length",
         (

@@ -5,13 +5,13 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from pliant.checking import check_seed
-from pliant.graph.layers import called_layers, classifier_names
-from pliant.methods.base import Batches, Filter, LossFunction
-from pliant.methods.naming import check_modules
-from pliant.methods.parameters import learnable_parameters
-from pliant.methods.redraw import Init, bare_modules, check_redrawable, redraw_, seeded
-from pliant.methods.reinitializer import OptimizerState, Reinitializer
+from pliant._validation import check_seed
+from pliant.anatomy.layers import called_layers, classifier_names
+from pliant.methods._core.initial import Init, bare_modules, check_redrawable, redraw_, seeded
+from pliant.methods._core.method import Batches, Filter, LossFunction
+from pliant.methods._core.naming import check_modules
+from pliant.methods._core.reinitializer import OptimizerState, Reinitializer
+from pliant.methods._core.selection import learnable_parameters
 
 
 class FullReset(Reinitializer):
@@ -20,7 +20,7 @@ class FullReset(Reinitializer):
     Args:
         model: The model.
         optimizer_state: "reset" (default: a fresh network has no history) or "keep" the moments.
-        init: What else initialises a model in place, after each module's own `reset_parameters`.
+        init: What else initializes a model in place, after each module's own `reset_parameters`.
         seed: Draw from a stream of its own; from torch's global generators if None.
         where: Which parameters to re-draw; all learnable ones if None. Running statistics of the norm layers
             that are re-drawn start anew too, and without `where` those of norm layers that have no parameters.
@@ -46,7 +46,7 @@ class FullReset(Reinitializer):
         self.seed = check_seed(seed)
         self.draws = 0
 
-    def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
+    def _reinitialize(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
         with seeded(self.seed, self.draws):
             redraw_(self.model, self._free(), self.init, self._bare)
         self.draws += 1
@@ -63,7 +63,7 @@ class HeadReset(FullReset):
         head: The head's modules by name, if the tail is not what you mean: of several heads of a fully connected
             network (an actor's mean and deviation) it is the one that is called last.
         optimizer_state: "reset" (default) or "keep" the moments of the head.
-        init: What else initialises a model in place, after each module's own `reset_parameters`.
+        init: What else initializes a model in place, after each module's own `reset_parameters`.
         seed: Draw from a stream of its own; from torch's global generators if None.
     """
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from pliant.checking import check_number
-from pliant.graph.analysis import analyse
-from pliant.graph.export import GraphError
-from pliant.graph.plan import BlockTensors
-from pliant.methods.base import Batches, Filter, LossFunction
-from pliant.methods.parameters import check_not_frozen
-from pliant.methods.reinitializer import OptimizerState, Reinitializer
+from pliant._validation import check_number
+from pliant.anatomy.export import GraphError
+from pliant.anatomy.plan import BlockTensors
+from pliant.anatomy.rescaling import analyze
+from pliant.methods._core.method import Batches, Filter, LossFunction
+from pliant.methods._core.reinitializer import OptimizerState, Reinitializer
+from pliant.methods._core.selection import check_not_frozen
 
 
 class Shrink(Reinitializer):
@@ -27,7 +27,7 @@ class Shrink(Reinitializer):
     Args:
         model: The model.
         example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), on which the model is
-            analysed.
+            analyzed.
         lam: λ in [0, 1), how much of each weight to give up.
         proportional: Whether the other parameters follow, so that the output is only multiplied by a constant. If
             not, the weights shrink alone, and the function changes with them.
@@ -52,12 +52,14 @@ class Shrink(Reinitializer):
         if example is None:
             raise ValueError(f"example: None, but {self.name} analyses the model on one; pass an example input")
         try:
-            scales = analyse(model, example)
+            scales = analyze(model, example)
         except GraphError as error:
             raise GraphError(f"{error} Shrink & perturb needs no graph.") from error
         plan = scales.plan()
         if proportional and not plan.wishes:
-            raise ValueError("model: no weight can be rescaled without changing the function; see pliant.graph.analyse")
+            raise ValueError(
+                "model: no weight can be rescaled without changing the function; see pliant.anatomy.analyze"
+            )
         everything = [scales.blocks[number] for number in sorted(scales.system.weights)]
         free = [block for block in everything if model.get_parameter(block.name).requires_grad]
         owners = [block.name for block in (plan.wishes if proportional else free)]
@@ -70,7 +72,7 @@ class Shrink(Reinitializer):
         self._blocks = targets
         self._shrunk: list[nn.Parameter] = []
 
-    def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
+    def _reinitialize(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
         # A weight that was frozen since is not shrunk.
         wish = self._wish * torch.tensor([weight.requires_grad for weight in self._wished])
         log_factors = self._matrix @ wish

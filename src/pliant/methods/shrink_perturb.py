@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from pliant.checking import check_choice, check_number, check_seed
-from pliant.methods.base import Batches, Filter, LossFunction
-from pliant.methods.redraw import Init, check_redrawable, draw_fresh, draw_normal, seeded
-from pliant.methods.reinitializer import OptimizerState, Reinitializer
+from pliant._validation import check_choice, check_number, check_seed
+from pliant.methods._core.initial import Init, check_redrawable, draw_fresh, draw_normal, seeded
+from pliant.methods._core.method import Batches, Filter, LossFunction
+from pliant.methods._core.reinitializer import OptimizerState, Reinitializer
 
 Toward = Literal["initial", "fresh", "noise"]
 
@@ -48,7 +48,7 @@ class ShrinkPerturb(Reinitializer):
         toward: "initial", "fresh" or "noise".
         noise_std: The noise's standard deviation, for toward="noise".
         optimizer_state: "keep" (as in the sources) or "reset" the moments of the parameters.
-        init: What else initialises a model in place, after each module's own `reset_parameters`, for toward="fresh".
+        init: What else initializes a model in place, after each module's own `reset_parameters`, for toward="fresh".
         seed: Draw from a stream of its own; from torch's global generators if None.
         where: Which parameters to move; all learnable ones if None. Buffers are left alone; noise does not spare the
             row of an embedding that stands for padding.
@@ -83,7 +83,7 @@ class ShrinkPerturb(Reinitializer):
         kept = self.parameters if toward == "initial" else {}
         self.initial = {name: p.detach().clone() for name, p in kept.items()}
 
-    def _reinitialise(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
+    def _reinitialize(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
         parameters: list[Tensor] = list(self.parameters.values())
         with seeded(self.seed, self.draws):
             if self.toward == "noise":

@@ -12,7 +12,7 @@ Where we make precise what the paper leaves open: "each weight towards 1" of a n
 (·ᵏ − 1)², entry by entry, since each entry is a singular value of Diag(γ); and u, v do not start at random but at
 the singular pair itself, so that the first steps already see σ₁.
 
-`SpectralNorm` is the older baseline, λ/2 Σσ₁(W)² over the matrices alone (Yoshida & Miyato 2017).
+`SpectralNormPenalty` is the older baseline, λ/2 Σσ₁(W)² over the matrices alone (Yoshida & Miyato 2017).
 """
 
 import math
@@ -23,13 +23,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from pliant.checking import check_number
-from pliant.methods.base import Filter
-from pliant.methods.penalty import Penalty
-from pliant.methods.roles import ROLES, as_matrix, having_role, role_of, warn_of_computed, without_stacks
-from pliant.methods.strengths import Strength, resolve_strengths
-from pliant.precision import widen, without_autocast
-from pliant.seeding import generator
+from pliant._precision import widen, without_autocast
+from pliant._seeding import generator
+from pliant._validation import check_number
+from pliant.anatomy.roles import ROLES, as_matrix, having_role, role_of, warn_of_computed, without_stacks
+from pliant.methods._core.method import Filter
+from pliant.methods._core.penalty import Penalty
+from pliant.methods._core.strengths import Strength, resolve_strengths
 
 _TINY = 1e-18
 """Far below the rounding of a product, but all that there is where that is zero. Its square is still a float32."""
@@ -167,14 +167,14 @@ class _LargestSingularValue(Penalty):
             add_outer_(gradients[name], left, self.right[name], self.strengths[name])
 
 
-class Spectral(_LargestSingularValue):
+class SpectralRegularization(_LargestSingularValue):
     """Pull the largest singular value of every weight, and every scale, towards one, and every shift to zero.
 
     Args:
         model: The model.
         lam: λ, one for all or by name pattern.
         k: The exponent, at least 1: the larger, the steeper beyond one and the flatter below.
-        where: Which parameters to penalise; all learnable ones if None (see `pliant.methods.roles`).
+        where: Which parameters to penalize; all learnable ones if None (see `pliant.anatomy.roles`).
 
     Example:
         >>> model = nn.Linear(2, 2)
@@ -228,18 +228,18 @@ class Spectral(_LargestSingularValue):
                 gradient.addcmul_(parameter, factor, value=2 * self.k * self.strengths[name])
 
 
-class SpectralNorm(_LargestSingularValue):
+class SpectralNormPenalty(_LargestSingularValue):
     """Pull the largest singular value of every weight towards zero: λ/2 Σσ₁(W)².
 
     Args:
         model: The model.
         lam: λ, one for all or by name pattern.
-        where: Which parameters to penalise; all learnable matrices if None.
+        where: Which parameters to penalize; all learnable matrices if None.
 
     Example:
         >>> model = nn.Linear(2, 2)
         >>> _ = model.weight.data.copy_(torch.diag(torch.tensor([2.0, 1.0])))
-        >>> round(float(SpectralNorm(model, lam=1.0).value()), 4)
+        >>> round(float(SpectralNormPenalty(model, lam=1.0).value()), 4)
         2.0
     """
 

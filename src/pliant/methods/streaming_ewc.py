@@ -16,12 +16,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from pliant.checking import check_number
-from pliant.methods.averages import start_averages, update_averages_
-from pliant.methods.base import Filter
-from pliant.methods.penalty import Penalty
-from pliant.methods.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
-from pliant.precision import widen
+from pliant._precision import widen
+from pliant._validation import check_number
+from pliant.methods._core.averages import start_averages, update_averages_
+from pliant.methods._core.method import Filter
+from pliant.methods._core.penalty import Penalty
+from pliant.methods._core.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
 
 
 class StreamingEWC(Penalty):
@@ -31,7 +31,7 @@ class StreamingEWC(Penalty):
         model: The model.
         lam: λ, one for all or by name pattern.
         beta: β of both averages, in [0, 1).
-        where: Which parameters to penalise; all learnable ones if None.
+        where: Which parameters to penalize; all learnable ones if None.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)

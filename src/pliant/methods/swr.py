@@ -19,35 +19,35 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pliant.checking import check_choice, check_number, check_positive_int
-from pliant.graph.analysis import OnConflict, ScaleGraph, analyse
-from pliant.graph.chain import Mode, chain_layers, chain_plan
-from pliant.graph.check import drift, run_graph
-from pliant.graph.export import ExampleError, GraphError
-from pliant.graph.layers import Layer, called_layers, classifier_names
-from pliant.graph.plan import BlockTensors
-from pliant.methods.attachment import Attachment, check_rates, found_inf_of
-from pliant.methods.base import Filter, Receipt
-from pliant.methods.naming import check_modules
-from pliant.methods.parameters import check_not_frozen
-from pliant.methods.pull import DevicePull, HostPull, rows_that_follow
-from pliant.methods.rescaler import Rescaler
-from pliant.methods.strengths import Strength, resolve_strengths
-from pliant.step_hooks import before_step
-from pliant.warning import warn_user
+from pliant._step_hooks import before_step
+from pliant._validation import check_choice, check_number, check_positive_int
+from pliant._warnings import warn_user
+from pliant.anatomy.chain import Mode, chain_layers, chain_plan
+from pliant.anatomy.export import ExampleError, GraphError
+from pliant.anatomy.layers import Layer, called_layers, classifier_names
+from pliant.anatomy.plan import BlockTensors
+from pliant.anatomy.rescaling import OnConflict, ScaleGraph, analyze
+from pliant.anatomy.verify import drift, run_graph
+from pliant.methods._core.after_step import AfterStep
+from pliant.methods._core.attachment import Attachment, check_rates, found_inf_of
+from pliant.methods._core.method import Filter, Receipt
+from pliant.methods._core.naming import check_modules
+from pliant.methods._core.pull import DevicePull, HostPull, rows_that_follow
+from pliant.methods._core.selection import check_not_frozen
+from pliant.methods._core.strengths import Strength, resolve_strengths
 
 OnDecay = Literal["keep", "reinit"]
 _PullKey = tuple[tuple[str, ...], tuple[int, ...], int, int]
 """Names of the parameters that are stepped, rows of what is frozen, and the versions of λ and of the initial norms."""
 
 
-class SWR(Rescaler):
+class SWR(AfterStep):
     """Keep weights near their initial norms; the network's output is only multiplied by a constant.
 
     Args:
         model: The model; its present weight norms are ‖W₀‖.
         example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), on which the model
-            is analysed. Not needed if `order` lists the layers.
+            is analyzed. Not needed if `order` lists the layers.
         lam: λ in [0, 1], one for all weights or by name pattern (packed queries, keys and values go by the name of
             their parameter, or each by its own); the paper's λ_f if `lam_classifier` is given.
         lam_classifier: The paper's λ_c, the classifier's strength; `lam` if None.
@@ -68,7 +68,7 @@ class SWR(Rescaler):
             step to the next: a step decay, or the start of a new warm-up. A smooth schedule never does it: once a rate
             has begun to fall by less, drops do not count until it has risen again.
         every: Act only on every n-th step. (On an accelerator, if a fused optimizer skips the n-th step under a
-            GradScaler, nothing is rescaled until the next n-th one: to check would need a synchronisation.)
+            GradScaler, nothing is rescaled until the next n-th one: to check would need a synchronization.)
         where: Which weights to pull; all if None. Biases, and weights that must follow, are written all the same.
 
     A factor closer to 1 than the weights' precision is lost to rounding: in bfloat16, where λ(1 − ‖W₀‖/‖W‖) < 2⁻⁹,
@@ -112,7 +112,7 @@ class SWR(Rescaler):
                 raise ValueError("example: None; pass an example input, or list the layers with order=[module names]")
         if order == "graph" and mode == "exact":
             try:
-                self._scales = analyse(model, example, approximate=approximate, on_conflict=on_conflict)
+                self._scales = analyze(model, example, approximate=approximate, on_conflict=on_conflict)
             except ExampleError:
                 raise
             except GraphError as error:
@@ -132,7 +132,9 @@ class SWR(Rescaler):
         if lam_classifier is None and classifier is not None:
             raise ValueError(f"classifier: {classifier!r} means nothing without lam_classifier, its strength")
         if not self.plan.wishes:
-            raise ValueError("model: no weight can be rescaled without changing the function; see pliant.graph.analyse")
+            raise ValueError(
+                "model: no weight can be rescaled without changing the function; see pliant.anatomy.analyze"
+            )
         self._block_names = [str(block) for block in self.plan.wishes]
         self._wished = BlockTensors(model, self.plan.wishes)
         self._written = BlockTensors(model, self.plan.targets)
@@ -391,7 +393,7 @@ class SWR(Rescaler):
         single = [
             name
             for name, node in graph.outputs.items()
-            if not graph.shape(node) and graph.is_learnt(node) and (samples > 1 or "loss" in name)
+            if not graph.shape(node) and graph.is_learned(node) and (samples > 1 or "loss" in name)
         ]
         if single:
             warn_user(

@@ -30,14 +30,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pliant.checking import check_number, check_seed
-from pliant.methods.attachment import Attachment, ascending_names, check_rates, found_inf_of
-from pliant.methods.averages import start_averages, update_averages_
-from pliant.methods.base import Filter, Receipt
-from pliant.methods.redraw import draw_normal, seeded
-from pliant.methods.rescaler import Rescaler
-from pliant.precision import widen
-from pliant.step_hooks import before_step, let_act_later
+from pliant._precision import widen
+from pliant._step_hooks import before_step, let_act_later
+from pliant._validation import check_number, check_seed
+from pliant.methods._core.after_step import AfterStep
+from pliant.methods._core.attachment import Attachment, ascending_names, check_rates, found_inf_of
+from pliant.methods._core.averages import start_averages, update_averages_
+from pliant.methods._core.initial import draw_normal, seeded
+from pliant.methods._core.method import Filter, Receipt
 
 
 def plasticity_gates(utilities: Sequence[Tensor]) -> list[Tensor]:
@@ -58,7 +58,7 @@ def plasticity_gates(utilities: Sequence[Tensor]) -> list[Tensor]:
     return [(utility / -largest).sigmoid_() for utility in utilities]
 
 
-class UPGD(Rescaler):
+class UPGD(AfterStep):
     """Gate each weight's move by its utility and add noise where it is low.
 
     Args:

@@ -22,10 +22,10 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from pliant.checking import check_choice, check_positive_int
-from pliant.methods.base import Filter
-from pliant.methods.penalty import Penalty
-from pliant.methods.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
+from pliant._validation import check_choice, check_positive_int
+from pliant.methods._core.method import Filter
+from pliant.methods._core.penalty import Penalty
+from pliant.methods._core.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
 
 Reduction = Literal["sum", "mean"]
 
@@ -65,7 +65,7 @@ def match_order(values: Tensor, ordered: Tensor) -> Tensor:
     return torch.empty_like(ordered).scatter_(0, order, ordered).view(values.shape)
 
 
-class Wasserstein(Penalty):
+class WassersteinRegularization(Penalty):
     """Pull each tensor's values, as a set, towards the values that it had at construction.
 
     Args:
@@ -73,13 +73,13 @@ class Wasserstein(Penalty):
         lam: λ, one for all or by name pattern.
         reduction: "sum" over a tensor's entries (the paper's) or their "mean".
         refresh: Sort only on every n-th step; 1 is exact.
-        where: Which parameters to penalise; all learnable ones if None. The row of an embedding that stands for padding
+        where: Which parameters to penalize; all learnable ones if None. The row of an embedding that stands for padding
             counts like the others, and moves.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
         >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 2.0]]))
-        >>> penalty = Wasserstein(model, lam=0.5)
+        >>> penalty = WassersteinRegularization(model, lam=0.5)
         >>> _ = model.weight.data.copy_(torch.tensor([[4.0, 1.0]]))
         >>> round(float(penalty.value()), 4)  # ½·((1 − 1)² + (4 − 2)²)
         2.0

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pliant.checking import check_number
-from pliant.graph.layers import eval_mode
-from pliant.graph.matrices import is_linear, is_stack
-from pliant.methods.base import Filter, Receipt
-from pliant.methods.parameters import learnable_parameters
-from pliant.methods.rescaler import Rescaler
-from pliant.methods.roles import role_of, warn_of_computed, without_stacks
+from pliant._validation import check_number
+from pliant.anatomy.layers import eval_mode
+from pliant.anatomy.matrices import is_linear, is_stack
+from pliant.anatomy.roles import role_of, warn_of_computed, without_stacks
+from pliant.methods._core.after_step import AfterStep
+from pliant.methods._core.method import Filter, Receipt
+from pliant.methods._core.selection import learnable_parameters
 
 
 def initial_bounds(model: nn.Module) -> dict[str, float]:
@@ -66,7 +66,7 @@ def _bound(model: nn.Module, path: str, leaf: str) -> float | None:
     return float((len(weight) if stored_backwards else weight.numel() / len(weight)) ** -0.5)
 
 
-class WeightClipping(Rescaler):
+class WeightClipping(AfterStep):
     """Clamp every weight and bias to ±κ/√fan_in after every step.
 
     Args:

@@ -4,8 +4,8 @@ Paper: "Weight Rescaling: Applying Initialization Strategies During Training". W
 steps: the hard form of what SWR does softly, and without its care for biases, so that the function of the
 network changes. (SWR with λ = 1 is the hard form by norms that keeps the function.)
 
-The paper takes the standard deviation that the initialiser promises; here it is the one that the weight has at
-construction, which also serves weights that were initialised in other ways.
+The paper takes the standard deviation that the initializer promises; here it is the one that the weight has at
+construction, which also serves weights that were initialized in other ways.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pliant.methods.attachment import check_timing, found_inf_of
-from pliant.methods.base import Filter, Receipt
-from pliant.methods.rescaler import Rescaler
-from pliant.methods.roles import having_role, warn_of_computed
-from pliant.precision import widen
-from pliant.warning import warn_user
+from pliant._precision import widen
+from pliant._warnings import warn_user
+from pliant.anatomy.roles import having_role, warn_of_computed
+from pliant.methods._core.after_step import AfterStep
+from pliant.methods._core.attachment import check_timing, found_inf_of
+from pliant.methods._core.method import Filter, Receipt
 
 
 def standard_deviation(weight: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def rescaling_factor(weight: Tensor, deviation: Tensor) -> Tensor:
     return torch.where((factor > 0) & factor.isfinite(), factor, 1)
 
 
-class WeightRescaling(Rescaler):
+class WeightRescaling(AfterStep):
     """Scale every weight to its initial standard deviation, every n steps.
 
     Args:

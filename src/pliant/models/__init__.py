@@ -11,16 +11,16 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from pliant.checking import check_positive_int
-from pliant.graph.layers import eval_mode
-from pliant.importing import import_object
+from pliant._importing import import_object
+from pliant._names import check_names, keyword_options, suggest
+from pliant._seeding import drawing_for
+from pliant._validation import check_positive_int
+from pliant.anatomy.layers import eval_mode
 from pliant.models.cnn import cnn, strided_cnn
 from pliant.models.mlp import mlp
 from pliant.models.resnet import resnet18
 from pliant.models.vgg import vgg16
 from pliant.models.vit import vit_tiny
-from pliant.seeding import drawing_for
-from pliant.spelling import check_names, keyword_options, suggest
 
 __all__ = [
     "Builder",
@@ -151,7 +151,7 @@ def create_own(name: str, arguments: tuple[Any, ...], settings: Mapping[str, Any
 
 
 _BUILT: WeakSet[nn.Module] = WeakSet()
-"""The networks that were made and are still there: one that is returned twice would bring what it has learnt."""
+"""The networks that were made and are still there: one that is returned twice would bring what it has learned."""
 
 
 def _build(name: str, build: Builder, arguments: tuple[Any, ...], settings: Mapping[str, Any], seed: int) -> nn.Module:

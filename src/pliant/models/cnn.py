@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from pliant.models.layers import activation as make_activation
-from pliant.models.layers import require_image
+from pliant.models.parts import activation as make_activation
+from pliant.models.parts import require_image
 
 
 def cnn(

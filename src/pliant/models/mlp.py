@@ -6,8 +6,8 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from pliant.models.layers import Linear, initialise_
-from pliant.models.layers import activation as make_activation
+from pliant.models.parts import Linear, initialize_
+from pliant.models.parts import activation as make_activation
 
 
 class Shortcut(nn.Module):
@@ -66,5 +66,5 @@ def mlp(
         layers += [Shortcut(*hidden)] if residual and inputs == width else hidden
         inputs = width
     model = nn.Sequential(*layers, linear(inputs, classes))
-    initialise_(model, initial)
+    initialize_(model, initial)
     return model

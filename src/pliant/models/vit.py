@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from pliant.checking import require_positive
-from pliant.models.layers import require_image
+from pliant._validation import require_positive
+from pliant.models.parts import require_image
 
 
 class Attention(nn.Module):

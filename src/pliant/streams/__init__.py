@@ -3,8 +3,8 @@
 from dataclasses import fields
 from typing import Any
 
+from pliant._names import check_names, suggest
 from pliant.data.dataset import Dataset
-from pliant.spelling import check_names, suggest
 from pliant.streams.arriving import (
     ClassIncremental,
     ContinualFull,
@@ -12,8 +12,8 @@ from pliant.streams.arriving import (
     SingleTask,
     WarmStart,
 )
-from pliant.streams.base import Stream, Task
 from pliant.streams.shifting import BinaryPairs, LabelFlip, PixelPermutation, RandomLabels
+from pliant.streams.stream import Stream, Task
 
 __all__ = [
     "BinaryPairs",

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import torch
 
-from pliant.checking import check_choice, check_number, require_positive
-from pliant.seeding import permutation
-from pliant.streams.base import Stream, Task, some_or_none, split_evenly
+from pliant._seeding import permutation
+from pliant._validation import check_choice, check_number, require_positive
+from pliant.streams.stream import Stream, Task, some_or_none, split_evenly
 
 
 @dataclass(frozen=True)

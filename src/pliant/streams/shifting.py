@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pliant.checking import require_positive
+from pliant._seeding import generator, permutation
+from pliant._validation import require_positive
 from pliant.data.dataset import Examples
-from pliant.seeding import generator, permutation
-from pliant.streams.base import Stream, Task, some_or_none
+from pliant.streams.stream import Stream, Task, some_or_none
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class BinaryPairs(_Shifting):
 
 
 def _tell_apart(examples: Examples, zero: int, one: int) -> Examples:
-    """Keep the examples of two classes, labelled 0 and 1."""
+    """Keep the examples of two classes, labeled 0 and 1."""
     chosen = ((examples.y == zero) | (examples.y == one)).nonzero().flatten()
     kept = examples.select(chosen)
     return kept.relabel((kept.y == one).to(torch.int64))

@@ -11,9 +11,9 @@ from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
 import pliant
-from pliant.experiments.config import Part
-from pliant.experiments.report.making import Report
-from pliant.files import write_atomically
+from pliant._files import write_atomically
+from pliant.experiments.report.report import Report
+from pliant.experiments.run_config import Part
 from tests.experiments.report.stores import config, write_recipe, write_run
 
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pliant.experiments.config import Part, RunConfig
+from pliant._files import write_atomically
 from pliant.experiments.recipe import make_recipe
+from pliant.experiments.run_config import Part, RunConfig
 from pliant.experiments.store import RunFolder, Status
-from pliant.files import write_atomically
 from pliant.training import Settings
 
 NASTY = "<script>alert(1)</script> & 100% \\ $x_1$ | `a` [b] {c} #\"'"

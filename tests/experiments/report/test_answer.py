@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 
 import pliant
-from pliant.experiments.config import Part
+from pliant._files import write_atomically
 from pliant.experiments.report.analysis import Analysis
 from pliant.experiments.report.answer import Answer, answer
-from pliant.experiments.report.reading import read_folders
+from pliant.experiments.report.folders import read_folders
 from pliant.experiments.report.table import result_table
-from pliant.files import write_atomically
+from pliant.experiments.run_config import Part
 from tests.experiments.report.stores import config, write_recipe, write_results, write_run
 
 
-def analyse(root: Path) -> Analysis:
+def analyze(root: Path) -> Analysis:
     (comparison,) = read_folders([root])
     return Analysis(comparison)
 
 
 def ask(root: Path) -> Answer:
-    return answer(analyse(root))
+    return answer(analyze(root))
 
 
 def scattered(mean: float, seeds: int, scatter: float, draw: int) -> list[float]:
@@ -252,18 +252,18 @@ def test_marks_are_for_what_can_be_told_apart(tmp_path: Path) -> None:
     write_results(
         tmp_path, {"vanilla": scattered(0.5, 6, 0.01, 1), "a": a, "b": b, "fresh": scattered(0.95, 6, 0.01, 2)}
     )
-    marks = {row.contender.name: row.marks.get("mean_test_accuracy", "") for row in analyse(tmp_path).rows}
+    marks = {row.contender.name: row.marks.get("mean_test_accuracy", "") for row in analyze(tmp_path).rows}
     assert marks == {"fresh": "", "a": "tied", "b": "tied", "vanilla": ""}
 
 
 def test_the_best_is_marked_if_it_is_alone(tmp_path: Path) -> None:
     write_results(tmp_path, {"vanilla": scattered(0.5, 6, 0.01, 0), "a": scattered(0.9, 6, 0.01, 1)}, 1)
-    assert [row.marks for row in analyse(tmp_path).rows] == [{"mean_test_accuracy": "best"}, {}]
+    assert [row.marks for row in analyze(tmp_path).rows] == [{"mean_test_accuracy": "best"}, {}]
 
 
 def test_a_metric_that_repeats_another_is_left_out(tmp_path: Path) -> None:
     write_results(tmp_path, {"vanilla": [0.5], "a": [0.6]})
-    assert analyse(tmp_path).metrics == ["mean_test_accuracy"]
+    assert analyze(tmp_path).metrics == ["mean_test_accuracy"]
 
 
 def test_failed_seeds_are_said(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_what_is_no_finite_number_does_not_count(tmp_path: Path, value: float) -
         path = write_run(tmp_path, config("l2", seed), [0.1 + 0.01 * seed]) / "result.json"
     end = json.loads(path.read_bytes())
     path.write_text(json.dumps(end | {"result": dict.fromkeys(end["result"], value)}))  # as older versions wrote it
-    analysis = analyse(tmp_path)
+    analysis = analyze(tmp_path)
     found = answer(analysis)
     assert found.verdict.startswith("Use swr with lam=0.1: 70.0 %")
     assert "l2 finished 1 seed without a finite number to judge by: not counted." in found.reasons
@@ -311,7 +311,7 @@ def test_costs_are_relative_to_doing_nothing(tmp_path: Path) -> None:
     for seed in range(3):
         write_run(tmp_path, config("vanilla", seed), [0.5], seconds=10 + seed)
         write_run(tmp_path, config("L2", seed), [0.5], seconds=22 + seed)
-    cost = {row.contender.name: row.cost for row in analyse(tmp_path).rows}["L2"]
+    cost = {row.contender.name: row.cost for row in analyze(tmp_path).rows}["L2"]
     assert cost is not None
     assert (cost.seconds, cost.range) == (pytest.approx(0.23), (0.22, 0.24))
     assert cost.time == pytest.approx(23 / 11)
@@ -347,8 +347,8 @@ def test_methods_are_ranked_on_the_seeds_that_all_share(tmp_path: Path) -> None:
     )
     assert found.reasons[0] == "The evidence is enough: 3 seeds tell vanilla from swr."
     assert found.reasons[1] == "Ranked on the 3 seeds that all share; the table's means are over all that each has."
-    assert "Marks go by the seeds that all share" in " ".join(result_table(analyse(tmp_path)).notes)
-    marks = {row.contender.name: set(row.marks.values()) for row in analyse(tmp_path).rows}
+    assert "Marks go by the seeds that all share" in " ".join(result_table(analyze(tmp_path)).notes)
+    marks = {row.contender.name: set(row.marks.values()) for row in analyze(tmp_path).rows}
     assert marks == {"vanilla": {"best"}, "swr": set()}
 
 
@@ -363,7 +363,7 @@ def test_nobody_wins_by_being_worse(tmp_path: Path) -> None:
             "l2": {seed: 0.90 + 0.01 * seed for seed in few},
         },
     )
-    analysis = analyse(tmp_path)
+    analysis = analyze(tmp_path)
     found = answer(analysis)
     assert analysis.best is not None
     assert analysis.best.name == "swr"
@@ -392,7 +392,7 @@ def test_a_pair_is_judged_once(tmp_path: Path, best: str) -> None:
     low, high = [0.900, 0.910, 0.895, 0.905, 0.902], [0.912, 0.919, 0.898, 0.925, 0.906]
     results = {"vanilla": low, "swr": high} if best == "swr" else {"vanilla": high, "swr": low}
     write_results(tmp_path, {**results, "fresh": [0.901, 0.905, 0.90, 0.901, 0.907]})
-    analysis = analyse(tmp_path)
+    analysis = analyze(tmp_path)
     other = next(name for name in results if name != best)
     p = {row.contender.name: row.against_vanilla and row.against_vanilla.p for row in analysis.rows}["swr"]
     assert p == pytest.approx(0.07, abs=0.005)
@@ -408,7 +408,7 @@ def test_vanilla_and_fresh_have_one_p_value(tmp_path: Path) -> None:
         tmp_path,
         {"vanilla": [0.50, 0.52, 0.51, 0.55], "fresh": [0.53, 0.54, 0.52, 0.56], "swr": scattered(0.9, 4, 0.01, 0)},
     )
-    rows = {row.contender.name: row for row in analyse(tmp_path).rows}
+    rows = {row.contender.name: row for row in analyze(tmp_path).rows}
     one, other = rows["vanilla"].against_fresh, rows["fresh"].against_vanilla
     assert one is not None
     assert other is not None
@@ -436,8 +436,8 @@ def test_plain_training_and_scratch_are_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("fitted", "told"), [((0.39, 0.41), True), ((0.39, 0.95), False)])
-def test_that_nothing_was_learnt_is_said(tmp_path: Path, fitted: tuple[float, float], told: bool) -> None:
+def test_that_nothing_was_learned_is_said(tmp_path: Path, fitted: tuple[float, float], told: bool) -> None:
     for label, value in zip(("vanilla", "swr"), fitted, strict=True):
         write_run(tmp_path, config(label, 0), [0.4], extra={"final_train_accuracy": value})
     reasons = ask(tmp_path).reasons
-    assert any("even the best has learnt only 41 % of its training examples" in reason for reason in reasons) == told
+    assert any("even the best has learned only 41 % of its training examples" in reason for reason in reasons) == told

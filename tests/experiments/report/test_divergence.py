@@ -6,8 +6,8 @@ import pytest
 
 import pliant
 from pliant.experiments.report.answer import Answer
+from pliant.experiments.report.formatting import change, probability
 from pliant.experiments.report.statistics import difference
-from pliant.experiments.report.wording import change, probability
 from tests.experiments.report.stores import config, write_results, write_run
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pliant.experiments.report.chart_style import Series
 from pliant.experiments.report.figures import lines
 from pliant.experiments.report.histories import Curve
-from pliant.experiments.report.style import Series
 
 
 def draw(x: list[float], y: list[float], **settings: Any) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 import pliant
 from pliant.cli import app
-from pliant.experiments.config import Part
 from pliant.experiments.recipe_files import load_recipe
-from pliant.experiments.report.making import FIGURES, FORMATS, Report
+from pliant.experiments.report.report import FIGURES, FORMATS, Report
+from pliant.experiments.run_config import Part
 from pliant.experiments.store import load_runs
 from tests.experiments.report.stores import NASTY, config, write_recipe, write_results, write_run
 
@@ -159,9 +159,9 @@ def test_figures_are_drawn_for_print(report: Report, tmp_path: Path, format: str
         if format == "png":
             image = Image.open(io.BytesIO(content)).convert("RGB")
             assert image.width >= 900
-            colours = image.getcolors(10**7)
-            assert colours is not None
-            assert len(colours) > 20, f"{file.name} is blank"
+            colors = image.getcolors(10**7)
+            assert colors is not None
+            assert len(colors) > 20, f"{file.name} is blank"
         elif format == "svg":
             assert content.count(b"<path") > 3
             assert b"var(--" not in content

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pliant.experiments.report.folders import read_folders
 from pliant.experiments.report.histories import (
     MANY_TASKS,
     at_task_ends,
@@ -14,7 +15,6 @@ from pliant.experiments.report.histories import (
     read_histories,
     read_history,
 )
-from pliant.experiments.report.reading import read_folders
 from pliant.experiments.store import load_run
 from tests.experiments.report.stores import config, write_results, write_run
 

@@ -14,8 +14,8 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
 import pliant
-from pliant.experiments.report.making import Report
-from pliant.experiments.report.style import DARK, LIGHT
+from pliant.experiments.report.chart_style import DARK, LIGHT
+from pliant.experiments.report.report import Report
 from tests.experiments.report.stores import NASTY, config, write_results, write_run
 
 
@@ -59,7 +59,7 @@ class Page:
         return self.browser.find_element(By.CSS_SELECTOR, selector)
 
     def lines(self, chart: str) -> list[str]:
-        """The colours of the lines in a chart that are drawn."""
+        """The colors of the lines in a chart that are drawn."""
         return self.run(
             "return [...document.querySelectorAll(arguments[0] + ' .mark-line path')]"
             ".filter(p => (p.getAttribute('d') || '').length > 4).map(p => getComputedStyle(p).stroke)",
@@ -84,8 +84,8 @@ def page(browser: Chrome) -> Iterator[Page]:
     browser.get("about:blank")
 
 
-def rgb(colour: str) -> str:
-    return f"rgb({', '.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))})"
+def rgb(color: str) -> str:
+    return f"rgb({', '.join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))})"
 
 
 def test_it_loads_in_silence_and_asks_for_nothing(page: Page, path: Path) -> None:
@@ -168,15 +168,15 @@ def test_curves_are_compared_under_the_pointer(page: Page, path: Path) -> None:
 
 def test_switches_turn_methods_off_and_on_in_all_charts(page: Page, path: Path) -> None:
     page.open(path)
-    colour = {"L2": rgb(LIGHT["hues"][0]), "fresh": rgb(LIGHT["fresh"]), "vanilla": rgb(LIGHT["vanilla"])}
+    color = {"L2": rgb(LIGHT["hues"][0]), "fresh": rgb(LIGHT["fresh"]), "vanilla": rgb(LIGHT["vanilla"])}
     charts = ("#s0-curves-0", "#s0-curves-2", "#s0-tasks-0", "#s0-measures-0")
     for chart in charts:
-        assert sorted(page.lines(chart)) == sorted(colour.values())
+        assert sorted(page.lines(chart)) == sorted(color.values())
     height = page.find("#s0-differences-0 svg").size["height"]
     page.box("L2").click()
     for chart in charts:
         page.wait(f"return document.querySelectorAll('{chart} .mark-line path[d]').length === 2")
-        assert sorted(page.lines(chart)) == sorted([colour["fresh"], colour["vanilla"]])
+        assert sorted(page.lines(chart)) == sorted([color["fresh"], color["vanilla"]])
     assert page.find("#s0-differences-0 svg").size["height"] < height
     assert not page.find("figure[data-contender='c0']").is_displayed()
     assert page.find("figure[data-contender='c2']").is_displayed()
@@ -192,7 +192,7 @@ def test_switches_turn_methods_off_and_on_in_all_charts(page: Page, path: Path) 
 def test_the_theme_is_the_systems_until_it_is_changed(page: Page, path: Path, dark: bool) -> None:
     page.open(path, dark=dark)
 
-    def colours() -> tuple[str, str]:
+    def colors() -> tuple[str, str]:
         background = page.run("return getComputedStyle(document.body).backgroundColor")
         return background, page.lines("#s0-tasks-0")[0]
 
@@ -200,13 +200,13 @@ def test_the_theme_is_the_systems_until_it_is_changed(page: Page, path: Path, da
         return rgb(theme["page"]), rgb(theme["hues"][0])
 
     ours, other = (DARK, LIGHT) if dark else (LIGHT, DARK)
-    assert colours() == expected(ours)
+    assert colors() == expected(ours)
     button = page.find("#theme")
     assert button.accessible_name == f"Switch to the {'light' if dark else 'dark'} theme"
     button.click()
-    assert colours() == expected(other)
+    assert colors() == expected(other)
     button.click()
-    assert colours() == expected(ours)
+    assert colors() == expected(ours)
 
 
 def test_paper_is_light_and_has_no_switches(page: Page, path: Path) -> None:

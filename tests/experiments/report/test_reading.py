@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import pliant
-from pliant.experiments.config import Part
+from pliant._files import write_atomically
+from pliant.experiments.report.folders import read_folders, read_runs
 from pliant.experiments.report.histories import read_histories
-from pliant.experiments.report.measures import associations
-from pliant.experiments.report.reading import read_folders, read_runs
+from pliant.experiments.report.measure_charts import associations
+from pliant.experiments.run_config import Part
 from pliant.experiments.store import Status, load_runs
-from pliant.files import write_atomically
 from pliant.training import Settings
 from tests.experiments.report.stores import config, write_recipe, write_results, write_run
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import pliant
-from pliant.experiments.config import Part, RunConfig
 from pliant.experiments.report.comparison import Comparison
-from pliant.experiments.report.reading import read_folders, read_runs
+from pliant.experiments.report.folders import read_folders, read_runs
+from pliant.experiments.run_config import Part, RunConfig
 from pliant.experiments.store import load_runs
 from tests.experiments.report.stores import config, write_recipe, write_run
 

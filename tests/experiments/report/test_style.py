@@ -1,4 +1,4 @@
-"""Colours that can be told apart: on both backgrounds, and without red, green or blue."""
+"""Colors that can be told apart: on both backgrounds, and without red, green or blue."""
 
 import itertools
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pliant.experiments.report.chart_style import DARK, LIGHT, assign_series
 from pliant.experiments.report.comparison import Contender
-from pliant.experiments.report.reading import read_folders
-from pliant.experiments.report.style import DARK, LIGHT, assign_series
+from pliant.experiments.report.folders import read_folders
 from tests.experiments.report.stores import write_results
 
 # Machado, Oliveira & Fernandes 2009, severity 1, on linear RGB.
@@ -22,8 +22,8 @@ VISION = {
 TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 
 
-def linear(colour: str) -> np.ndarray:
-    coded = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+def linear(color: str) -> np.ndarray:
+    coded = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     return np.where(coded <= 0.04045, coded / 12.92, ((coded + 0.055) / 1.055) ** 2.4)
 
 
@@ -34,16 +34,16 @@ def lab(rgb: np.ndarray) -> np.ndarray:
 
 
 def contrast(a: str, b: str) -> float:
-    low, high = sorted(float(TO_XYZ[1] @ linear(colour)) for colour in (a, b))
+    low, high = sorted(float(TO_XYZ[1] @ linear(color)) for color in (a, b))
     return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 @pytest.mark.parametrize("vision", VISION)
 def test_any_two_contenders_can_be_told_apart(theme: dict[str, Any], vision: str) -> None:
-    colours = [theme["vanilla"], theme["fresh"], *theme["hues"]]
-    seen = {colour: lab(np.asarray(VISION[vision]) @ linear(colour)) for colour in colours}
-    for a, b in itertools.combinations(colours, 2):
+    colors = [theme["vanilla"], theme["fresh"], *theme["hues"]]
+    seen = {color: lab(np.asarray(VISION[vision]) @ linear(color)) for color in colors}
+    for a, b in itertools.combinations(colors, 2):
         assert np.linalg.norm(seen[a] - seen[b]) >= 16, (a, b)
 
 
@@ -63,7 +63,7 @@ def contenders(root: Path, methods: int) -> tuple[Contender, ...]:
     return comparison.contenders
 
 
-def test_sixty_contenders_differ_in_colour_or_pattern_as_far_as_that_goes(tmp_path: Path) -> None:
+def test_sixty_contenders_differ_in_color_or_pattern_as_far_as_that_goes(tmp_path: Path) -> None:
     series = assign_series(contenders(tmp_path, 58))
     looks = [(each.slot, each.dash) for each in series]
     assert len(set(looks)) == 2 + 30

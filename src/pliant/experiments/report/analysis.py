@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from pliant.experiments.report.comparison import Comparison, Contender
+from pliant.experiments.report.formatting import direction
 from pliant.experiments.report.statistics import (
     LEVEL,
     Difference,
@@ -19,7 +20,6 @@ from pliant.experiments.report.statistics import (
     interval,
     mean_difference,
 )
-from pliant.experiments.report.wording import direction
 from pliant.experiments.store import Run
 
 Mark = Literal["best", "tied", ""]
@@ -95,10 +95,10 @@ class Row:
 
 
 class Analysis:
-    """A comparison, analysed.
+    """A comparison, analyzed.
 
     Args:
-        comparison: What to analyse.
+        comparison: What to analyze.
     """
 
     def __init__(self, comparison: Comparison) -> None:

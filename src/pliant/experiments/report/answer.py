@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from pliant.experiments.choice import is_tied
-from pliant.experiments.config import describe
 from pliant.experiments.report.analysis import Analysis, Contrast
 from pliant.experiments.report.comparison import Contender
-from pliant.experiments.report.statistics import MANY_SEEDS, POWER, seeds_needed
-from pliant.experiments.report.wording import (
+from pliant.experiments.report.formatting import (
     brief,
     change,
     count,
@@ -22,6 +19,9 @@ from pliant.experiments.report.wording import (
     size,
     span,
 )
+from pliant.experiments.report.statistics import MANY_SEEDS, POWER, seeds_needed
+from pliant.experiments.run_config import describe
+from pliant.experiments.selection_summary import is_tied
 
 Certainty = Literal["clear", "unclear", "none"]
 
@@ -275,7 +275,7 @@ def _caveats(analysis: Analysis, best: Contender) -> list[str]:
     fitted = [fmean(parts.values()) for each in comparison.contenders if (parts := each.values(_FITTED))]
     if fitted and max(fitted) < _LEARNT:
         found.append(
-            f"At the end even the best has learnt only {100 * max(fitted):.0f} % of its training examples: more "
+            f"At the end even the best has learned only {100 * max(fitted):.0f} % of its training examples: more "
             "epochs, or a smaller training.batch_size, may change the order."
         )
     seeds = len(best.values(analysis.headline))

@@ -10,6 +10,7 @@ import altair as alt
 import numpy as np
 
 from pliant.experiments.report.analysis import Analysis
+from pliant.experiments.report.chart_style import Series
 from pliant.experiments.report.comparison import Comparison
 from pliant.experiments.report.figures import (
     HEIGHT,
@@ -25,10 +26,9 @@ from pliant.experiments.report.figures import (
     lines,
     shown_parameter,
 )
+from pliant.experiments.report.formatting import change, direction, is_share, name_of, number, probability, span
 from pliant.experiments.report.histories import MANY_TASKS, Curve, Histories, Samples, at_task_ends, average
 from pliant.experiments.report.statistics import Floats, interval
-from pliant.experiments.report.style import Series
-from pliant.experiments.report.wording import change, direction, is_share, name_of, number, probability, span
 from pliant.experiments.store import Run
 
 _ROWS = 16_000
@@ -106,13 +106,13 @@ def _dot_plot(
         alt.Tooltip("seed:Q", title="seed"),
         alt.Tooltip("mean:Q", title="value", format=form.replace("~", ".2") if "%" in form else ".4~g"),
     ]
-    colours = by_contender(series)
+    colors = by_contender(series)
     layers = [
-        single.mark_tick(thickness=1.5, size=11, opacity=0.55).encode(x=x, y=y, color=colours, tooltip=of_seed),
-        base.mark_point(filled=True, size=95, opacity=1).encode(x=x, y=y, color=colours, tooltip=tooltip),
+        single.mark_tick(thickness=1.5, size=11, opacity=0.55).encode(x=x, y=y, color=colors, tooltip=of_seed),
+        base.mark_point(filled=True, size=95, opacity=1).encode(x=x, y=y, color=colors, tooltip=tooltip),
     ]
     if any(not math.isnan(row[3]) for row in summary):
-        layers.insert(1, base.mark_rule(strokeWidth=2.5).encode(x=alt.X("low:Q"), x2="high:Q", y=y, color=colours))
+        layers.insert(1, base.mark_rule(strokeWidth=2.5).encode(x=alt.X("low:Q"), x2="high:Q", y=y, color=colors))
     if zero is not None:
         layers.insert(0, alt.Chart(inline({"mean": "number"}, [[zero]])).mark_rule(style="quiet").encode(x=x))
     keys = [row[0] for row in summary]
@@ -165,7 +165,7 @@ def _curve_note(name: str, tasks: int) -> str:
 
 
 def task_ends(comparison: Comparison, histories: Histories, series: Sequence[Series]) -> list[Figure]:
-    """How well each task was learnt in the end, and how far that is from a network without a past."""
+    """How well each task was learned in the end, and how far that is from a network without a past."""
     metric = comparison.metric
     if histories.tasks < 2:
         return []
@@ -266,7 +266,7 @@ def sensitivity(comparison: Comparison, series: Sequence[Series]) -> list[Figure
     for label, runs in grouped.items():
         contender = next((c for c in comparison.contenders if c.label == label), None)
         if contender is None:
-            continue  # It has no colour yet: none of its runs counts.
+            continue  # It has no color yet: none of its runs counts.
         key = key_of[contender.name]
         for setting in _varied(runs):
             trials = _best_by_value(runs, setting, comparison.headline)
@@ -328,7 +328,7 @@ def _sensitivity_figure(
     )
     y = alt.Y("mean:Q", title=None, axis=alt.Axis(format=axis_format(metric), tickCount=4))
     y = y.scale(zero=False)
-    colours = by_contender(series)
+    colors = by_contender(series)
     base = alt.Chart(data)
     tooltip = [
         alt.Tooltip("value:N", title=setting),
@@ -337,13 +337,13 @@ def _sensitivity_figure(
     ]
     filled = alt.condition("datum.chosen == 'True'", alt.value(120), alt.value(50))
     layers = [
-        base.mark_point(filled=True, opacity=1).encode(x=x, y=y, color=colours, size=filled, tooltip=tooltip),
+        base.mark_point(filled=True, opacity=1).encode(x=x, y=y, color=colors, size=filled, tooltip=tooltip),
     ]
     if any(len(trial.scores) > 1 for trial in trials):
         bar = base.mark_rule(strokeWidth=1.5, opacity=0.7)
-        layers.insert(0, bar.encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=colours))
+        layers.insert(0, bar.encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=colors))
     if numeric:
-        layers.insert(0, base.mark_line().encode(x=x, y=y, color=colours))
+        layers.insert(0, base.mark_line().encode(x=x, y=y, color=colors))
     return Figure(
         name=f"sensitivity_{label}_{setting}",
         title=f"{label}: {setting}",

@@ -1,18 +1,18 @@
-"""A report: comparisons, analysed, worded and drawn, ready for every format."""
+"""A report: comparisons, analyzed, worded and drawn, ready for every format."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pliant.experiments.config import RunConfig
 from pliant.experiments.report.analysis import Analysis
 from pliant.experiments.report.answer import Answer, answer
+from pliant.experiments.report.chart_style import Series, assign_series
 from pliant.experiments.report.comparison import Broken, Comparison, Contender
+from pliant.experiments.report.formatting import count, name_of, sentence
 from pliant.experiments.report.histories import Histories, read_histories
-from pliant.experiments.report.style import Series, assign_series
 from pliant.experiments.report.table import ResultTable, metric_table, result_table
-from pliant.experiments.report.wording import count, name_of, sentence
+from pliant.experiments.run_config import RunConfig
 from pliant.experiments.store import Run
 
 if TYPE_CHECKING:
@@ -100,12 +100,12 @@ class Section:
     def groups(self) -> list[Group]:
         """The figures, in the order in which they are read."""
         # Only here: the answer and the table are told without what draws.
-        from pliant.experiments.report import charts, measures
+        from pliant.experiments.report import charts, measure_charts
 
         comparison, histories, series = self.comparison, self.histories, self.series
         on_validation = comparison.selection.get("on") == "validation"
         judged_on = "held-out training data" if on_validation else "the results themselves"
-        association = measures.association_figure(measures.associations(comparison, histories))
+        association = measure_charts.association_figure(measure_charts.associations(comparison, histories))
         groups = [
             Group("differences", "", "", _known([charts.differences(self.analysis, series)]), "wide"),
             Group(
@@ -134,7 +134,7 @@ class Section:
                 "measures",
                 "Measures over time",
                 "What the network says about itself on the way: means over seeds with 95 % intervals.",
-                measures.measures_over_time(histories, series),
+                measure_charts.measures_over_time(histories, series),
                 "small",
             ),
             Group(
@@ -149,7 +149,7 @@ class Section:
                 "Growth of weights, layer by layer",
                 "The norm of each layer's weights relative to its start: a chart a method, a line a layer from the "
                 "first (blue) to the last (green), all on one scale.",
-                measures.layer_growth(comparison, histories, series),
+                measure_charts.layer_growth(comparison, histories, series),
                 "small",
             ),
         ]

@@ -10,9 +10,9 @@ from typing import Any
 import altair as alt
 import numpy as np
 
+from pliant.experiments.report.chart_style import Series
+from pliant.experiments.report.formatting import is_share, number
 from pliant.experiments.report.histories import Curve, Histories, average, gather
-from pliant.experiments.report.style import Series
-from pliant.experiments.report.wording import is_share, number
 
 HEIGHT = 300
 WIDTH = 640
@@ -45,7 +45,7 @@ class Figure:
     Args:
         name: What its file is called.
         title: What it shows.
-        note: How to read it; empty if its neighbours' common text says it.
+        note: How to read it; empty if its neighbors' common text says it.
         chart: The chart.
         table: The same in numbers.
         contender: Whose it is, if it shows one contender alone: the key.
@@ -111,12 +111,12 @@ IS_SHOWN = "indexof(shown, datum.key) >= 0"
 
 
 def by_contender(series: Sequence[Series]) -> alt.Color:
-    """Colour by contender; the colours themselves are the configuration's, and names stand beside the marks."""
+    """Color by contender; the colors themselves are the configuration's, and names stand beside the marks."""
     return alt.Color("key:N", scale=alt.Scale(domain=[each.key for each in series]), legend=None)
 
 
 def by_dash(series: Sequence[Series]) -> alt.StrokeDash:
-    """Tell contenders of one colour apart by the pattern of their lines."""
+    """Tell contenders of one color apart by the pattern of their lines."""
     scale = alt.Scale(domain=[each.key for each in series], range=[list(each.dash) for each in series])
     return alt.StrokeDash("key:N", scale=scale, legend=None)
 
@@ -194,7 +194,7 @@ def lines(
     ticks = _decades(curves) if log else []
     y = y.scale(type="log", nice=False).axis(values=ticks) if len(ticks) > 1 else y.scale(zero=False)
     base = alt.Chart(data).transform_filter(IS_SHOWN)
-    colours, dashes = by_contender(series), by_dash(series)
+    colors, dashes = by_contender(series), by_dash(series)
     layers: list[alt.Chart] = []
     if boundaries:
         places = inline({"x": "number"}, [[x] for x in boundaries])
@@ -209,14 +209,14 @@ def lines(
         layers.append(
             base.transform_filter("isValid(datum.low)")
             .mark_area(opacity=0.14, line=False)
-            .encode(x=x, y=alt.Y("low:Q", title=y_title), y2="high:Q", color=colours)
+            .encode(x=x, y=alt.Y("low:Q", title=y_title), y2="high:Q", color=colors)
         )
-    layers.append(base.mark_line().encode(x=x, y=y, order="place:O", color=colours, strokeDash=dashes))
+    layers.append(base.mark_line().encode(x=x, y=y, order="place:O", color=colors, strokeDash=dashes))
     if points:
-        layers.append(base.mark_point(filled=True, size=36, opacity=1).encode(x=x, y=y, color=colours))
+        layers.append(base.mark_point(filled=True, size=36, opacity=1).encode(x=x, y=y, color=colors))
     layers += _hover(data, series, x, metric)
     if labels:
-        layers += _end_labels(curves, series, y, colours, edge, log)
+        layers += _end_labels(curves, series, y, colors, edge, log)
     return alt.layer(*layers).add_params(shown_parameter(series)).properties(width=WIDTH, height=height)
 
 
@@ -240,7 +240,7 @@ def _hover(data: alt.InlineData, series: Sequence[Series], x: alt.X, metric: str
 
 
 def _end_labels(
-    curves: dict[str, Curve], series: Sequence[Series], y: alt.Y, colours: alt.Color, edge: str, log: bool
+    curves: dict[str, Curve], series: Sequence[Series], y: alt.Y, colors: alt.Color, edge: str, log: bool
 ) -> list[alt.Chart]:
     """Names at the right, each beside the end of its curve, or below the name above it where that would cover it."""
     names = {each.key: each.name for each in series}
@@ -277,10 +277,10 @@ def _end_labels(
         x2=alt.value(alt.ExprRef(f"{edge} + 14")),
         y=y,
         y2="at:Q",
-        color=colours,
+        color=colors,
     )
     text = base.mark_text(align="left", baseline="middle", limit=_LABEL_ROOM - 20).encode(
-        x=alt.value(alt.ExprRef(f"{edge} + 18")), y=at, text="name:N", color=colours
+        x=alt.value(alt.ExprRef(f"{edge} + 18")), y=at, text="name:N", color=colors
     )
     return [leader, text]
 

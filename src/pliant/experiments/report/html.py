@@ -11,8 +11,8 @@ import vl_convert
 from markupsafe import Markup
 
 from pliant._version import __version__
+from pliant.experiments.report.chart_style import DARK, FONT, LIGHT, color, page_config
 from pliant.experiments.report.document import Section
-from pliant.experiments.report.style import DARK, FONT, LIGHT, colour, page_config
 
 _SLOTS = ("vanilla", "fresh", *map(str, range(len(LIGHT["hues"]))))
 
@@ -83,13 +83,13 @@ def _asset(environment: jinja2.Environment, name: str) -> str:
 
 
 def _theme_css() -> str:
-    """The colours as variables: light, dark if the system says so, and either if the reader says so; light on paper."""
+    """The colors as variables: light, dark if the system says so, and either if the reader says so; light on paper."""
 
     def variables(theme: dict[str, Any]) -> str:
         named = {
             name: theme[name] for name in ("page", "ink", "muted", "line", "soft", "faint", "accent", "good", "warn")
         }
-        series = {f"series-{slot}": colour(slot, theme) for slot in _SLOTS}
+        series = {f"series-{slot}": color(slot, theme) for slot in _SLOTS}
         return " ".join(f"--{name}: {value};" for name, value in (named | series).items())
 
     return (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pliant.experiments.report.analysis import Analysis, Contrast, Mark, Row
-from pliant.experiments.report.wording import change, is_share, name_of, number, probability, span
+from pliant.experiments.report.formatting import change, is_share, name_of, number, probability, span
 
 _METRICS = 3
 """How many metrics the first table shows; it is to be read, not searched."""

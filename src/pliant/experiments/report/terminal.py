@@ -8,8 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from pliant.experiments.report.document import Section
+from pliant.experiments.report.formatting import count
 from pliant.experiments.report.table import Cell
-from pliant.experiments.report.wording import count
 
 _HEADING = 22
 _COLUMN = 32

@@ -3,7 +3,7 @@
   const page = JSON.parse(document.getElementById("charts").textContent);
   const views = new Map();
 
-  // Themes: the system's unless told otherwise. Charts take their colours from the page, so nothing is drawn anew.
+  // Themes: the system's unless told otherwise. Charts take their colors from the page, so nothing is drawn anew.
   const root = document.documentElement;
   const button = document.getElementById("theme");
   const dark = matchMedia("(prefers-color-scheme: dark)");

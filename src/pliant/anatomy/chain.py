@@ -1,0 +1,110 @@
+"""The scale plan of a chain of layers: theorem 1 of the SWR paper, and its Algorithm 1.
+
+For layers in a row with homogeneous activations, W_l ← c_l W_l and b_l ← (Π c_i) b_l, the product over the layers since
+the last norm layer, keep the function up to a factor. `analyze` finds this by itself for any architecture; this module
+is for a model that cannot be analyzed, whose layers the user lists, and for the paper's algorithm to the letter.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from pliant.anatomy.layers import NORM_LAYERS, WEIGHT_LAYERS, Layer
+from pliant.anatomy.plan import Block, ScalePlan
+
+Mode = Literal["exact", "paper"]
+CHAIN_LAYERS = (*WEIGHT_LAYERS, *NORM_LAYERS)
+
+
+def chain_plan(layers: Sequence[Layer], mode: Mode = "exact") -> ScalePlan:
+    """Return the plan of a chain.
+
+    Args:
+        layers: Weight layers (linear, convolution) and norm layers, in order.
+        mode: "exact" scales every bias by the product since the last norm layer and moves the running statistics of
+            batch norm with their input. "paper" is Algorithm 1 with its cumulation mended to start *at* the final norm
+            layer, not before it (`l > k` for the printed `l ≥ k`): before that layer a bias is scaled by
+            its own layer's factor alone, and no statistic moves.
+
+    Returns:
+        The plan. A frozen weight wishes for nothing, and nothing that is frozen is written.
+
+    Raises:
+        ValueError: If a layer is of an unknown kind, is used twice with a bias or has a frozen bias behind a weight
+            that trains, which a chain cannot express.
+    """
+    for layer in layers:
+        if not isinstance(layer.module, CHAIN_LAYERS):
+            raise ValueError(
+                f"layers: {layer.name!r} is a {type(layer.module).__name__}; a chain is made of linear, convolution "
+                "and norm layers"
+            )
+        if "weight" not in layer.module._parameters:
+            raise ValueError(
+                f"layers: {layer.name!r} computes its weight (by a parametrization or a hook); a chain scales weights "
+                "that are parameters"
+            )
+    weights = [w for layer in layers if isinstance(w := layer.module.weight, Tensor) and w.requires_grad]
+    columns = {key: column for column, key in enumerate(dict.fromkeys(map(id, weights)))}
+    norm_positions = [i for i, layer in enumerate(layers) if isinstance(layer.module, NORM_LAYERS)]
+    last_norm = norm_positions[-1] if norm_positions else -1
+    rows: dict[Block, Tensor] = {}
+    tensors: dict[int, Block] = {}
+
+    def demand(layer: Layer, leaf: str, form: Tensor) -> None:
+        tensor = getattr(layer.module, leaf, None)
+        if tensor is None:
+            return
+        block = tensors.setdefault(id(tensor), Block(f"{layer.name}.{leaf}" if layer.name else leaf))
+        if block in rows and not torch.equal(rows[block], form):
+            raise ValueError(
+                f"layers: {block.name!r} is used twice and would need two scales; leave order='graph', "
+                "which finds the nearest rescaling that keeps the function"
+            )
+        if isinstance(tensor, nn.Parameter) and not tensor.requires_grad and form.any():
+            raise ValueError(
+                f"layers: {block.name!r} is frozen but would have to be scaled with the weights before it; "
+                "leave order='graph', which keeps frozen parameters as they are"
+            )
+        rows[block] = form
+
+    scale = torch.zeros(len(columns), dtype=torch.float64)
+    for position, layer in enumerate(layers):
+        own = torch.zeros_like(scale)
+        if id(layer.module.weight) in columns:
+            own[columns[id(layer.module.weight)]] = 1.0
+        if isinstance(layer.module, NORM_LAYERS):
+            if mode == "exact":
+                demand(layer, "running_mean", scale)
+                demand(layer, "running_var", 2 * scale)
+            scale = own
+        else:
+            scale = own if mode == "paper" and position < last_norm else scale + own
+        demand(layer, "weight", own)
+        demand(layer, "bias", scale)
+    written = {block: row for block, row in rows.items() if row.any()}
+    return ScalePlan(
+        wishes=tuple(tensors[key] for key in columns),
+        targets=tuple(written),
+        matrix=torch.stack(list(written.values())) if written else scale.new_zeros(0, len(columns)),
+        outputs=scale.unsqueeze(0),
+    )
+
+
+def chain_layers(model: nn.Module, called: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Return the layers of a chain among those that were called, if they hold all of the model's parameters.
+
+    Raises:
+        ValueError: If a parameter of the model belongs to none of them; names the first.
+    """
+    layers = tuple(layer for layer in called if isinstance(layer.module, CHAIN_LAYERS))
+    covered = {id(p) for layer in layers for p in layer.module.parameters(recurse=False)}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in covered:
+            raise ValueError(
+                f"model: the parameter {name!r} belongs to no linear, convolution or norm layer that was called on the "
+                "example; list the layers to rescale with order=[module names]"
+            )
+    return layers

@@ -1,0 +1,341 @@
+"""A model as a graph of ATen calls: the ground that scales (and units) are worked out on.
+
+`export_graph(model, example)` traces the model with `torch.export`, in the mode that it is in, and returns a
+`ModelGraph`:
+
+- `nodes`: the calls, in order of execution, free of mutation (`add_` has become `add`; writes to buffers are
+  listed in `mutations`). Composite calls stay whole where torch has one for them: `linear`, `conv2d`,
+  `layer_norm`, `group_norm`, `rms_norm`, `embedding`, `scaled_dot_product_attention`, `softmax`, `einsum`,
+  `matmul`, `lstm`. Batch norm appears as `_native_batch_norm_legit_functional` (training) or
+  `_native_batch_norm_legit_no_training` (eval), dropout as `native_dropout` or `clone`; calls with several
+  results have `getitem` calls after them. Bodies of `no_grad` are inlined, `autocast` has no effect.
+- `parameters`, `buffers`, `constants`, `inputs`: what each placeholder stands for. A tensor that the model
+  knows by two names (tied weights) appears under one: its name in `model.named_parameters()`.
+- `outputs`: the tensors that the model returns, by a readable path such as `logits` or `heads.0`.
+- `operator(node)`: the op's name without overload (`"linear"`, `"getitem"`); `argument(node, "bias")`: an
+  argument by its name in the op's schema, default filled in; `shape(node)`: the sizes of its value.
+- `module_path(node)`, `module_type(node)`: the submodule whose `forward` made the call; `location(node)`: the
+  line of source; `describe(node)`: op and module in one phrase, for messages. `module_call(node)` tells apart
+  several calls of one submodule; `first_uses()` says where each placeholder is first read.
+
+Sizes are those of the example: nothing here is symbolic.
+"""
+
+import contextlib
+import operator
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.distributions import Distribution
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils._pytree import tree_leaves, tree_unflatten
+
+from pliant.anatomy.layers import Example, call_with, check_callable, left_as_it_was, split_example
+
+_TORCH = str(Path(torch.__file__).parent)
+_WRAPPERS = ("torch.nn.parallel.distributed", "torch.distributed.")
+"""Where models that train in several processes are defined."""
+_AUTOCAST = torch.ops.higher_order.wrap_with_autocast
+_ALIASES = {
+    "absolute": "abs", "clip": "clamp", "concat": "cat", "concatenate": "cat", "divide": "div", "greater": "gt",
+    "greater_equal": "ge", "less": "lt", "less_equal": "le", "multiply": "mul", "negative": "neg", "not_equal": "ne",
+    "special_erf": "erf", "special_softmax": "softmax", "subtract": "sub", "true_divide": "div",
+}  # fmt: skip
+"""Names under which torch has a call a second time, with the same arguments."""
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s+(?P<code>.*)')
+
+
+class GraphError(ValueError):
+    """A model that cannot be analyzed; the message names the call and where it stands."""
+
+
+class ExampleError(GraphError):
+    """An example that the model cannot be called with."""
+
+
+@dataclass(frozen=True)
+class ModelGraph:
+    """The exported graph of a model; the module docstring describes each field."""
+
+    model: nn.Module
+    graph_module: fx.GraphModule
+    nodes: tuple[fx.Node, ...]
+    parameters: dict[fx.Node, str]
+    buffers: dict[fx.Node, str]
+    constants: dict[fx.Node, Any]
+    inputs: dict[fx.Node, Any]
+    outputs: dict[str, fx.Node]
+    mutations: dict[str, fx.Node]
+
+    def operator(self, node: fx.Node) -> str:
+        """Return the name of the op that a node calls, without namespace and overload."""
+        target = node.target
+        if isinstance(target, torch._ops.OpOverload):
+            name = target._schema.name.removeprefix("aten::")
+            return _ALIASES.get(name, name)
+        return getattr(target, "__name__", str(target))
+
+    def argument(self, node: fx.Node, name: str) -> Any:
+        """Return an argument of a call by its name in the op's schema, its default if it was not given."""
+        target = node.target
+        assert isinstance(target, torch._ops.OpOverload)
+        for position, argument in enumerate(target._schema.arguments):
+            if argument.name != name:
+                continue
+            if name in node.kwargs:
+                return node.kwargs[name]
+            return node.args[position] if position < len(node.args) else argument.default_value
+        raise KeyError(f"{target} has no argument {name!r}")
+
+    def find_argument(self, node: fx.Node, name: str) -> Any:
+        """Return an argument of a call by its name in the op's schema, None if the op has no such argument."""
+        with contextlib.suppress(KeyError):
+            return self.argument(node, name)
+        return None
+
+    def shape(self, node: fx.Node) -> torch.Size:
+        """Return the sizes of a node's value, which must be one tensor."""
+        value = node.meta["val"]
+        assert isinstance(value, torch.Tensor)
+        return value.shape
+
+    def is_learned(self, node: fx.Node) -> bool:
+        """Say whether a value depends on a parameter."""
+        below, seen = [node], {node}
+        while below:
+            each = below.pop()
+            if each in self.parameters:
+                return True
+            below.extend(source for source in each.all_input_nodes if source not in seen)
+            seen.update(each.all_input_nodes)
+        return False
+
+    def first_uses(self) -> dict[fx.Node, tuple[int, int]]:
+        """Return where each placeholder is first read: the place of the call, and the place among what it reads."""
+        uses: dict[fx.Node, tuple[int, int]] = {}
+        for place, node in enumerate(self.nodes):
+            for position, source in enumerate(node.all_input_nodes):
+                uses.setdefault(source, (place, position))
+        return uses
+
+    def module_path(self, node: fx.Node) -> str:
+        """Return the path of the submodule whose forward made the call, '' for the model itself."""
+        return _innermost(node)[0]
+
+    def module_type(self, node: fx.Node) -> str:
+        """Return the class name of the submodule whose forward made the call."""
+        return _innermost(node)[1].rpartition(".")[2] or type(self.model).__name__
+
+    def module_call(self, node: fx.Node) -> str:
+        """Return a name for the call of the submodule, which tells apart several calls of one submodule."""
+        stack = node.meta.get("nn_module_stack") or {}
+        return str(next(reversed(stack), ""))
+
+    def location(self, node: fx.Node) -> str:
+        """Return where the call stands: the innermost line outside torch, else the innermost."""
+        frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+        frames = [frame for frame in frames if not frame["file"].startswith("<") and frame["file"] != __file__]
+        if not frames:
+            return "source unknown"
+        own = [frame for frame in frames if not frame["file"].startswith(_TORCH)]
+        frame = (own or frames)[-1]
+        return f"{frame['file']}:{frame['line']}: {frame['code'].strip()}"
+
+    def describe(self, node: fx.Node) -> str:
+        """Return op, module and class in one phrase, such as "softmax in blocks.0.attention (Attention)"."""
+        path = self.module_path(node)
+        return f"{self.operator(node)} in {path or 'the model'} ({self.module_type(node)})"
+
+
+def check_runs(model: nn.Module, example: Example) -> None:
+    """Raise a GraphError if the model cannot even be called with the example, and leave it as it was."""
+    try:
+        with left_as_it_was(model), torch.no_grad():
+            call_with(model, example)
+    except Exception as error:
+        raise ExampleError(
+            f"example: {type(model).__name__} cannot be called with it: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _export(shell: nn.Module, arguments: tuple[Any, ...]) -> ExportedProgram:
+    """Export, without casts of the model's own if it can be: calls under `autocast` lose the modules that make them.
+
+    Distributions that a policy's forward() makes do not check their arguments meanwhile: that looks at the data.
+    """
+    with _without_validation():
+        exported = torch.export.export(shell, arguments, strict=False)
+    bodies = [body for body in exported.graph_module.modules() if isinstance(body, fx.GraphModule)]
+    if any(node.target is _AUTOCAST for body in bodies for node in body.graph.nodes):
+        with contextlib.suppress(Exception), _without_autocast(), _without_validation():
+            return torch.export.export(shell, arguments, strict=False)
+    return exported
+
+
+@contextlib.contextmanager
+def _without_validation() -> Iterator[None]:
+    usual = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(usual)
+
+
+@contextlib.contextmanager
+def _without_autocast() -> Iterator[None]:
+    usual = {name: vars(torch.autocast)[name] for name in ("__enter__", "__exit__")}
+    for name in usual:
+        setattr(torch.autocast, name, lambda context, *_: None)
+    try:
+        yield
+    finally:
+        for name, function in usual.items():
+            setattr(torch.autocast, name, function)
+
+
+def export_graph(model: nn.Module, example: Example) -> ModelGraph:
+    """Export a model, in the mode that it is in, on an example.
+
+    Args:
+        model: Any module that `torch.export` can trace. It is left as it was.
+        example: What the model is called with: a tensor, a tuple of positional arguments, or a
+            mapping of keyword arguments. (A model whose one argument is a dict takes a tuple that holds it.)
+
+    Returns:
+        The graph of the call.
+
+    Raises:
+        GraphError: The model cannot be exported.
+        ValueError: The model has no forward().
+    """
+    check_callable(model)
+    if any(kind.__module__.startswith(_WRAPPERS) for kind in type(model).__mro__):
+        raise GraphError(
+            f"model: a {type(model).__name__} cannot be traced; pass the model itself, and make methods before it is "
+            "wrapped."
+        )
+    arguments, keywords = split_example(example)
+    shell = _Shell(model)
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    # The fused inference kernel of nn.TransformerEncoderLayer is one opaque call; without it its parts show.
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with warnings.catch_warnings(), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            exported = _export(shell, (arguments, keywords))
+            program = exported.run_decompositions({})
+    except Exception as error:
+        check_runs(model, example)
+        first = str(error).strip().partition("\n")[0]
+        raise GraphError(
+            f"torch.export cannot trace {type(model).__name__}: {type(error).__name__}: {first} "
+            f"(control flow that depends on data is the usual cause)."
+        ) from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+
+    names = {id(tensor): name for name, tensor in model.named_parameters()}
+    names |= {id(tensor): name for name, tensor in model.named_buffers()}
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    values = tree_leaves((arguments, keywords))
+    parameters: dict[fx.Node, str] = {}
+    buffers: dict[fx.Node, str] = {}
+    constants: dict[fx.Node, Any] = {}
+    inputs: dict[fx.Node, Any] = {}
+    for spec in program.graph_signature.input_specs:
+        node = placeholders[spec.arg.name]
+        if spec.kind is InputKind.USER_INPUT:
+            inputs[node] = values[len(inputs)]
+        elif spec.kind is InputKind.PARAMETER:
+            parameters[node] = names[id(_lookup(shell, spec.target))]
+        elif spec.kind is InputKind.BUFFER:
+            buffers[node] = names[id(_lookup(shell, spec.target))]
+        else:
+            constants[node] = program.constants[str(spec.target)]
+
+    nodes = {node.name: node for node in program.graph.nodes}
+    paths = iter(tree_unflatten(range(exported.call_spec.out_spec.num_leaves), exported.call_spec.out_spec))
+    outputs: dict[str, fx.Node] = {}
+    mutations: dict[str, fx.Node] = {}
+    for output in program.graph_signature.output_specs:
+        node = nodes[output.arg.name]
+        if output.kind is OutputKind.USER_OUTPUT:
+            outputs[next(paths)] = node
+        elif output.kind is OutputKind.BUFFER_MUTATION:
+            mutations[names[id(_lookup(shell, output.target))]] = node
+    graph = ModelGraph(
+        model=model,
+        graph_module=program.graph_module,
+        nodes=tuple(node for node in program.graph.nodes if node.op == "call_function"),
+        parameters=parameters,
+        buffers=buffers,
+        constants=constants,
+        inputs=inputs,
+        outputs=outputs,
+        mutations=mutations,
+    )
+    for node in graph.nodes:
+        if any(isinstance(size, torch.SymInt) for part in tree_leaves(node.meta.get("val")) for size in _sizes(part)):
+            raise GraphError(
+                f"the size of {graph.describe(node)}, {graph.location(node)}, depends on the values of the data, of "
+                "which a graph knows nothing."
+            )
+    return graph
+
+
+def _sizes(value: Any) -> tuple[Any, ...]:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else (value,)
+
+
+class _Shell(nn.Module):
+    """Calls a model and returns the tensors of its result by path, so that any type of result exports.
+
+    What is no tensor and holds none in plain containers (a cache object, a number) is left out.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, torch.Tensor]:
+        return {path or "output": tensor for path, tensor in _tensors(self.model(*arguments, **keywords), "")}
+
+
+def _tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Walk a result depth first and yield its tensors with their paths."""
+    prefix = f"{path}." if path else ""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(item, f"{prefix}{key}")
+    elif isinstance(value, tuple | list):
+        labels = getattr(value, "_fields", range(len(value)))
+        for label, item in zip(labels, value, strict=True):
+            yield from _tensors(item, f"{prefix}{label}")
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name), f"{prefix}{field.name}")
+
+
+def _lookup(root: nn.Module, target: str | None) -> Any:
+    """Return a parameter or buffer by its dotted name, without the deduplication of `named_parameters`."""
+    return operator.attrgetter(str(target))(root)
+
+
+def _innermost(node: fx.Node) -> tuple[str, str]:
+    """Return path and class of the innermost module on a node's stack, leaving out the shell."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path, kind = list(stack.values())[-1] if stack else ("", "")
+    kind = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+    if path in ("", "model"):
+        return "", kind if path else ""
+    return path.removeprefix("model."), kind

@@ -1,0 +1,223 @@
+"""The scale graph: what a rescaling of some weights asks of the others, for any model that can be exported."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from pliant._names import suggest
+from pliant._validation import check_choice
+from pliant.anatomy.arithmetic import APPROXIMABLE
+from pliant.anatomy.explain import explain
+from pliant.anatomy.export import ModelGraph, check_runs, export_graph
+from pliant.anatomy.layers import Example
+from pliant.anatomy.linear_forms import Form, System
+from pliant.anatomy.plan import Block, BlockTensors, ScalePlan
+from pliant.anatomy.scales import Demand, ScaleSystem, build_system
+from pliant.anatomy.solve import project
+from pliant.anatomy.verify import check_system, drift, run_graph
+
+OnConflict = Literal["preserve", "rescale"]
+Policy = Literal["error", "fix"]
+
+
+@dataclass(frozen=True)
+class Rescaling:
+    """What a rescaling did.
+
+    Attributes:
+        factors: What each block of a parameter or buffer was multiplied by; blocks left alone are not listed.
+        outputs: What each output of the model is multiplied by.
+        drift: How far each output is from that, on the example, relative to its largest entry.
+    """
+
+    factors: dict[str, float]
+    outputs: dict[str, float]
+    drift: dict[str, float]
+
+
+class ScaleGraph:
+    """How the scales of a model's parameters hang together. Made by `analyze`.
+
+    Attributes:
+        model: The model.
+        graph: Its exported graph.
+        system: The unknown scales and what is demanded of them.
+        demands: The demands that are kept: all of them, or with `on_conflict="rescale"` those between scales alone.
+    """
+
+    def __init__(self, graph: ModelGraph, system: ScaleSystem, on_conflict: OnConflict = "preserve") -> None:
+        self.model = graph.model
+        self.graph = graph
+        self.system = system
+        self.on_conflict = on_conflict
+        self.demands: tuple[Demand, ...] = tuple(
+            demand for demand in system.demands if on_conflict == "preserve" or demand.kind != "fixed"
+        )
+        self._solution = System(demand.form for demand in self.demands)
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks of the parameters, in the order of their first use."""
+        return self.system.blocks
+
+    def is_fixed(self, block: Block) -> bool:
+        """Say whether a block keeps its scale in every rescaling that keeps the function."""
+        return not self._solution.reduce({self.blocks.index(block): Fraction(1)})
+
+    def plan(self, wishes: Collection[str] | None = None) -> ScalePlan:
+        """Return the map from wished factors to the nearest rescaling that keeps the function.
+
+        Args:
+            wishes: Names of parameters that have a wish (all blocks of them), or of single blocks as `str` writes
+                them. All weights and scales of norm layers that are not fixed, if None. A weight without a wish
+                wishes to stay.
+
+        Raises:
+            ValueError: A name is no parameter of the model.
+        """
+        numbers = self._numbers(wishes)
+        forms = [demand.form for demand in self.demands]
+        solution = project(forms, len(self.blocks), numbers, self.system.weights)
+        targets: dict[Block, Tensor] = {}
+        for block, form in self._written():
+            row = _apply(form, solution)
+            if bool(row.any()):
+                targets[block] = row
+        outputs = [_apply(form, solution) for form in self.system.outputs.values()]
+        empty = solution.new_zeros(0, len(numbers))
+        return ScalePlan(
+            wishes=tuple(self.blocks[number] for number in numbers),
+            targets=tuple(targets),
+            matrix=torch.stack(list(targets.values())) if targets else empty,
+            outputs=torch.stack(outputs) if outputs else empty,
+        )
+
+    def explain(self) -> str:
+        """Return a table: each parameter, what its scale follows from or is tied to, and what forced it."""
+        return explain(self.graph, self.system, self.demands)
+
+    @torch.no_grad()
+    def rescale_(self, wishes: Mapping[str, float]) -> Rescaling:
+        """Multiply parameters by wished factors, or the nearest to them that keep the function.
+
+        Weights that no wish names stay as near to where they are as the function allows; biases and the running
+        statistics of batch norm follow.
+
+        Args:
+            wishes: Positive factors by name of parameter (or of a block, as `str` writes it).
+
+        Returns:
+            The factors that were applied, those of the outputs, and the drift on the example.
+
+        Raises:
+            ValueError: A factor is not positive, or a name is no parameter of the model.
+        """
+        for name, factor in wishes.items():
+            if not 0 < factor < float("inf"):
+                raise ValueError(f"wishes: the factor of {name!r} is {factor}; it must be positive and finite")
+        plan = self.plan(wishes)
+        wished = [wishes.get(str(block), wishes.get(block.name, 1.0)) for block in plan.wishes]
+        logarithms = torch.tensor(wished, dtype=torch.float64).log()
+        factors = (plan.matrix @ logarithms).exp().tolist()
+        before = run_graph(self.graph, {})
+        tensors = BlockTensors(self.model, plan.targets).get()
+        for tensor, factor in zip(tensors, factors, strict=True):
+            tensor.mul_(factor)
+        outputs = dict(zip(self.system.outputs, (plan.outputs @ logarithms).exp().tolist(), strict=True))
+        return Rescaling(
+            factors={str(block): factor for block, factor in zip(plan.targets, factors, strict=True)},
+            outputs=outputs,
+            drift=drift(self.graph, before, outputs),
+        )
+
+    def _numbers(self, wishes: Collection[str] | None) -> list[int]:
+        """Return the unknowns that wishes name."""
+        if wishes is None:
+            return [n for n in sorted(self.system.weights) if not self.is_fixed(self.blocks[n])]
+        names = {name for block in self.blocks for name in (str(block), block.name)}
+        for name in wishes:
+            if name not in names:
+                raise ValueError(f"wishes: {name!r} is no parameter; {suggest(name, sorted(names))}")
+        return [n for n, block in enumerate(self.blocks) if {str(block), block.name} & set(wishes)]
+
+    def _written(self) -> list[tuple[Block, Form]]:
+        """Return parameters and statistics with their forms, in the order of their first use, statistics first."""
+        uses: dict[str, tuple[int, int]] = {}
+        for node, (place, position) in self.graph.first_uses().items():
+            if node in self.graph.buffers:
+                uses.setdefault(self.graph.buffers[node], (place, 0))
+            elif node in self.graph.parameters:
+                uses.setdefault(self.graph.parameters[node], (place, 1 + position))
+        written: list[tuple[Block, Form]] = list(self.system.statistics.items())
+        written += [(block, {n: Fraction(1)}) for n, block in enumerate(self.blocks)]
+        return sorted(written, key=lambda item: uses.get(item[0].name, (len(self.graph.nodes), 0)))
+
+
+def analyze(
+    model: nn.Module,
+    example: Example,
+    *,
+    approximate: Collection[str] = frozenset(),
+    on_conflict: OnConflict = "preserve",
+    frozen: Literal["keep", "rescale"] = "keep",
+    unknown: Policy = "error",
+    unreached: Policy = "error",
+    check: bool = True,
+) -> ScaleGraph:
+    """Work out which rescalings of a model's parameters keep its function up to a factor.
+
+    Args:
+        model: Any model that `torch.export` can trace, in training or eval mode. It is left as it was.
+        example: What the model is called with: a tensor, a tuple of positional arguments, or a dict of keyword
+            arguments. What the model does with other inputs must not depend on their values.
+        approximate: Activations to treat as if they were relu, of gelu, silu, mish, elu, celu, selu, softplus and
+            hardswish: the function is then kept approximately.
+        on_conflict: What to do where keeping the function forbids a weight its wish because a call is not
+            homogeneous (queries and keys before a softmax): `"preserve"` the function, or `"rescale"` all the same.
+        frozen: Parameters with `requires_grad=False`: `"keep"` them as they are, or `"rescale"` them with the others.
+        unknown: Calls without a rule: `"error"`, or `"fix"`: what they read keeps its scale.
+        unreached: Parameters that the example does not reach: `"error"`, or `"fix"`: they keep their scale.
+        check: Rescale a copy of the parameters at random and compare every value of the graph with the scale that
+            the rules give it. Costs two runs of the model on the example.
+
+    Returns:
+        The scale graph, which covers every parameter.
+
+    Raises:
+        GraphError: The model cannot be exported, or a call has no rule, or a parameter is not reached.
+        ValueError: A choice is not one of those allowed.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+        >>> analyze(model, torch.ones(1, 2)).plan().matrix.int().tolist()
+        [[1, 0], [1, 0], [0, 1], [1, 1]]
+    """
+    if isinstance(approximate, str) or not set(approximate) <= APPROXIMABLE:
+        allowed = ", ".join(sorted(APPROXIMABLE))
+        raise ValueError(f"approximate: {approximate!r} is not allowed; it must be a set of {allowed}")
+    check_choice("on_conflict", on_conflict, get_args(OnConflict))
+    check_choice("frozen", frozen, ("keep", "rescale"))
+    check_choice("unknown", unknown, get_args(Policy))
+    check_choice("unreached", unreached, get_args(Policy))
+    graph = export_graph(model, example)
+    system = build_system(graph, approximate=approximate, unknown=unknown, unreached=unreached, frozen=frozen)
+    if check:
+        try:
+            check_system(graph, system)
+        except RuntimeError:
+            check_runs(model, example)  # torch.export takes examples of another precision than the model's
+            raise
+    return ScaleGraph(graph, system, on_conflict)
+
+
+def _apply(form: Form, solution: Tensor) -> Tensor:
+    """Return a form's row: its value for a wish of one, for each wish."""
+    row = solution.new_zeros(solution.shape[1])
+    for unknown, coefficient in form.items():
+        row = row + float(coefficient) * solution[unknown]
+    return row

@@ -1,0 +1,417 @@
+"""Follow units through an exported graph, with labels in the place of values.
+
+Every layer gets a range of labels, one for each of its units; a label tensor says to which unit each entry of a value
+belongs. Calls that move entries are run on the labels. A call that combines units with other values ends the journey:
+the layer is marked with the reason why its units cannot be renewed alone.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from pliant.anatomy import labels as lb
+from pliant.anatomy.export import ModelGraph
+from pliant.anatomy.layers import WEIGHT_LAYERS
+from pliant.anatomy.operators import CONVOLUTIONS, MOVES, POOLS, RESHAPES, SPLITS, pooled_dimensions
+from pliant.anatomy.unit_parts import Norm, Passage, Reader, Slices, UnitGroup
+
+
+@dataclass
+class Draft:
+    """A layer whose units are being followed; they have the labels from `first` on."""
+
+    name: str
+    count: int
+    first: int
+    weight: Slices
+    bias: Slices | None
+    norms: list[Norm] = field(default_factory=list)
+    passages: list[Passage] = field(default_factory=list)
+    readers: list[Reader] = field(default_factory=list)
+    reasons: dict[str, None] = field(default_factory=dict)
+
+    def finished(self) -> UnitGroup:
+        """Return what was found."""
+        return UnitGroup(
+            name=self.name,
+            count=self.count,
+            weight=self.weight,
+            bias=self.bias,
+            norms=tuple(self.norms),
+            passages=tuple(self.passages),
+            readers=tuple(self.readers),
+        )
+
+    def units(self, labels: Tensor) -> Tensor:
+        """Return the units that labels stand for, −1 for labels of other groups."""
+        mine = (labels >= self.first) & (labels < self.first + self.count)
+        return torch.where(mine, labels - self.first, -1)
+
+
+UNREACHED = "it has no part in what the model returns"
+"""Why the units of a layer cannot be renewed if the example does not reach it."""
+
+_NONE = 0
+"""The label of an entry that belongs to no unit."""
+
+_ELEMENTWISE = frozenset({
+    "relu", "leaky_relu", "rrelu", "prelu", "gelu", "silu", "mish", "elu", "celu", "selu", "softplus", "hardswish",
+    "hardtanh", "relu6", "hardsigmoid", "log_sigmoid", "tanh", "sigmoid", "abs", "neg", "exp", "sin", "cos", "square",
+    "sqrt", "clamp", "clamp_min", "clamp_max", "threshold", "pow", "nan_to_num", "native_dropout", "add",
+    "sub", "rsub", "mul", "div", "maximum", "minimum",
+})  # fmt: skip
+"""Calls that make each entry of the result from one entry of what they read, or of each tensor that they read."""
+
+_CASTS = frozenset({"_to_copy", "type_as"})
+_SHAPE_ONLY = frozenset({
+    "_assert_tensor_metadata", "new_empty", "new_zeros", "new_ones", "new_full", "empty_like", "zeros_like",
+    "ones_like", "full_like", "rand_like", "randn_like",
+})  # fmt: skip
+"""Calls that take the shape of what they read, or its kind, but none of its entries."""
+
+_REDUCTIONS = frozenset({"mean", "sum", "amax", "amin"})
+_ATTENTION = frozenset({"scaled_dot_product_attention", "softmax", "matmul", "bmm", "einsum"})
+_NORMS = frozenset({
+    "layer_norm", "rms_norm", "group_norm", "instance_norm", "_native_batch_norm_legit",
+    "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training",
+})  # fmt: skip
+
+
+class Tracker:
+    """One pass over a graph, with labels in the place of values."""
+
+    def __init__(self, graph: ModelGraph) -> None:
+        self.graph = graph
+        self.drafts: list[Draft] = []
+        self.opaque: dict[str, str] = {}
+        self._labels: dict[fx.Node, Any] = {}
+        self._layers: set[fx.Node] = set()
+        self._next = _NONE + 1
+        self._uses = Counter(name for node, name in graph.parameters.items() for _ in node.users)
+        self._calls = Counter((graph.module_path(node), graph.operator(node)) for node in graph.nodes)
+
+    def run(self) -> None:
+        """Follow all units to where they are read."""
+        for node in self.graph.nodes:
+            self._labels[node] = self._visit(node)
+        for node in self.graph.outputs.values():
+            self._flag(self._of(node), "it is an output of the model")
+        for draft in self.drafts:
+            if not draft.readers and not draft.reasons:
+                draft.reasons["nothing reads it"] = None
+        called = {draft.name for draft in self.drafts} | self.opaque.keys()
+        for path, module in self.graph.model.named_modules():
+            if path not in called and isinstance(module, WEIGHT_LAYERS):
+                self.opaque[path] = UNREACHED
+
+    def _visit(self, node: fx.Node) -> Any:
+        name = self.graph.operator(node)
+        if name == "getitem":
+            source, position = node.args
+            labels = self._labels[source]  # type: ignore[index]
+            return labels[position] if isinstance(labels, list | tuple) else labels  # type: ignore[index]
+        layer = self._layer(node)
+        if layer is not None:
+            return self._follow_layer(node, *layer)
+        if not any(self._has_units(source) for source in node.all_input_nodes):
+            return None
+        first = node.args[0]
+        if name in _SHAPE_ONLY:
+            return None
+        if name in _CASTS or (name == "mul" and _is_mask(node.args[1], self.graph)):
+            return self._of(first)
+        if name in _NORMS:
+            self._note_passage(node)
+            return self._follow_norm(node)
+        if name in _ELEMENTWISE and (name == "prelu" or self._are_alike(node)):
+            if name != "native_dropout":  # which is there in training mode alone
+                self._note_passage(node)
+            return self._first_of(node, self._of(node.all_input_nodes[0]).expand(_first_shape(node)))
+        if name in RESHAPES:
+            return self._of(first).reshape(self.graph.shape(node))
+        if name in (*MOVES, *SPLITS) and len(node.all_input_nodes) == 1:  # else data says where entries go
+            return node.target(self._of(first), *node.args[1:], **node.kwargs)  # type: ignore[operator]
+        if name in ("cat", "stack"):
+            parts = [self._of(part) for part in self.graph.argument(node, "tensors")]
+            return (torch.cat if name == "cat" else torch.stack)(parts, dim=self.graph.argument(node, "dim"))
+        if name in (*POOLS, "pad"):
+            return self._follow_pool(node)
+        if name in _REDUCTIONS:
+            return self._follow_reduction(node)
+        self._flag_inputs(node, self._reason(node))
+        return None
+
+    def _are_alike(self, node: fx.Node) -> bool:
+        """Say whether all that a call combines entry by entry belongs to one unit, entry by entry."""
+        first, *others = [self._of(source) for source in node.all_input_nodes]
+        return all(bool((lb.compact(first) == lb.compact(other)).all()) for other in others)
+
+    def _reason(self, node: fx.Node) -> str:
+        name, where = self.graph.operator(node), self.graph.module_path(node) or "the model"
+        if name in ("add", "sub"):
+            return f"it is added to other values in {where}"
+        if name in ("mul", "div"):
+            return f"it is multiplied by other values in {where}"
+        if name in _ATTENTION:
+            return f"it is part of attention in {where}"
+        return f"it goes through {self.graph.describe(node)}, which is not known to keep units apart"
+
+    # Layers: they read units and make new ones.
+
+    def _layer(self, node: fx.Node) -> tuple[Any, Any, Any, int, int, int] | None:
+        """Return what a layer reads, its weight and bias, and the dimensions of outputs and inputs.
+
+        Those are the dimension of the weight along which its outputs lie, the one along which its inputs lie, and the
+        one of its input and output along which units lie, counted from the end.
+        """
+        name, argument = self.graph.operator(node), self.graph.argument
+        if name == "linear":
+            return argument(node, "input"), argument(node, "weight"), argument(node, "bias"), 0, 1, -1
+        if name in CONVOLUTIONS:
+            out_dim, in_dim = (1, 0) if "transpose" in name else (0, 1)
+            return (
+                argument(node, "input"),
+                argument(node, "weight"),
+                argument(node, "bias"),
+                out_dim,
+                in_dim,
+                -int(name[-2]) - 1,
+            )
+        if name == "addmm":
+            return argument(node, "mat1"), argument(node, "mat2"), argument(node, "self"), 1, 0, -1
+        if name in ("matmul", "mm"):
+            source, weight = node.args
+            if isinstance(weight, fx.Node) and weight in self.graph.parameters and len(self.graph.shape(weight)) == 2:
+                return source, weight, None, 1, 0, -1
+        return None
+
+    def _follow_layer(
+        self, node: fx.Node, source: Any, weight: Any, bias: Any, out_dim: int, in_dim: int, value_dim: int
+    ) -> Tensor | None:
+        path = self.graph.module_path(node)
+        if weight not in self.graph.parameters or (bias is not None and bias not in self.graph.parameters):
+            self.opaque[path] = "its weight or bias is computed, not stored"
+            self._flag_inputs(node, f"it is read by {path or 'the model'}, whose weight is computed, not stored")
+            return None
+        grouped = self.graph.operator(node) in CONVOLUTIONS and self.graph.argument(node, "groups") != 1
+        if self._has_units(source):
+            if grouped:
+                self._flag(self._of(source), f"it is read by the grouped convolution {path}")
+            else:
+                self._add_reader(node, source, weight, bias, in_dim, value_dim)
+        count = self.graph.shape(weight)[out_dim]
+        own = torch.arange(count)
+        draft = Draft(
+            name=self._layer_name(path, self.graph.parameters[weight]),
+            count=count,
+            first=self._next,
+            weight=Slices(self.graph.parameters[weight], out_dim, own),
+            bias=None if bias is None else Slices(self.graph.parameters[bias], 0, own),
+        )
+        self._next += count
+        self._layers.add(node)
+        self.drafts.append(draft)
+        for parameter in (weight, bias):
+            self._check_parameter(draft, parameter, "it is made by")
+        if grouped and out_dim == 1:
+            draft.reasons.setdefault("it is made by a grouped transposed convolution")
+        shape = self.graph.shape(node)
+        return None if draft.reasons else (own + draft.first).view(-1, *[1] * (-1 - value_dim)).expand(shape)
+
+    def _add_reader(self, node: fx.Node, source: Any, weight: Any, bias: Any, in_dim: int, value_dim: int) -> None:
+        labels, path = self._of(source), self.graph.module_path(node)
+        vector = _along(labels, value_dim)
+        if vector is None:
+            self._flag(labels, f"it is mixed with others before {path or 'the model'} reads it")
+            return
+        for draft in self._drafts_in(vector):
+            slices = Slices(self.graph.parameters[weight], in_dim, draft.units(vector))
+            name = self.graph.parameters.get(bias, "")
+            own_bias = name if self._uses[name] == 1 else None
+            outside = self._is_made_outside(source, path, value_dim)
+            draft.readers.append(Reader(path, slices, own_bias, value_dim, outside, self._passed(source)))
+            self._check_parameter(draft, weight, "it is read by")
+
+    def _passed(self, source: fx.Node) -> frozenset[str]:
+        """Return the names of the calls that units went through from the layers that make them."""
+        seen, waiting = set(self._layers), [source]
+        while waiting:
+            node = waiting.pop()
+            if node not in seen and self._has_units(node):
+                seen.add(node)
+                waiting += node.all_input_nodes
+        return frozenset(self.graph.operator(node) for node in seen - self._layers)
+
+    def _is_made_outside(self, source: fx.Node, path: str, value_dim: int) -> bool:
+        """Say whether a module has what it multiplies by its weight from elsewhere, and moves no unit of it."""
+        while self.graph.module_path(source) == path and self._leaves_in_place(source, value_dim):
+            source = source.all_input_nodes[0]
+        return not f"{self.graph.module_path(source)}.".startswith(f"{path}.")
+
+    def _leaves_in_place(self, node: fx.Node, value_dim: int) -> bool:
+        """Say whether a call pads, casts or reshapes what it reads, and each unit stays where it is along a dimension.
+
+        Entries keep their order when they are reshaped, so those of the last dimension stay if that keeps its size.
+        """
+        name = self.graph.operator(node)
+        if name in RESHAPES:
+            sizes = [self.graph.shape(each)[-1:] for each in (node, node.all_input_nodes[0])]
+            return value_dim == -1 and sizes[0] == sizes[1]
+        return name in ("pad", *_CASTS)
+
+    def _layer_name(self, path: str, weight: str) -> str:
+        """Return the module that owns the weight; of several that share it, the one that makes the call."""
+        owner, _, leaf = weight.rpartition(".")
+        if leaf != "weight":
+            return weight
+        called = self.graph.model.get_submodule(path)
+        return path if called._parameters.get("weight") is self.graph.model.get_parameter(weight) else owner
+
+    def _check_parameter(self, draft: Draft, parameter: fx.Node | None, how: str) -> None:
+        if parameter is None:
+            return
+        name = self.graph.parameters[parameter]
+        if self._uses[name] > 1:
+            draft.reasons.setdefault(f"{how} {name!r}, which is used more than once")
+        if not self.graph.model.get_parameter(name).requires_grad:
+            draft.reasons.setdefault(f"{how} {name!r}, which is frozen")
+
+    # Calls that units pass through.
+
+    def _note_passage(self, node: fx.Node) -> None:
+        labels, path = self._of(node.all_input_nodes[0]), self.graph.module_path(node)
+        varying = [dim for dim in range(labels.ndim) if not lb.same_along(labels, dim)]
+        passage = Passage(
+            operator=self.graph.operator(node),
+            module=path,
+            alone=self._calls[path, self.graph.operator(node)] == 1,
+            dim=varying[0] - labels.ndim if len(varying) == 1 else None,
+            ndim=labels.ndim,
+        )
+        for draft in self._drafts_in(labels):
+            draft.passages.append(passage)
+
+    def _follow_norm(self, node: fx.Node) -> Any:
+        labels = self._of(node.args[0])
+        name = self.graph.operator(node)
+        if name in ("layer_norm", "rms_norm"):
+            width = len(self.graph.argument(node, "normalized_shape"))
+            inner = _inner(labels, width)
+        else:
+            inner = _along(labels, 1)
+        if inner is None:
+            self._flag(labels, f"it is mixed with others before {self.graph.module_path(node)} normalizes it")
+            return None
+        for draft in self._drafts_in(inner):
+            units = draft.units(inner)
+            parts = {}
+            for leaf in ("weight", "bias", "running_mean", "running_var"):
+                tensor = self.graph.find_argument(node, leaf)
+                parts[leaf] = self._norm_part(draft, tensor, units)
+            draft.norms.append(Norm(**parts))
+        return self._first_of(node, labels)
+
+    def _first_of(self, node: fx.Node, labels: Tensor) -> Any:
+        """Return labels for the first result of a call; the others (masks, statistics) belong to no unit."""
+        result = node.meta["val"]
+        return [labels, *[None] * (len(result) - 1)] if isinstance(result, tuple | list) else labels
+
+    def _norm_part(self, draft: Draft, tensor: fx.Node | None, units: Tensor) -> Slices | None:
+        if tensor is None:
+            return None
+        name = self.graph.parameters.get(tensor) or self.graph.buffers.get(tensor)
+        if name is None:
+            draft.reasons.setdefault("it is normalized by a weight that is computed, not stored")
+            return None
+        if tensor in self.graph.parameters:
+            self._check_parameter(draft, tensor, "it is normalized by")
+        varying = [dim for dim in range(units.ndim) if not lb.same_along(units, dim)]
+        if len(varying) > 1:
+            draft.reasons.setdefault(f"it lies across two dimensions of {name!r}")
+            return None
+        dim = varying[0] if varying else 0
+        along = units.movedim(dim, 0).flatten(1)[:, 0] if units.ndim > 1 else units
+        return Slices(name, dim, along)
+
+    def _follow_pool(self, node: fx.Node) -> Any:
+        labels, shape = self._of(node.args[0]), _first_shape(node)
+        name = self.graph.operator(node)
+        last = len(self.graph.argument(node, "pad")) // 2 if name == "pad" else pooled_dimensions(name)
+        spatial = range(labels.ndim - last, labels.ndim)
+        if labels.shape[:-last] != shape[:-last] or not all(lb.same_along(labels, dim) for dim in spatial):
+            self._flag(labels, self._reason(node))
+            return None
+        for dim in spatial:
+            labels = labels.narrow(dim, 0, 1)
+        return self._first_of(node, labels.expand(shape))
+
+    def _follow_reduction(self, node: fx.Node) -> Tensor | None:
+        labels = self._of(node.args[0])
+        dims = self.graph.find_argument(node, "dim")
+        dims = range(labels.ndim) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
+        if not all(lb.same_along(labels, dim) for dim in dims):
+            self._flag(labels, f"it is summed with other units in {self.graph.module_path(node) or 'the model'}")
+            return None
+        for dim in dims:
+            labels = labels.narrow(dim, 0, 1)
+        return labels.reshape(self.graph.shape(node))
+
+    # What is known of a value.
+
+    def _of(self, value: Any) -> Tensor:
+        labels = self._labels.get(value)
+        if isinstance(labels, Tensor):
+            return labels
+        return lb.uniform(_NONE, self.graph.shape(value))
+
+    def _has_units(self, value: Any) -> bool:
+        labels = self._labels.get(value)
+        parts: Sequence[Any] = labels if isinstance(labels, list | tuple) else [labels]
+        return any(isinstance(part, Tensor) and bool((lb.compact(part) != _NONE).any()) for part in parts)
+
+    def _drafts_in(self, labels: Tensor) -> list[Draft]:
+        present = torch.unique(lb.compact(labels))
+        return [d for d in self.drafts if bool(((present >= d.first) & (present < d.first + d.count)).any())]
+
+    def _flag(self, labels: Tensor, reason: str) -> None:
+        for draft in self._drafts_in(labels):
+            draft.reasons.setdefault(reason)
+
+    def _flag_inputs(self, node: fx.Node, reason: str) -> None:
+        for source in node.all_input_nodes:
+            if self._has_units(source):
+                self._flag(self._of(source), reason)
+
+
+def _is_mask(value: Any, graph: ModelGraph) -> bool:
+    """Say whether a value is a mask of a dropout of whole channels: random numbers, divided by how many are kept."""
+    while isinstance(value, fx.Node) and graph.operator(value) == "div":
+        value = value.args[0]
+    return isinstance(value, fx.Node) and graph.operator(value) == "bernoulli"
+
+
+def _first_shape(node: fx.Node) -> torch.Size:
+    """Return the shape of a call's result, or of its first one."""
+    result = node.meta["val"]
+    shape: torch.Size = (result[0] if isinstance(result, tuple | list) else result).shape
+    return shape
+
+
+def _along(labels: Tensor, dim: int) -> Tensor | None:
+    """Return the labels along a dimension if they are the same at every place of the others."""
+    dim %= labels.ndim
+    if not all(lb.same_along(labels, other) for other in range(labels.ndim) if other != dim):
+        return None
+    return labels.movedim(dim, 0).flatten(1)[:, 0] if labels.ndim > 1 else labels
+
+
+def _inner(labels: Tensor, width: int) -> Tensor | None:
+    """Return the labels of the last dimensions if they are the same at every place of the first ones."""
+    outer = labels.ndim - width
+    if not all(lb.same_along(labels, dim) for dim in range(outer)):
+        return None
+    return labels[(0,) * outer]

@@ -1,0 +1,194 @@
+"""Run an exported graph to see whether its scales are what the system says, and how far they drift.
+
+Multiplying by a power of two changes no digit of a floating-point number. So a rescaling by powers of two that the
+system allows must change every value of the graph by its predicted power of two and by nothing else, to the last bit,
+once the epsilons in norm layers are out of the way. A rule that is wrong for a call shows at that call.
+"""
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from pliant.anatomy import labels as lb
+from pliant.anatomy.export import GraphError, ModelGraph
+from pliant.anatomy.linear_forms import Form, System
+from pliant.anatomy.plan import Block
+from pliant.anatomy.scales import ScaleSystem
+
+_TINY = 2e-38
+"""An epsilon that is negligible beside any variance, and still a normal number in float32."""
+
+_TOLERANCE = 1e-4
+"""Rescaling by powers of two is exact, so this only has to be far below what a wrong power of two does."""
+
+
+class _Interpreter(fx.Interpreter):
+    """Runs a graph, with small epsilons and relu for approximated activations if a system is given."""
+
+    def __init__(self, graph: ModelGraph, system: ScaleSystem | None) -> None:
+        super().__init__(graph.graph_module, garbage_collect_values=False)
+        self.exported = graph
+        self.epsilons = {} if system is None else system.epsilons
+        self.approximated = {} if system is None else system.approximated
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n in self.approximated:
+            return torch.relu(self.env[self.approximated[n]])
+        if n not in self.epsilons:
+            value = super().run_node(n)
+            # What was never written is whatever was in memory, another in each run.
+            return value.zero_() if n.op == "call_function" and "empty" in self.exported.operator(n) else value
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        names = [argument.name for argument in n.target._schema.arguments]  # type: ignore[union-attr]
+        # The guard of a norm layer written by hand is the number that is added.
+        place = names.index("eps") if "eps" in names else 1
+        if place < len(args):
+            args = (*args[:place], _TINY, *args[place + 1 :])
+        else:
+            kwargs = {**kwargs, names[place]: _TINY}
+        return self.call_function(n.target, args, kwargs)
+
+
+def run_graph(
+    graph: ModelGraph,
+    tensors: Mapping[str, Tensor],
+    system: ScaleSystem | None = None,
+    inputs: Mapping[fx.Node, Any] | None = None,
+) -> dict[fx.Node, Any]:
+    """Run a graph and return the value of every node.
+
+    Args:
+        graph: The graph; the model's own state is read, never written.
+        tensors: Parameters and buffers that replace the model's own.
+        system: Given, the norm layers' epsilons are made negligible and approximated activations are relu.
+        inputs: What to run it on, the example if None.
+    """
+    inputs = graph.inputs if inputs is None else inputs
+    state = dict(graph.model.named_parameters()) | dict(graph.model.named_buffers()) | dict(tensors)
+    values: list[Any] = []
+    for node in graph.graph_module.graph.nodes:
+        if node.op == "placeholder":
+            name = graph.parameters.get(node) or graph.buffers.get(node)
+            value = state[name] if name else graph.constants.get(node, inputs.get(node))
+            values.append(value)
+    interpreter = _Interpreter(graph, system)
+    devices = {tensor.device for tensor in state.values() if tensor.is_cuda}
+    with torch.no_grad(), torch.random.fork_rng(devices=list(devices)):
+        torch.manual_seed(0)  # dropout draws the same masks in every run
+        interpreter.run(*values, enable_io_processing=False)
+    return interpreter.env
+
+
+def drift(graph: ModelGraph, before: Mapping[fx.Node, Any], factors: Mapping[str, float]) -> dict[str, float]:
+    """Return how far each output of the model is from its old value times its factor, relative to the largest entry.
+
+    Args:
+        graph: The graph.
+        before: The values of `run_graph` before the model was rescaled.
+        factors: The predicted factor of each output.
+    """
+    after = run_graph(graph, {})
+    result = {}
+    for name, factor in factors.items():
+        node = graph.outputs[name]
+        expected = before[node].double() * factor
+        size = expected.abs().max().item() if expected.numel() else 0.0
+        difference = (after[node].double() - expected).abs()
+        result[name] = difference.max().item() / size if size else difference.sum().item()
+    return result
+
+
+def check_system(graph: ModelGraph, system: ScaleSystem, seed: int = 0) -> None:
+    """Rescale at random, as the system allows, and compare every value of the graph with its predicted scale.
+
+    Raises:
+        GraphError: A value is off; the message names the call.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    state = dict(graph.model.named_parameters()) | dict(graph.model.named_buffers())
+    tensors = {name: _generic(tensor.detach(), generator) for name, tensor in state.items()}
+    inputs = {n: _generic(x, generator) if isinstance(x, Tensor) else x for n, x in graph.inputs.items()}
+    before = run_graph(graph, tensors, system, inputs)
+    half = any(_is_half(node.meta.get("val")) for node in graph.nodes)
+    for exponents in _draw(system, generator, largest=4 if half else 20):
+        scaled = dict(tensors)
+        forms: list[tuple[Block, Form]] = [(b, {n: Fraction(1)}) for n, b in enumerate(system.blocks)]
+        for block, form in [*forms, *system.statistics.items()]:
+            exponent = _evaluate(form, exponents)
+            if exponent:
+                if scaled[block.name] is tensors[block.name]:
+                    scaled[block.name] = tensors[block.name].clone()
+                block.of(scaled[block.name]).mul_(2.0 ** float(exponent))
+        after = run_graph(graph, scaled, system, inputs)
+        for node in graph.nodes:
+            _compare(graph, system, node, before[node], after[node], exponents)
+
+
+def _compare(
+    graph: ModelGraph, system: ScaleSystem, node: fx.Node, before: Any, after: Any, exponents: list[Fraction]
+) -> None:
+    labels = system.labels.get(node)
+    if not isinstance(labels, Tensor) or not isinstance(before, Tensor) or not before.numel():
+        return
+    distinct, where = torch.unique(lb.compact(labels), return_inverse=True)
+    powers = [0.0 if n == lb.ANY else float(_evaluate(system.table[n], exponents)) for n in distinct.tolist()]
+    factor = (2.0 ** torch.tensor(powers, dtype=torch.float64))[where].reshape(lb.compact(labels).shape)
+    expected = before.double() * factor.to(before.device)
+    same = (after.double() == expected) | (after.isnan() & before.isnan())
+    if bool(same.all()):
+        return
+    difference = (after.double() - expected)[~same].abs() / factor.to(before.device).expand(same.shape)[~same]
+    finite = before.double()[before.isfinite()].abs()
+    size = finite.max().item() if finite.numel() else 0.0
+    error = difference.max().item()
+    if not error <= _TOLERANCE * size:
+        raise GraphError(
+            f"the scale of {graph.describe(node)}, {graph.location(node)}, is not what its rule says: rescaled by "
+            f"powers of two it is off by {error / size if size else error:.1e}. The rule is wrong for this call; "
+            "please report it."
+        )
+
+
+def _is_half(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.float16
+
+
+def _generic(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Replace a constant tensor, such as a bias at its initial zero, by one whose scale can be seen."""
+    if not tensor.is_floating_point() or tensor.numel() == 0 or bool((tensor != tensor.reshape(-1)[0]).any()):
+        return tensor
+    noise = torch.rand(tensor.shape, generator=generator).to(tensor) / 2 + 0.1
+    return tensor + noise
+
+
+def _draw(system: ScaleSystem, generator: torch.Generator, largest: int) -> Iterator[list[Fraction]]:
+    """Draw exponents that solve the system, small enough for every value of the graph to stay in range.
+
+    What is free gets an even exponent, so that square roots of scales are powers of two as well.
+    """
+    solution = System(demand.form for demand in system.demands)
+    free = [n for n in range(len(system.blocks)) if n not in solution.solved]
+    share, wanted = 1.0, 1
+    while wanted and free:
+        exponents = [Fraction(0)] * len(system.blocks)
+        draws = torch.randint(-1, 2, (len(free),), generator=generator)
+        kept = torch.rand(len(free), generator=generator) < share
+        for number, value in zip(free, (draws * kept).tolist(), strict=True):
+            exponents[number] = Fraction(2 * value)
+        for number, form in solution.solved.items():
+            exponents[number] = _evaluate(form, exponents)
+        reached = max(abs(_evaluate(system.table[n], exponents)) for n in range(len(system.table)))
+        if reached <= largest:
+            yield exponents
+            wanted -= 1
+        elif share == 1.0:
+            share, wanted = share / 2, 3  # fewer at a time, but more often
+        else:
+            share /= 2
+
+
+def _evaluate(form: Form, exponents: list[Fraction]) -> Fraction:
+    return sum((coefficient * exponents[unknown] for unknown, coefficient in form.items()), Fraction(0))

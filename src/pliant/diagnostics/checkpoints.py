@@ -1,0 +1,130 @@
+"""Weights from a file, without ever running code that the file holds."""
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pliant._importing import naming_extra
+from pliant.diagnostics._diagnose import unwrapped
+
+# Where training loops (`pliant run`: "state") put a model's state dict among other things, and what `torch.compile`
+# and data parallelism put into its names.
+_PLACES = ("model", "state_dict", "model_state_dict", "module", "state")
+_WRAPPERS = ("_orig_mod", "module")
+
+
+def load_weights(path: str | Path, key: str = "") -> dict[str, Any]:
+    """Read a state dict from a safetensors file or from one that `torch.save` wrote, its names as they are.
+
+    A checkpoint that holds more (an optimizer, a step) may keep the model's under `model`, `state_dict`,
+    `model_state_dict`, `module` or `state`, and that of `pliant run` under `state` and then `model`.
+
+    Args:
+        path: The file.
+        key: Where the state dict is in it, with dots between keys; at one of these places if empty.
+
+    Raises:
+        ValueError: If there is no such file, it holds anything but tensors and plain types, or no state dict.
+        ImportError: If it is a safetensors file and that package is missing.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"there is no file {str(path)!r}")
+    content = _read(path)
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{str(path)!r} must hold a state dict, got {type(content).__name__}")
+    held = dict(_state_dicts(content))
+    found = held.get(key) if key else _find(content)
+    if found is None:
+        where = f"under {key!r}" if key else f"at the top or under one of {', '.join(_PLACES)}"
+        others = f"; name one of those that it does hold (--key): {', '.join(held)}" if held else ""
+        raise ValueError(f"{str(path)!r} holds no state dict {where}{others}")
+    return dict(found)
+
+
+def _state_dicts(content: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield all state dicts in a checkpoint, by the keys that lead to them."""
+    if path and _is_state_dict(content):
+        yield ".".join(path), content
+        return
+    for key, value in content.items():
+        if isinstance(key, str) and isinstance(value, Mapping):  # numbers are an optimizer's names of parameters
+            yield from _state_dicts(value, (*path, key))
+
+
+def _find(content: Mapping[Any, Any]) -> Mapping[str, Any] | None:
+    """Return the first state dict at any of the places, in their order."""
+    if _is_state_dict(content):
+        return content
+    inside = (content[place] for place in _PLACES if isinstance(content.get(place), Mapping))
+    return next((found for found in map(_find, inside) if found is not None), None)
+
+
+def load_into(model: nn.Module, path: str | Path, key: str = "") -> nn.Module:
+    """Load the weights of a file into a model and return it, whichever of them was compiled or run in parallel.
+
+    A tensor that the model holds under several names may be stored under one of them alone, as safetensors does.
+
+    Raises:
+        ValueError: If the weights cannot be read, or are not those of the model.
+    """
+    weights = load_weights(path, key)
+    bare = unwrapped(model)
+    try:
+        bare.load_state_dict(_named_alike(weights, bare.state_dict(keep_vars=True)))
+    except RuntimeError as error:
+        reason = textwrap.shorten(str(error), 500, placeholder=" …")
+        raise ValueError(f"{str(path)!r} does not fit the model: {reason}") from None
+    return model
+
+
+def _named_alike(weights: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return weights under a model's names if they differ in what wrappers put into names; else as they are."""
+    theirs = {_without_wrappers(name): name for name in own}
+    found = {_without_wrappers(name): tensor for name, tensor in weights.items()}
+    if len(theirs) < len(own) or len(found) < len(weights):  # a child of the model's own is called as wrappers are
+        return _without_first_wrappers(weights, own)
+    stored = {id(own[name]): found[bare] for bare, name in theirs.items() if bare in found}
+    found = {bare: stored[id(own[name])] for bare, name in theirs.items() if id(own[name]) in stored} | found
+    return {theirs[name]: tensor for name, tensor in found.items()} if found.keys() == theirs.keys() else weights
+
+
+def _without_first_wrappers(weights: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return weights without the wrappers that all of their names begin with, if they are a model's then."""
+    found = weights
+    while found.keys() != own.keys() and all(name.partition(".")[0] in _WRAPPERS for name in found):
+        found = {name.partition(".")[2]: tensor for name, tensor in found.items()}
+    return found if found.keys() == own.keys() else weights
+
+
+def _without_wrappers(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _read(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        with naming_extra("a safetensors file", "cli"):
+            from safetensors import SafetensorError
+            from safetensors.torch import load_file
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{str(path)!r} cannot be read as a safetensors file ({error})") from None
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file raises nearly anything: KeyError, UnicodeDecodeError, …
+        reason = str(error).partition("\n")[0] or "it is empty or cut off"
+        raise ValueError(
+            f"{str(path)!r} cannot be read as tensors and plain types ({reason}). A file that needs code to be read is "
+            "never opened: save model.state_dict()"
+        ) from None
+
+
+def _is_state_dict(content: Mapping[Any, Any]) -> bool:
+    """Say whether all are tensors by name, but for what modules save as `_extra_state`."""
+    rest = {k: v for k, v in content.items() if not (isinstance(k, str) and k.endswith("_extra_state"))}
+    return bool(rest) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in rest.items())

@@ -1,0 +1,182 @@
+"""The Gram matrix of per-sample gradients, GᵀG, without ever holding the gradients G.
+
+Curvature (Lewandowski 2023, §4.1) measures curvature by the rank of Σ g_i g_iᵀ = GGᵀ, which is that of the M × M
+matrix GᵀG. G itself has a column of the size of the model for each of the M samples: 11 GiB for a ResNet-18 and 256
+samples. Here ⟨g_i, g_j⟩ is summed parameter by parameter while one backward pass over the whole batch goes by
+(`uses.py`), from activations and output gradients (`factors.py`).
+
+What a per-sample gradient is: g_i = ∇ℓ_i, where ℓ_i is the loss of sample i on its own (`batches.sample_losses`).
+This needs a model that treats samples apart. BatchNorm does so in eval mode, where its statistics are constants; in
+train mode no sample has a gradient of its own, which is an error here.
+
+Every result is checked against the gradients of two samples taken one at a time. Parameters that fail the check, or
+that no rule covers, get their gradients sample by sample, which is slower and needs memory for them;
+`GradientGram.one_by_one` names them.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pliant.diagnostics.batches import Batch, LossFn, sample_losses, summed_loss
+from pliant.diagnostics.per_sample.derivatives import derivatives, learnable
+from pliant.diagnostics.per_sample.gradient_rules import matrix_shape
+from pliant.diagnostics.per_sample.inner_products import Dense, Use, check_memory, gram
+from pliant.diagnostics.per_sample.parameter_uses import Shapes, Uses
+
+
+@dataclass(frozen=True)
+class GradientGram:
+    """Inner products of the per-sample gradients of a model.
+
+    Attributes:
+        total: ⟨g_i, g_j⟩ over all learnable parameters, [M, M], float64.
+        parameters: The same for each parameter by name; they sum to `total`.
+        losses: ℓ_i, [M].
+        reduced: Whether the loss of the whole batch is the mean or the sum of the ℓ_i.
+        gradient: The mean of the g_i for each parameter: the gradient of the mean loss.
+        one_by_one: Parameters whose gradients had to be taken sample by sample, and why.
+        cut_off: Parameters that a use under `no_grad` (or in a reentrant checkpoint) adds nothing to the gradient of.
+    """
+
+    total: Tensor
+    parameters: dict[str, Tensor]
+    losses: Tensor
+    reduced: bool
+    gradient: dict[str, Tensor]
+    one_by_one: dict[str, str]
+    cut_off: tuple[str, ...]
+
+
+def gradient_gram(model: nn.Module, batch: Batch, loss_fn: LossFn) -> GradientGram:
+    """Return the inner products of the gradients of all samples of a batch.
+
+    Args:
+        model: In the mode to be measured in; nothing of it is changed, `.grad` included.
+        batch: The M samples.
+        loss_fn: `loss_fn(output, target)`.
+
+    Raises:
+        ValueError: If the model has no learnable parameter or a complex one, if samples influence each other's loss,
+            or if gradients would have to be held that do not fit.
+    """
+    parameters = learnable(model, real=True)
+    check = _Check(model, batch, loss_fn, parameters)
+    grams: dict[str, Tensor] = {}
+    arrived: dict[str, list[Use]] = {name: [] for name in parameters}
+
+    def finish(name: str) -> None:
+        parameter, uses = parameters[name], arrived.pop(name)
+        if uses:
+            grams[name] = gram(uses, batch.size, *matrix_shape(parameter), parameter.device)
+        else:
+            grams[name] = torch.zeros(batch.size, batch.size, dtype=torch.float64, device=parameter.device)
+
+    def deliver(name: str, use: Use) -> None:
+        arrived[name].append(use)
+        # The last use frees the factors, so that those of few layers are held at a time.
+        if not watch.pending[name]:
+            finish(name)
+
+    watch = Uses(parameters, batch.size, check.shapes, check.size, deliver)
+    with torch.enable_grad(), watch:
+        output = batch.forward(model)
+    with torch.enable_grad():
+        total_loss, losses, reduced = summed_loss(loss_fn, output, batch, apart=True)
+        del output
+        check.losses_agree(losses)
+        found = _gradients(total_loss, parameters)
+    gradient = {name: total / batch.size for name, total in found.items()}
+    for name in list(arrived):
+        finish(name)
+    reasons = dict.fromkeys(parameters, "the forward pass depends on the number of samples") if watch.diverged else {}
+    reasons |= watch.untreated
+    reasons |= dict.fromkeys(check.disagreements(grams, reasons), "the check against single samples failed")
+    if reasons:
+        grams |= _one_by_one(model, batch, loss_fn, {name: parameters[name] for name in reasons}, reasons)
+    ordered = {name: grams[name] for name in parameters}
+    total = torch.stack([matrix.to(losses.device) for matrix in ordered.values()]).sum(0)
+    return GradientGram(total, ordered, losses, reduced, gradient, reasons, tuple(sorted(watch.cut_off)))
+
+
+class _Check:
+    """The gradients of the first and the last sample, taken one at a time in a small batch of another size.
+
+    Attributes:
+        size: The size of that batch.
+        shapes: The shapes of all tensors of its forward pass.
+    """
+
+    def __init__(self, model: nn.Module, batch: Batch, loss_fn: LossFn, parameters: Mapping[str, Tensor]) -> None:
+        last = batch.size - 1
+        index = torch.tensor([0, last, 0] if batch.size == 2 else [0, last])
+        few = batch.select(index)
+        self.size = few.size
+        self.shapes = Shapes()
+        with torch.enable_grad():
+            try:
+                with self.shapes:
+                    output = few.forward(model)
+            except RuntimeError as error:
+                raise ValueError(
+                    f"the model does not run on {few.size} of the {batch.size} samples: every input whose first "
+                    f"dimension is {batch.size} is taken to be indexed by sample, so that one that is shared, such as "
+                    f"a mask, must not be as long as the batch ({error})"
+                ) from error
+            losses = sample_losses(loss_fn, output, few)[:2]
+            gradients = [_gradients(loss, parameters, keep=True) for loss in losses]
+        self._losses = losses.detach()
+        self._tolerance = 3 * max(torch.finfo(t.dtype).eps for t in (losses, *parameters.values())) ** 0.5
+        # ⟨g_a, g_b⟩ of the two samples for each parameter, [2, 2].
+        self._products = {name: torch.stack([g[name].flatten().double() for g in gradients]) for name in parameters}
+        self._products = {name: two @ two.T for name, two in self._products.items()}
+
+    def losses_agree(self, losses: Tensor) -> None:
+        """Raise if the samples' losses are others in another company."""
+        here = losses[[0, -1]]
+        if not torch.allclose(here, self._losses, rtol=self._tolerance, atol=self._tolerance, equal_nan=True):
+            raise ValueError(
+                "the loss of a sample must not depend on the other samples of its batch, or it has no gradient of its "
+                f"own, but that of the first is {float(here[0]):.6g} among {len(losses)} and "
+                f"{float(self._losses[0]):.6g} among {self.size}; a layer such as BatchNorm in train mode does this "
+                "(put the model in eval mode), and so does an output or a target that is shared by the samples but as "
+                "long as the batch, since all that is so long is taken to be indexed by sample"
+            )
+
+    def disagreements(self, grams: Mapping[str, Tensor], skip: Collection[str]) -> list[str]:
+        """Return the parameters whose inner products are not those of the single samples."""
+        scale = torch.stack([two.diagonal() for two in self._products.values()]).sum(0).sqrt()
+        # Gradients that cancel, such as those of a key's bias, are noise relative to the whole.
+        floor = (scale.unsqueeze(1) * scale) * self._tolerance**2
+        wrong = []
+        for name, two in self._products.items():
+            own = two.diagonal().clamp(min=0).sqrt()
+            bound = self._tolerance * (own.unsqueeze(1) * own) + floor
+            there = grams[name][[0, -1]][:, [0, -1]]
+            if name not in skip and ((there - two).abs() > bound).any():
+                wrong.append(name)
+        return wrong
+
+
+def _gradients(loss: Tensor, parameters: Mapping[str, Tensor], keep: bool = False) -> dict[str, Tensor]:
+    return dict(zip(parameters, derivatives(loss, list(parameters.values()), retain_graph=keep), strict=True))
+
+
+def _one_by_one(
+    model: nn.Module, batch: Batch, loss_fn: LossFn, parameters: Mapping[str, Tensor], reasons: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """Return the inner products of some parameters' gradients, each gradient from a pass over its sample alone."""
+    check_memory(parameters.values(), batch.size, ", ".join(f"{name} ({reasons[name]})" for name in parameters))
+    rows: dict[str, list[Tensor]] = {name: [] for name in parameters}
+    for i in range(batch.size):
+        one = batch.select(slice(i, i + 1))
+        with torch.enable_grad():
+            loss = sample_losses(loss_fn, one.forward(model), one)[0]
+            for name, gradient in _gradients(loss, parameters).items():
+                rows[name].append(gradient.reshape(matrix_shape(gradient)))
+    return {
+        name: gram([Dense(torch.stack(rows[name]))], batch.size, *matrix_shape(p), p.device)
+        for name, p in parameters.items()
+    }

@@ -1,0 +1,140 @@
+"""How charts look: colors that stay with their contender in every chart, on paper and on both kinds of screen.
+
+The six hues were searched for so that any two of them, and the two greys, stay apart (ΔE ≥ 16 in CIELAB) for normal,
+protan, deutan and tritan vision, each at a contrast of 3:1 or more with its background.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pliant.experiments.report.comparison import Contender
+
+LIGHT = {
+    "page": "#ffffff",
+    "ink": "#1c1f24",
+    "muted": "#5d636e",
+    "line": "#d9dce1",
+    "soft": "#f1f3f5",
+    "faint": "#eef0f2",
+    "accent": "#1f5fae",
+    "good": "#2c7a4b",
+    "warn": "#b7791f",
+    "vanilla": "#2b2f36",
+    "fresh": "#8b919b",
+    "hues": ("#4090da", "#db735a", "#3d6921", "#7a2b93", "#988705", "#e41b6f"),
+}
+DARK = {
+    "page": "#15171b",
+    "ink": "#eceef1",
+    "muted": "#a2a9b4",
+    "line": "#343941",
+    "soft": "#22262c",
+    "faint": "#23272d",
+    "accent": "#8ab8f5",
+    "good": "#5fc48c",
+    "warn": "#e0a94a",
+    "vanilla": "#e6e8eb",
+    "fresh": "#878d97",
+    "hues": ("#87c0fb", "#e58234", "#9af0a4", "#9d6cdb", "#f5dd72", "#f43a5c"),
+}
+_DASHES = ((1, 0), (5, 2), (2, 2), (8, 2, 2, 2), (1, 3))
+"""Line patterns: the next one when the hues are used up."""
+_FRESH_DASH = (4, 3)
+
+SHOWN = 8
+"""How many contenders a chart shows at first when there are more than fit."""
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
+
+
+@dataclass(frozen=True)
+class Series:
+    """How a contender appears in charts.
+
+    Args:
+        key: What data call it: short, and safe in any format.
+        name: What people call it.
+        slot: Its color: "vanilla", "fresh", or the number of a hue.
+        dash: Its line pattern.
+        shown: Whether charts show it at first.
+    """
+
+    key: str
+    name: str
+    slot: str
+    dash: tuple[int, ...]
+    shown: bool
+
+
+def assign_series(ranked: Sequence[Contender]) -> list[Series]:
+    """Give every contender a color and a line pattern: the best get the hues first.
+
+    Args:
+        ranked: The contenders, best first.
+    """
+    series = []
+    methods = 0
+    few = len(ranked) <= SHOWN + 2
+    for place, contender in enumerate(ranked):
+        slot: str = contender.role
+        dash: tuple[int, ...] = _DASHES[0]
+        shown = True
+        if contender.role == "fresh":
+            dash = _FRESH_DASH
+        elif contender.role == "method":
+            slot, dash = look_of(methods)
+            shown = few or methods < SHOWN - 2
+            methods += 1
+        series.append(Series(f"c{place}", contender.name, slot, dash, shown))
+    return series
+
+
+def look_of(place: int) -> tuple[str, tuple[int, ...]]:
+    """Return the color's slot and the line pattern of the n-th method: when the hues are used up, the next pattern."""
+    return str(place % len(LIGHT["hues"])), _DASHES[place // len(LIGHT["hues"]) % len(_DASHES)]
+
+
+def color(slot: str, theme: dict[str, Any]) -> str:
+    """Return the color of a slot in a theme."""
+    return str(theme["hues"][int(slot)] if slot.isdigit() else theme[slot])
+
+
+def print_config(series: Sequence[Series]) -> dict[str, Any]:
+    """Vega-Lite's settings for figures that stand alone: light."""
+    return _config([color(each.slot, LIGHT) for each in series], LIGHT["ink"], LIGHT["muted"], LIGHT["line"]) | {
+        "background": LIGHT["page"]
+    }
+
+
+def page_config(series: Sequence[Series]) -> dict[str, Any]:
+    """Vega-Lite's settings inside the page: colors are the page's own variables, so a theme needs no new drawing."""
+    hues = [f"var(--series-{each.slot})" for each in series]
+    return _config(hues, "var(--ink)", "var(--muted)", "var(--line)") | {"background": None}
+
+
+def _config(category: list[str], ink: Any, muted: Any, line: Any) -> dict[str, Any]:
+    return {
+        "font": FONT,
+        "view": {"stroke": None},
+        "range": {"category": category},
+        "axis": {
+            "domainColor": line,
+            "gridColor": line,
+            "gridOpacity": 0.6,
+            "tickColor": line,
+            "labelColor": muted,
+            "labelFontSize": 11,
+            "labelLimit": 220,
+            "titleColor": muted,
+            "titleFontSize": 11,
+            "titleFontWeight": "normal",
+            "titlePadding": 8,
+        },
+        "axisX": {"grid": False, "labelFlush": True},
+        "axisY": {"domain": False, "ticks": False},
+        "title": {"color": ink, "fontSize": 12, "anchor": "start", "fontWeight": 600},
+        "line": {"strokeWidth": 2, "strokeJoin": "round"},
+        "rule": {"color": muted},
+        "text": {"fontSize": 11, "color": ink},
+        "style": {"quiet": {"stroke": muted, "fill": muted}},
+    }

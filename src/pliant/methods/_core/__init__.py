@@ -1,0 +1,1 @@
+"""The shell that all methods share: attaching, the five kinds, fresh draws, surgery."""

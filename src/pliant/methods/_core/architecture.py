@@ -1,0 +1,136 @@
+"""What changes of architecture share: they are made once, when the method is constructed, before the optimizer is.
+
+Such a method replaces modules, and where widths change, parameters. An optimizer that was made before would go on with
+the old ones, and so would another method; `attach()` refuses an optimizer that holds a parameter which was replaced, or
+a layer's parameters without those that were added to it.
+"""
+
+import weakref
+from abc import abstractmethod
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from pliant.anatomy.layers import call_with, eval_mode
+from pliant.anatomy.units import Passage, UnitGroup
+from pliant.methods._core.attachment import Attachment
+from pliant.methods._core.method import Filter, Kind, Method, Receipt
+from pliant.methods._core.selection import learnable_parameters
+from pliant.methods._core.unit_selection import choose_units
+
+
+class Architecture(Method):
+    """A change of the model's layers, in place.
+
+    Args:
+        model: The model; it is changed at once.
+        example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), from which the units
+            are found.
+        where: Behind which layers, as a predicate on name and value of their weight; all if None.
+
+    Attributes:
+        changed: The layers behind which the model was changed.
+        skipped: The others, with the reason.
+    """
+
+    kind: ClassVar[Kind] = "architecture"
+
+    def __init__(self, model: nn.Module, example: Any = None, *, where: Filter | None = None) -> None:
+        learnable_parameters(model)  # says what is wrong with them before anything is changed
+        groups, self.skipped = choose_units(
+            self.name,
+            model,
+            example,
+            where,
+            partial(self._reason_against, model),
+            f"{self.name} fits behind none of its layers",
+        )
+        self.changed: list[str] = []
+        self._replaced: list[weakref.ref[nn.Parameter]] = []
+        # Parameters that were added, each with the one of a layer that whoever trains the layer holds.
+        self._companions: dict[str, str] = {}
+        self._tensors = self._entries = 0
+        for group in groups:
+            self._change(model, group)
+            self.changed.append(group.name)
+        _check_runs(model, example, self.name, self.changed)
+        super().__init__(model)
+
+    @abstractmethod
+    def _reason_against(self, model: nn.Module, group: UnitGroup) -> str | None:
+        """Return why the model cannot be changed behind a layer, or None if it can."""
+
+    @abstractmethod
+    def _change(self, model: nn.Module, group: UnitGroup) -> None:
+        """Change the model behind a layer."""
+
+    def step(self) -> None:
+        """Raise a TypeError: there is nothing to do at a step."""
+        raise TypeError(f"{self.name} changed the model when it was made; there is nothing to do at a step")
+
+    @property
+    def receipt(self) -> Receipt:
+        """Behind which layers the model was changed, how many tensors and entries that made, and what was skipped."""
+        details = {"changed": self.changed, "skipped": self.skipped}
+        return Receipt(self.name, "change layers", self._tensors, self._entries, details)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_replaced": []}
+
+    def _replace_parameter(self, module: nn.Module, leaf: str, parameter: nn.Parameter) -> None:
+        """Give a module a parameter of another shape."""
+        self._replaced.append(weakref.ref(getattr(module, leaf)))
+        setattr(module, leaf, parameter)
+        self._count(parameter)
+
+    def _count(self, parameter: nn.Parameter) -> None:
+        self._tensors += 1
+        self._entries += parameter.numel()
+
+    def _match(self, optimizer: Optimizer) -> Attachment:
+        replaced = [parameter for reference in self._replaced if (parameter := reference()) is not None]
+        for group in optimizer.param_groups:
+            if any(held is old for held in group["params"] for old in replaced):
+                raise ValueError(
+                    f"optimizers: this {type(optimizer).__name__} holds a parameter that {self.name} replaced; "
+                    f"make the optimizer, and other methods, after {self.name}"
+                )
+        attachment = super()._match(optimizer)
+        held = set(attachment.names)
+        for made, beside in self._companions.items():
+            if beside in held and made not in held and self.parameters[made].requires_grad:
+                raise ValueError(
+                    f"optimizers: this {type(optimizer).__name__} holds {beside!r} but not {made!r}, which {self.name} "
+                    f"made; make the optimizer, and other methods, after {self.name}"
+                )
+        return attachment
+
+
+def replaceable(model: nn.Module, passage: Passage) -> bool:
+    """Say whether a call is all that a module of its own does, so that to replace the module replaces the call."""
+    module = model.get_submodule(passage.module)
+    return passage.alone and passage.module != "" and next(module.children(), None) is None
+
+
+def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Put a module in the place of another, in the mode that the other was in."""
+    parent, _, leaf = path.rpartition(".")
+    module.train(model.get_submodule(path).training)
+    setattr(model.get_submodule(parent), leaf, module)
+
+
+def _check_runs(model: nn.Module, example: Any, name: str, changed: list[str]) -> None:
+    """Call the changed model: sizes that its forward() has as numbers are not seen before."""
+    try:
+        with eval_mode(model), torch.no_grad():
+            call_with(model, example)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"model: with {name} behind {', '.join(changed)} it no longer runs ({reason}): its forward() probably has "
+            "sizes as numbers, as in view(-1, 256). Leave those layers out with `where`, and build the model anew: "
+            "this one is changed"
+        ) from error

@@ -1,0 +1,311 @@
+"""The contract that every method keeps: attach to an optimizer, act, leave a receipt, resume.
+
+A method hangs on the optimizer's own hooks, so it works in any training loop and the loop does not change:
+
+- a `Penalty` (penalty.py) adds its gradient before the step;
+- an `AfterStep` method (after_step.py) rewrites weights after the step;
+- a `Reinitializer` (reinitializer.py) acts when its user says that the data is new: `apply()`;
+- a `Recycler` (recycler.py) renews single units after the step;
+- an `Architecture` (architecture.py) changes the model once, when it is made.
+
+Methods on one optimizer act in the order in which they were attached; all penalties act before the step, all
+rescalers and recyclers after it, UPGD first of these, and Hare & Tortoise before the recyclers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Self
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from pliant._step_hooks import owners_of_hooks
+from pliant._warnings import warn_user
+from pliant.methods._core.attachment import (
+    Attachment,
+    check_optimizer,
+    choose_counter,
+    warn_of_average,
+    warn_of_new_count,
+)
+from pliant.methods._core.selection import check_not_replaced, learnable_parameters, warn_of_unknown
+from pliant.methods._core.state import check_same_shapes, check_same_structure, copy_state_
+
+Kind = Literal["penalty", "after_step", "reinitializer", "recycler", "architecture"]
+Filter = Callable[[str, nn.Parameter], bool]
+Batches = Iterable[tuple[Any, Any]]
+LossFunction = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What an action of a method did, in plain types.
+
+    Attributes:
+        method: The method's registry name.
+        action: What it did, as a verb.
+        tensors: How many tensors it wrote (a reinitializer: changed).
+        entries: How many entries it wrote (a reinitializer: changed).
+        details: What else is worth knowing, by name; measured when the receipt is read.
+    """
+
+    method: str
+    action: str
+    tensors: int
+    entries: int
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Write the receipt for people: what was done, then a line for each detail."""
+        lines = [f"{self.method}: {self.action}, {self.tensors} tensors, {self.entries} entries"]
+        return "\n".join([*lines, *(f"  {name}: {_write(value)}" for name, value in self.details.items())])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the receipt as a flat dictionary, ready for a log."""
+        head = {"method": self.method, "action": self.action, "tensors": self.tensors, "entries": self.entries}
+        return {**head, **self.details}
+
+
+def _write(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_write(each)}" for name, each in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_write, value)) or "none"
+    return f"{value:.8g}" if isinstance(value, float) else str(value)
+
+
+class Method(ABC):
+    """A way to keep a model able to learn.
+
+    Args:
+        model: The model to act on. Its parameters are held, never replaced.
+        where: Which parameters the method may touch, as a predicate on name and parameter; all if None.
+
+    Attributes:
+        parameters: The parameters that the method acts on, by name; tied ones once.
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[Kind]
+    saved: ClassVar[tuple[str, ...]] = ()
+    """The attributes that make up the state: tensors, dictionaries of tensors, plain numbers."""
+    pins_placement: ClassVar[bool] = False
+    """Whether the parameters must keep the dtype and device that they had when the method was made."""
+    joint: ClassVar[bool] = False
+    """Whether parameters are acted on together, those that an optimizer does not hold included."""
+    takes_complex: ClassVar[bool] = False
+    """Whether the method's formula holds for complex parameters too."""
+
+    def __init__(self, model: nn.Module, *, where: Filter | None = None) -> None:
+        self.model = model
+        self.parameters = learnable_parameters(model, where)
+        for name, parameter in self.parameters.items():
+            if parameter.is_complex() and not self.takes_complex:
+                raise ValueError(
+                    f"model: parameter {name!r} is complex; {self.name} is for real ones (where= may help)"
+                )
+        self.steps: dict[str, int] = {}
+        self._placements = {name: (p.dtype, p.device) for name, p in self.parameters.items()}
+        self._known = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._told: set[str] = set()
+        self._attachments: WeakKeyDictionary[Optimizer, Attachment] = WeakKeyDictionary()
+
+    def attach(self, *optimizers: Optimizer) -> Self:
+        """Act on every step of these optimizers from now on, each on the parameters that it holds.
+
+        Args:
+            optimizers: One or more; a loop that makes a new optimizer detaches the old one and attaches the new one.
+                Several that share parameters are attached in the same order again on resuming: by it their steps
+                are counted apart.
+
+        Returns:
+            The method itself.
+
+        Raises:
+            ValueError: If one of them is attached already, holds no parameter of the method, or holds one that was
+                cast or moved since; or if a parameter was replaced since.
+        """
+        if not optimizers:
+            raise ValueError("optimizers: none given; attach() takes one optimizer or more")
+        for optimizer in optimizers:
+            check_optimizer(optimizer)
+            if optimizer in self._attachments:
+                raise ValueError(
+                    f"{self.name} is attached to this {type(optimizer).__name__} already; detach() it first"
+                )
+        for optimizer in optimizers:
+            self._check_not_replaced(optimizer)
+        prepared = {optimizer: self._match(optimizer) for optimizer in optimizers}
+        before = list(self._attachments.values())
+        for optimizer, attachment in prepared.items():
+            self._check_placement(attachment.names)
+            if self.kind != "penalty":
+                warn_of_average(self.name, optimizer)
+            self._warn_of_another(optimizer)
+            attachment.frozen = warn_of_unknown(self.name, self.model, self._known, optimizer, self._told)
+        for optimizer, attachment in prepared.items():
+            attachment.counter = choose_counter(attachment.names, self._attachments.values(), self.steps)
+            attachment.handles = self._register_hooks(optimizer)
+            self._attachments[optimizer] = attachment
+        if getattr(self, "every", None) not in (None, 1):
+            for attachment in prepared.values():
+                warn_of_new_count(self.name, attachment, before, self.steps)
+        return self
+
+    def detach(self, *optimizers: Optimizer) -> None:
+        """Stop acting on these optimizers, or on all if none is given; no hook is left."""
+        for optimizer in optimizers:
+            if optimizer not in self._attachments:
+                raise ValueError(f"{self.name} is not attached to this {type(optimizer).__name__}")
+        for optimizer in dict.fromkeys(optimizers) or tuple(self._attachments):
+            for handle in self._attachments.pop(optimizer).handles:
+                handle.remove()
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """The optimizers that the method is attached to, in order of attachment."""
+        return tuple(self._attachments)
+
+    def step(self) -> None:
+        """Do once by hand, on all of the method's parameters, what the hook does."""
+        raise TypeError(f"{self.name} acts when data is new: call apply()")
+
+    def apply(
+        self, *optimizers: Optimizer, batches: Batches | None = None, loss_fn: LossFunction | None = None
+    ) -> Receipt:
+        """Act because the data is new: reinitializers do, and Hare & Tortoise."""
+        raise TypeError(f"{self.name} acts at every step of an optimizer: call attach() or step()")
+
+    @property
+    @abstractmethod
+    def receipt(self) -> Receipt | None:
+        """What the last action did, or None before the first one. Reading it may synchronize the device."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a resumed run needs: references to tensors, plain types (`weights_only=True` loads it)."""
+        state = {name: getattr(self, name) for name in self.saved}
+        return {"method": self.name, "shapes": self._shapes(), "steps": dict(self.steps), "state": state}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore a state made by `state_dict()`; settings come from construction, not from here.
+
+        Raises:
+            ValueError: If the state is another method's or another architecture's; names the first difference and
+                changes nothing.
+        """
+        if state_dict.get("method") != self.name:
+            raise ValueError(f"state_dict: made by method {state_dict.get('method')!r}, this is {self.name!r}")
+        for key in ("steps", "state"):
+            if key not in state_dict:
+                raise ValueError(f"state_dict: {key!r} is missing")
+        if "shapes" in state_dict:
+            check_same_shapes(self._shapes(), state_dict["shapes"])
+        unknown = [name for name in state_dict["steps"] if name not in self.parameters]
+        if unknown:
+            raise ValueError(f"state_dict: counts steps of {unknown[0]!r}, which this model has not")
+        mine = {name: getattr(self, name) for name in self.saved}
+        check_same_structure(mine, state_dict["state"], "state")
+        self.steps = dict(state_dict["steps"])
+        for name, value in copy_state_(mine, state_dict["state"]).items():
+            setattr(self, name, value)
+
+    def __repr__(self) -> str:
+        attached = ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)
+        where = f"attached to {attached}" if attached else "not attached"
+        return f"<{type(self).__name__} of {type(self.model).__name__}, {where}, {sum(self.steps.values())} steps>"
+
+    def _acted_on(self) -> Iterable[nn.Parameter]:
+        """Return the parameters that the method changes, or whose gradient it does."""
+        return self.parameters.values()
+
+    def _warn_of_another(self, optimizer: Optimizer) -> None:
+        """Warn if one like this acts on some of the same parameters already: that of a cell that was run again."""
+        others = [other for other in owners_of_hooks(optimizer) if type(other) is type(self)]
+        own = {id(parameter) for parameter in self._acted_on()}
+        if any(id(parameter) in own for other in others for parameter in other._acted_on()):
+            warn_user(
+                f"another {self.name} is attached to this {type(optimizer).__name__} and acts on the same parameters: "
+                "both will act; detach() that one, or make the optimizer anew"
+            )
+
+    def _shapes(self) -> dict[str, list[int]]:
+        return {name: list(parameter.shape) for name, parameter in self.parameters.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_attachments": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._attachments = WeakKeyDictionary()
+
+    def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
+        return []
+
+    def _attachment(self, optimizer: Optimizer) -> Attachment:
+        """Return what is known of an optimizer, brought up to date if its parameters are others, or learned now."""
+        attachment = self._attachments[optimizer]
+        if not attachment.is_current(optimizer):
+            self._match_again(optimizer, attachment)
+        elif self.pins_placement and attachment.names:
+            self._check_placement(attachment.names[:1])  # what casts or moves a model does so to all of it
+        return attachment
+
+    def _match_again(self, optimizer: Optimizer, attachment: Attachment) -> None:
+        self._check_not_replaced(optimizer)
+        found = self._match(optimizer)
+        self._check_placement(found.names)
+        attachment.names, attachment.groups, attachment.held = found.names, found.groups, found.held
+        attachment.frozen = warn_of_unknown(self.name, self.model, self._known, optimizer, self._told)
+
+    def _check_not_replaced(self, optimizer: Optimizer) -> None:
+        check_not_replaced(self.name, self.model, self.parameters, None if self.joint else optimizer)
+
+    def _check_placement(self, names: Sequence[str]) -> None:
+        for name in names if self.pins_placement else ():
+            now, then = (self.parameters[name].dtype, self.parameters[name].device), self._placements[name]
+            if now != then:
+                raise ValueError(
+                    f"model: parameter {name!r} was {then[0]} on {then[1]} when {self.name} was made and is {now[0]} "
+                    f"on {now[1]} now; cast and move the model first, then make {self.name}"
+                )
+
+    def _gradients(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return the gradients that are there, by name; of what was frozen a loop may keep one of zeros."""
+        gradients = {}
+        for name in names:
+            gradient = self.parameters[name].grad
+            if gradient is None or not self.parameters[name].requires_grad:
+                continue
+            if gradient.is_sparse:
+                raise ValueError(
+                    f"parameter {name!r} has a sparse gradient, but {self.name} needs a dense one; "
+                    "use sparse=False or leave it out with where="
+                )
+            gradients[name] = gradient
+        return gradients
+
+    def _served(self) -> tuple[str, ...]:
+        """Return the parameters that the attached optimizers hold, or all if there is none."""
+        held = {name for attachment in self._attachments.values() for name in attachment.names}
+        return tuple(name for name in self.parameters if not held or name in held)
+
+    def _count_step(self, counter: str) -> int:
+        self.steps[counter] = self.steps.get(counter, 0) + 1
+        return self.steps[counter]
+
+    def _match(self, optimizer: Optimizer) -> Attachment:
+        group_of = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        names = tuple(name for name, p in self.parameters.items() if id(p) in group_of)
+        if not names:
+            raise ValueError(
+                f"optimizers: this {type(optimizer).__name__} holds none of the {len(self.parameters)} parameters of "
+                f"{self.name} (the first is {next(iter(self.parameters))!r}); was it made for another model or a copy? "
+                "If it trains other parameters, leave it out"
+            )
+        groups = tuple(group_of[id(self.parameters[name])] for name in names)
+        return Attachment.of(optimizer, names, groups)

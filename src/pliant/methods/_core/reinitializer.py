@@ -1,0 +1,122 @@
+"""Methods that rewrite parameters when the data is new."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pliant._validation import check_choice
+from pliant._warnings import warn_user
+from pliant.methods._core.attachment import Attachment, check_optimizer, warn_of_average
+from pliant.methods._core.method import Batches, Filter, Kind, LossFunction, Method, Receipt
+from pliant.methods._core.selection import check_not_replaced
+from pliant.methods._core.surgery import forget_state_
+
+OptimizerState = Literal["keep", "reset"]
+
+
+class Reinitializer(Method):
+    """A rule that rewrites parameters when the data is new.
+
+    Args:
+        model: The model.
+        optimizer_state: What becomes of the optimizers' memory of the parameters: "keep" or "reset", or what else the
+            method knows to do with it.
+        where: Which parameters the method may touch; all learnable ones if None.
+    """
+
+    kind: ClassVar[Kind] = "reinitializer"
+    optimizer_states: ClassVar[tuple[str, ...]] = get_args(OptimizerState)
+
+    def __init__(self, model: nn.Module, *, optimizer_state: str = "keep", where: Filter | None = None) -> None:
+        super().__init__(model, where=where)
+        check_choice("optimizer_state", optimizer_state, self.optimizer_states)
+        self.optimizer_state = optimizer_state
+        self._receipt: Receipt | None = None
+
+    @abstractmethod
+    def _reinitialize(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
+        """Rewrite the parameters in place; return what is worth noting in the receipt."""
+
+    @torch.no_grad()
+    def apply(
+        self, *optimizers: Optimizer, batches: Batches | None = None, loss_fn: LossFunction | None = None
+    ) -> Receipt:
+        """Act once, because the data is new.
+
+        Args:
+            optimizers: Whose state belongs to the parameters that change, beside the attached ones.
+            batches: The new data as (input, target) pairs, for methods that look at it.
+            loss_fn: The loss of an output and a target, for methods that look at gradients.
+
+        Returns:
+            The receipt: how many tensors and entries changed, how many optimizer tensors were dropped.
+        """
+        for optimizer in optimizers:
+            check_optimizer(optimizer, "; data goes to batches=")
+            if optimizer not in self._attachments:
+                warn_of_average(self.name, optimizer)
+        concerned = tuple(dict.fromkeys((*optimizers, *self.optimizers)))
+        if self.optimizer_state != "keep" and not concerned:
+            warn_user(
+                f"{self.name}.apply() is given no optimizer and attached to none: what one remembers of the old "
+                "weights is kept; pass it, or make it anew (optimizer_state='keep' says so)"
+            )
+        check_not_replaced(self.name, self.model, self.parameters)
+        self._check_state(concerned)
+        parameters: list[Tensor] = list(self.parameters.values())
+        before = torch._foreach_clone(parameters)
+        details = dict(self._reinitialize(batches, loss_fn))
+        for old, parameter in zip(before, parameters, strict=True):
+            if not parameter.requires_grad:  # frozen since the method was made
+                parameter.copy_(old)
+        changed = [int((old != new).sum()) for old, new in zip(before, parameters, strict=True)]
+        if not any(changed):
+            warn_user(f"{self.name}.apply() changed none of {len(changed)} parameters")
+        self._warn_of_unheld(concerned, [name for name, count in zip(self.parameters, changed, strict=True) if count])
+        details |= self._treat_state(concerned)
+        tensors = sum(count > 0 for count in changed)
+        self._receipt = Receipt(self.name, "reinitialize", tensors, sum(changed), details)
+        return self._receipt
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """What the last `apply()` did."""
+        return self._receipt
+
+    def _check_state(self, optimizers: Sequence[Optimizer]) -> None:
+        """Raise a ValueError if `_treat_state` cannot do its part, before anything is written."""
+
+    def _treat_state(self, optimizers: Sequence[Optimizer]) -> Mapping[str, Any]:
+        """Do with the optimizers' memory what `optimizer_state` says; return what is worth noting."""
+        if self.optimizer_state != "reset":
+            return {}
+        return {"optimizer_tensors_reset": forget_state_(optimizers, self._rewritten())}
+
+    def _warn_of_unheld(self, optimizers: Sequence[Optimizer], changed: Sequence[str]) -> None:
+        """Warn if parameters were rewritten that none of the optimizers trains: a target network's, say."""
+        held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        unheld = [name for name in changed if id(self.parameters[name]) not in held]
+        if held and unheld:
+            more = f" and {len(unheld) - 3} more" if len(unheld) > 3 else ""
+            warn_user(
+                f"{self.name}.apply() rewrote what no given or attached optimizer holds: {', '.join(unheld[:3])}{more}"
+                "; pass all optimizers, or leave out with where= what is not trained (a target network)"
+            )
+
+    def _rewritten(self) -> Iterable[nn.Parameter]:
+        """Return the parameters that the last action was on, of which optimizers may forget what they know."""
+        return self._free().values()
+
+    def _free(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that were not frozen since the method was made."""
+        return {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
+
+    def _match(self, optimizer: Optimizer) -> Attachment:
+        # An optimizer without any of the parameters is no mistake here: its state is simply not concerned.
+        return Attachment.of(optimizer)
