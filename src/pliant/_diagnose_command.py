@@ -18,7 +18,7 @@ from pliant.diagnostics import measures as registry
 from pliant.diagnostics._diagnose import diagnose
 from pliant.diagnostics.checkpoints import load_into
 from pliant.diagnostics.page import write_page
-from pliant.diagnostics.probe import undisturbed
+from pliant.running import undisturbed
 
 
 def diagnose_command(

@@ -19,10 +19,10 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pliant._seeding import permutation, random_state, set_random_state
 from pliant._validation import check_choice, check_number, check_positive_int, require_positive
-from pliant.anatomy.layers import eval_mode
 from pliant.data.dataset import Examples
 from pliant.diagnostics.monitor import Monitor
 from pliant.methods._core.method import Method
+from pliant.running import eval_mode
 from pliant.streams.stream import Stream, Task
 
 Record = dict[str, Any]

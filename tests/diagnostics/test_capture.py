@@ -9,7 +9,8 @@ from torch.nn import functional
 from pliant.diagnostics import diagnose
 from pliant.diagnostics.activations import capture
 from pliant.diagnostics.batches import Batch
-from pliant.diagnostics.probe import batch_statistics, undisturbed
+from pliant.diagnostics.probe import batch_statistics
+from pliant.running import undisturbed
 from tests.diagnostics.networks import BATCH, IMAGES, Between
 
 

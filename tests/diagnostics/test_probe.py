@@ -1,74 +1,16 @@
 import copy
-import random
 
-import numpy
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from pliant._seeding import undrawn
-from pliant.anatomy.layers import called_layers
 from pliant.diagnostics._diagnose import diagnose, unwrapped
 from pliant.diagnostics.batches import Batch
-from pliant.diagnostics.probe import batch_norms, batch_statistics, undisturbed
+from pliant.diagnostics.probe import batch_norms, batch_statistics
+from pliant.running import undisturbed
 
 X, Y = torch.randn(16, 6), torch.randint(0, 4, (16,))
-
-
-class Writing(nn.Module):
-    """A model that writes in eval mode: into a buffer, over a buffer, and into a weight that is too long."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(10, 6, max_norm=1.0), nn.Linear(6, 4)
-        self.register_buffer("count", torch.zeros(()))
-        self.register_buffer("last", torch.zeros(()))
-
-    def forward(self, index: Tensor) -> Tensor:
-        self.count += 1
-        self.last = self.count + random.random() + numpy.random.rand() + torch.rand(())
-        return self.head(self.embed(index).mean(1))
-
-
-def test_what_a_forward_pass_writes_and_draws_is_undone() -> None:
-    model, index = Writing(), torch.randint(0, 10, (8, 3))
-    before, buffers = copy.deepcopy(model.state_dict()), dict(model.named_buffers())
-    states = [torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()]
-    diagnose(model, (index, torch.randint(0, 4, (8,), generator=torch.Generator())), cross_entropy)
-    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
-    assert all(buffer is buffers[name] for name, buffer in model.named_buffers())
-    assert states == [torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()]
-
-
-def test_what_is_not_written_keeps_its_graph() -> None:
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
-    alone = copy.deepcopy(model)
-    cross_entropy(alone(X), Y).backward()
-    loss = cross_entropy(model(X), Y)
-    diagnose(model, (X, Y), cross_entropy)
-    loss.backward()  # Raises if a tensor of its graph was written to.
-    for one, other in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=0)
-
-
-class Adapter(nn.Linear):
-    """Merges something into its weight when it is put in eval mode, as adapters do."""
-
-    def train(self, mode: bool = True) -> "Adapter":
-        if mode != self.training:
-            self.weight.data.mul_(2 if mode else 3)
-        super().train(mode)
-        return self
-
-
-def test_modes_are_set_without_what_a_module_does_on_a_change() -> None:
-    model = nn.Sequential(Adapter(6, 8), nn.ReLU(), nn.Linear(8, 4))
-    before = model[0].weight.detach().clone()
-    diagnose(model, (X, Y), cross_entropy, copy.deepcopy(model))
-    called_layers(model, X)
-    assert model[0].weight.equal(before)
-    assert all(module.training for module in model.modules())
 
 
 def test_wrappers_of_every_kind_and_depth_are_taken_off() -> None:
@@ -140,10 +82,3 @@ def test_hooks_are_gone_after_a_forward_pass_that_fails() -> None:
     with pytest.raises(RuntimeError), undisturbed(model), batch_statistics(model, Batch.of(torch.ones(3, 5))):
         pass
     assert not model[1]._forward_pre_hooks
-
-
-def test_generators_of_their_own_are_left_alone_when_named() -> None:
-    generator = torch.Generator().manual_seed(0)
-    with undrawn(generators=[generator]):
-        first = torch.rand(3, generator=generator)
-    assert torch.rand(3, generator=generator).equal(first)

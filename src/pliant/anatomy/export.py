@@ -37,7 +37,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from pliant.anatomy.layers import Example, call_with, check_callable, left_as_it_was, split_example
+from pliant.running import Example, call_with, check_callable, left_as_it_was, split_example
 
 _TORCH = str(Path(torch.__file__).parent)
 _WRAPPERS = ("torch.nn.parallel.distributed", "torch.distributed.")

@@ -13,12 +13,12 @@ from pliant._validation import check_choice
 from pliant.anatomy.arithmetic import APPROXIMABLE
 from pliant.anatomy.explain import explain
 from pliant.anatomy.export import ModelGraph, check_runs, export_graph
-from pliant.anatomy.layers import Example
 from pliant.anatomy.linear_forms import Form, System
 from pliant.anatomy.plan import Block, BlockTensors, ScalePlan
 from pliant.anatomy.scales import Demand, ScaleSystem, build_system
 from pliant.anatomy.solve import project
 from pliant.anatomy.verify import check_system, drift, run_graph
+from pliant.running import Example
 
 OnConflict = Literal["preserve", "rescale"]
 Policy = Literal["error", "fix"]

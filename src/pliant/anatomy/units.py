@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from pliant.anatomy.export import export_graph
-from pliant.anatomy.layers import Example
 from pliant.anatomy.unit_parts import Norm, Passage, Reader, Slices, UnitGroup
 from pliant.anatomy.unit_tracker import Tracker
+from pliant.running import Example
 
 __all__ = ["Norm", "Passage", "Reader", "Slices", "UnitGraph", "UnitGroup", "find_units"]
 

@@ -9,14 +9,15 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pliant._validation import check_choice
-from pliant.anatomy.layers import WEIGHT_LAYERS, check_callable
+from pliant.anatomy.layers import WEIGHT_LAYERS
 from pliant.diagnostics import caveats as note
 from pliant.diagnostics import measures as registry
 from pliant.diagnostics.batches import Batch, LossFn, gather
 from pliant.diagnostics.diagnosis import Diagnosis, combine
 from pliant.diagnostics.measure import Measure
-from pliant.diagnostics.probe import Probe, Statistics, batch_norms, batch_statistics, learning_alike, undisturbed
+from pliant.diagnostics.probe import Probe, Statistics, batch_norms, batch_statistics, learning_alike
 from pliant.diagnostics.tensors import same_parameters
+from pliant.running import check_callable, undisturbed
 
 Found = dict[str, Mapping[str, float]]
 

@@ -24,8 +24,9 @@ from torch.utils._pytree import tree_leaves
 
 from pliant._seeding import generator
 from pliant._validation import check_number
-from pliant.anatomy.layers import WEIGHT_LAYERS, call_with, called_layers, eval_mode
+from pliant.anatomy.layers import WEIGHT_LAYERS, called_layers
 from pliant.diagnostics.batches import Batch
+from pliant.running import call_with, eval_mode
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from torch.utils.hooks import RemovableHandle
 
 from pliant._step_hooks import after_step, before_step
 from pliant._validation import check_choice, check_number, check_positive_int
-from pliant.anatomy.layers import check_callable
 from pliant.diagnostics import caveats as note
 from pliant.diagnostics import measures as registry
 from pliant.diagnostics._diagnose import initialized, prepare, take, unwrapped
@@ -24,6 +23,7 @@ from pliant.diagnostics.diagnosis import ScalarWriter, combine, write_table
 from pliant.diagnostics.measure import Measure, Need
 from pliant.diagnostics.per_sample.derivatives import dense
 from pliant.diagnostics.probe import Probe, Statistics
+from pliant.running import check_callable
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pliant.anatomy.layers import eval_mode, left_as_it_was
 from pliant.diagnostics import tensors as layers
 from pliant.diagnostics.activations import Captured, capture
 from pliant.diagnostics.batches import Batch, LossFn, mean_loss, summed_loss
@@ -24,13 +23,6 @@ Statistics = Literal["batch", "running"]
 
 TOTAL = ""
 """The key of what belongs to the whole network, beside those of its layers."""
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Put a model in eval mode, and leave its modes, what it writes, and the random generators as they were."""
-    with left_as_it_was(model), eval_mode(model):
-        yield
 
 
 @contextmanager

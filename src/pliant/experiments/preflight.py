@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from pliant._importing import tell_failure
-from pliant.anatomy.layers import eval_mode
 from pliant.experiments.provenance import Sources, find_sources
 from pliant.experiments.recipe import Entry, Recipe
 from pliant.experiments.run import make_methods, make_model, make_stream, take_example
 from pliant.experiments.run_config import RunConfig
+from pliant.running import eval_mode
 from pliant.streams.stream import Stream
 
 

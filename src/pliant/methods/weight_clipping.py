@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pliant._validation import check_number
-from pliant.anatomy.layers import eval_mode
 from pliant.anatomy.matrices import is_linear, is_stack
 from pliant.anatomy.roles import role_of, warn_of_computed, without_stacks
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.method import Filter, Receipt
 from pliant.methods._core.selection import learnable_parameters
+from pliant.running import eval_mode
 
 
 def initial_bounds(model: nn.Module) -> dict[str, float]:

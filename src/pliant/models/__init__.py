@@ -15,12 +15,12 @@ from pliant._importing import import_object
 from pliant._names import check_names, keyword_options, suggest
 from pliant._seeding import drawing_for
 from pliant._validation import check_positive_int
-from pliant.anatomy.layers import eval_mode
 from pliant.models.cnn import cnn, strided_cnn
 from pliant.models.mlp import mlp
 from pliant.models.resnet import resnet18
 from pliant.models.vgg import vgg16
 from pliant.models.vit import vit_tiny
+from pliant.running import eval_mode
 
 __all__ = [
     "Builder",

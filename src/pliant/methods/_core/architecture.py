@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pliant.anatomy.layers import call_with, eval_mode
 from pliant.anatomy.units import Passage, UnitGroup
 from pliant.methods._core.attachment import Attachment
 from pliant.methods._core.method import Filter, Kind, Method, Receipt
 from pliant.methods._core.selection import learnable_parameters
 from pliant.methods._core.unit_selection import choose_units
+from pliant.running import call_with, eval_mode
 
 
 class Architecture(Method):
