@@ -10,7 +10,7 @@ from torch.optim import Adam
 
 from benchmarks.timing import medians, row
 from pliant import FIRE
-from pliant.anatomy.matrices import find_matrices
+from pliant.anatomy.parameters import find_matrices
 from pliant.methods.fire import isometric_scale
 from pliant.models import create
 

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 from benchmarks.steps import training_step
 from benchmarks.timing import added, medians, over_builds, row
 from pliant import methods, models
-from pliant.anatomy.roles import role_of
+from pliant.anatomy.parameters import role_of
 from pliant.methods.wasserstein import rank_order
 
 Term = Callable[[], Tensor]

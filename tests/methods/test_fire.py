@@ -432,11 +432,11 @@ def test_settings_that_make_no_sense_are_errors() -> None:
         ValueError, match="optimizer_state: 'forget' is not allowed; it must be one of 'keep', 'reset', 'rotate'"
     ):
         FIRE(model, optimizer_state="forget")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="packed: 'attention' is no module of the model"):
+    with pytest.raises(ValueError, match="packed: 'attention' is not a module of the model"):
         FIRE(model, packed=["attention"])
     with pytest.raises(ValueError, match="packed: '1' is a ReLU, not a linear layer"):
         FIRE(model, packed=["1"])
-    with pytest.raises(ValueError, match=r"packed: '0' has 16 outputs, which \(5, 5, 5\) of q, k and v do not add up"):
+    with pytest.raises(ValueError, match=r"packed: '0' has 16 outputs, but its q, k and v have \(5, 5, 5\)"):
         FIRE(model, packed=["0"])
     with pytest.raises(ValueError, match="it has no linear and no convolution layer"):
         FIRE(nn.LayerNorm(3))

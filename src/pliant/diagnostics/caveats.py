@@ -7,10 +7,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
+from pliant.anatomy.parameters import find_computed
 from pliant.diagnostics import curvature
 from pliant.diagnostics.batches import Batch
 from pliant.diagnostics.probe import Probe, Statistics
-from pliant.diagnostics.tensors import hooked, stacks
+from pliant.diagnostics.tensors import stacks
 from pliant.diagnostics.weights import non_finite
 
 Notes = dict[str, str]
@@ -46,7 +47,7 @@ def on_probe(probe: Probe, loss: str = "") -> Notes:
     done = probe.__dict__
     of = f" of {loss}" if loss else ""
     notes = {}
-    if "matrices" in done and (computed := hooked(probe.model)):
+    if "matrices" in done and (computed := find_computed(probe.model, hooks_only=True)):
         notes["hooks"] = (
             f"weights that a hook computes ({', '.join(computed)}) are measured as they are stored; those of "
             "torch.nn.utils.parametrizations are measured as they are used"

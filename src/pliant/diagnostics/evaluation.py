@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
+from pliant.anatomy.parameters import find_computed, matrices_in_use
 from pliant.diagnostics import curvature, spectra, weights
 from pliant.diagnostics.activations import Features
 from pliant.diagnostics.balance import balancedness
@@ -17,7 +18,7 @@ from pliant.diagnostics.gradients import Spectrum
 from pliant.diagnostics.measure import Compute
 from pliant.diagnostics.plasticity import error_rate
 from pliant.diagnostics.probe import TOTAL, Probe
-from pliant.diagnostics.tensors import hooked, layer_names, named_matrices, same_parameters, stacks
+from pliant.diagnostics.tensors import layer_names, same_parameters, stacks
 
 Values = dict[str, float]
 Reduce = Callable[[Iterable[float]], float]
@@ -182,11 +183,11 @@ def lipschitz(norm: Callable[[Probe, str], float]) -> Compute:
 
     def bound(probe: Probe) -> float:
         found = probe.matrices
-        for name in hooked(probe.model):
+        for name in find_computed(probe.model, hooks_only=True):
             raise ValueError(
                 f"the weight of {name or 'the model'} is computed from others, whose norms do not bound it"
             )
-        for name in named_matrices(probe.model):
+        for name in matrices_in_use(probe.model):
             if "weight" not in name.rpartition(".")[2]:  # a table of positions, or a weight by another name
                 raise ValueError(f"it is not known whether {name} is a weight that its layer's input is multiplied by")
         for layer in stacks(probe.model):

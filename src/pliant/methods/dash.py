@@ -21,12 +21,11 @@ from torch.utils._pytree import tree_leaves
 from pliant._precision import wide_dtype, widen
 from pliant._validation import check_choice, check_number, check_positive_int
 from pliant.anatomy.layers import NORM_LAYERS
-from pliant.anatomy.matrices import find_matrices
-from pliant.anatomy.roles import warn_of_computed
+from pliant.anatomy.parameters import find_matrices
 from pliant.methods._core.method import Batches, Filter, LossFunction
 from pliant.methods._core.module_hooks import silent_hooks
 from pliant.methods._core.reinitializer import OptimizerState, Reinitializer
-from pliant.methods._core.selection import learnable_parameters
+from pliant.methods._core.selection import learnable_parameters, warn_of_computed
 from pliant.running import call_with, left_as_it_was
 
 Accumulate = Literal["chunk", "batch"]
@@ -94,7 +93,7 @@ class DASH(Reinitializer):
             optimizer_state=optimizer_state,
             where=lambda name, p: id(p) not in norm_parameters and (where is None or where(name, p)),
         )
-        warn_of_computed(self)
+        warn_of_computed(self.name, model, self.parameters)
         self.lam = check_number("lam", lam, high=1.0)
         self.alpha = check_number("alpha", alpha, high=1.0, above=True)  # with 0 the average stays at zero for ever
         check_choice("accumulate", accumulate, get_args(Accumulate))

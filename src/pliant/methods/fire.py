@@ -22,8 +22,7 @@ from torch.optim import Optimizer
 from pliant._precision import wide_dtype, without_autocast
 from pliant._validation import check_choice, check_number
 from pliant._warnings import warn_user
-from pliant.anatomy.matrices import Matrix, Packed, find_computed, find_matrices
-from pliant.anatomy.roles import role_of
+from pliant.anatomy.parameters import Matrix, Packed, find_computed, find_matrices, role_of
 from pliant.methods._core.method import Batches, Filter, LossFunction
 from pliant.methods._core.orthogonal import (
     Iteration,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pliant._precision import widen
 from pliant._validation import check_seed
 from pliant.anatomy.layers import Layer, called_layers
-from pliant.anatomy.roles import role_of
+from pliant.anatomy.parameters import role_of
 from pliant.methods._core.initial import Init, bare_modules, check_redrawable, redraw_, seeded
 from pliant.methods._core.method import Batches, Filter, LossFunction
 from pliant.methods._core.naming import check_modules

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from pliant._precision import without_autocast
 from pliant._validation import check_number
-from pliant.anatomy.roles import Role, as_matrix, having_role, role_of, warn_of_computed, without_stacks
+from pliant.anatomy.parameters import Role, as_matrix, role_of
 from pliant.methods._core.gram_matrix import gram
 from pliant.methods._core.method import Filter
 from pliant.methods._core.penalty import Penalty
+from pliant.methods._core.selection import having_role, warn_of_computed, without_stacks
 from pliant.methods._core.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
 
 
@@ -95,7 +96,7 @@ class ParsevalRegularization(Penalty):
     ) -> None:
         roles: tuple[Role, ...] = ("matrix", "scale") if norm_scales else ("matrix",)
         super().__init__(model, where=having_role(model, without_stacks(self.name, model, where), *roles))
-        warn_of_computed(self)
+        warn_of_computed(self.name, model, self.parameters)
         self.s = check_number("s", s)
         self.strengths = resolve_strengths(lam, self.parameters)
         self._scales = {name for name in self.strengths if role_of(model, name, self.parameters[name]) == "scale"}

@@ -26,9 +26,10 @@ from torch import Tensor, nn
 from pliant._precision import widen, without_autocast
 from pliant._seeding import generator
 from pliant._validation import check_number
-from pliant.anatomy.roles import ROLES, as_matrix, having_role, role_of, warn_of_computed, without_stacks
+from pliant.anatomy.parameters import ROLES, as_matrix, role_of
 from pliant.methods._core.method import Filter
 from pliant.methods._core.penalty import Penalty
+from pliant.methods._core.selection import having_role, warn_of_computed, without_stacks
 from pliant.methods._core.strengths import Strength, resolve_strengths
 
 _TINY = 1e-18
@@ -118,7 +119,7 @@ class _LargestSingularValue(Penalty):
 
     def __init__(self, model: nn.Module, *, lam: Strength, where: Filter) -> None:
         super().__init__(model, where=where)
-        warn_of_computed(self)
+        warn_of_computed(self.name, model, self.parameters)
         self.strengths = resolve_strengths(lam, self.parameters)
         self.roles = {name: role_of(model, name, self.parameters[name]) for name in self.strengths}
         matrices = [name for name, role in self.roles.items() if role == "matrix"]

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pliant._validation import check_number
-from pliant.anatomy.matrices import is_linear, is_stack
-from pliant.anatomy.roles import role_of, warn_of_computed, without_stacks
+from pliant.anatomy.parameters import is_linear, is_stack, role_of
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.method import Filter, Receipt
-from pliant.methods._core.selection import learnable_parameters
+from pliant.methods._core.selection import learnable_parameters, warn_of_computed, without_stacks
 from pliant.running import eval_mode
 
 
@@ -89,7 +88,7 @@ class WeightClipping(AfterStep):
         bounds = initial_bounds(model)
         single = without_stacks(self.name, model, where)
         super().__init__(model, where=lambda name, p: name in bounds and single(name, p))
-        warn_of_computed(self)
+        warn_of_computed(self.name, model, self.parameters)
         self.kappa = check_number("kappa", kappa)
         self.bounds = {name: self.kappa * bounds[name] for name in self.parameters}
 

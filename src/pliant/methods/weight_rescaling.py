@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 
 from pliant._precision import widen
 from pliant._warnings import warn_user
-from pliant.anatomy.roles import having_role, warn_of_computed
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import check_timing, found_inf_of
 from pliant.methods._core.method import Filter, Receipt
+from pliant.methods._core.selection import having_role, warn_of_computed
 
 
 def standard_deviation(weight: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class WeightRescaling(AfterStep):
         self, model: nn.Module, *, every: int = 1, first: int | None = None, where: Filter | None = None
     ) -> None:
         super().__init__(model, where=having_role(model, where, "matrix"))
-        warn_of_computed(self)
+        warn_of_computed(self.name, model, self.parameters)
         self.every, self.first = check_timing(every, first)
         self.initial = {name: standard_deviation(p.detach()) for name, p in self.parameters.items()}
         self._last: dict[str, Tensor] = {}

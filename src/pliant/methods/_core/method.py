@@ -33,11 +33,11 @@ from pliant.methods._core.attachment import (
     warn_of_average,
     warn_of_new_count,
 )
+from pliant.methods._core.selection import Filter as Filter
 from pliant.methods._core.selection import check_not_replaced, learnable_parameters, warn_of_unknown
 from pliant.methods._core.state import check_same_shapes, check_same_structure, copy_state_
 
 Kind = Literal["penalty", "after_step", "reinitializer", "recycler", "architecture"]
-Filter = Callable[[str, nn.Parameter], bool]
 Batches = Iterable[tuple[Any, Any]]
 LossFunction = Callable[[Any, Any], Tensor]
 

@@ -7,11 +7,13 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from pliant._warnings import warn_user
+from pliant.anatomy.parameters import Role, find_computed, is_stack, role_of
+
+Filter = Callable[[str, nn.Parameter], bool]
+"""A predicate on the name of a parameter and the parameter itself."""
 
 
-def learnable_parameters(
-    model: nn.Module, where: Callable[[str, nn.Parameter], bool] | None = None
-) -> dict[str, nn.Parameter]:
+def learnable_parameters(model: nn.Module, where: Filter | None = None) -> dict[str, nn.Parameter]:
     """Return the parameters that require a gradient, have entries and pass the filter, by name, tied ones once.
 
     Args:
@@ -108,3 +110,49 @@ def warn_of_unknown(
     if learned:
         warn_user(f"{method} does not act on {', '.join(learned)}: frozen, or not there, when it was made")
     return [p for _, p in unknown if not p.requires_grad]
+
+
+def having_role(model: nn.Module, where: Filter | None, *roles: Role) -> Filter:
+    """Return a filter for the parameters that have one of these roles and pass `where`."""
+    return lambda name, p: role_of(model, name, p) in roles and (where is None or where(name, p))
+
+
+def without_stacks(method: str, model: nn.Module, where: Filter | None) -> Filter:
+    """Return a filter for the parameters that pass `where` and are not stacks of matrices (see `is_stack`).
+
+    Warns of the stacks: a bound on the whole stack would not be a bound on any of its matrices.
+
+    Args:
+        method: The name of the method, whose `__init__` calls this.
+        model: The model.
+        where: The filter; all pass if None.
+    """
+    stacks = [
+        name
+        for name, p in learnable_parameters(model).items()
+        if is_stack(model, name, p) and role_of(model, name, p) == "matrix" and (where is None or where(name, p))
+    ]
+    if stacks:
+        warn_user(
+            f"{method} leaves these weights alone, because each may hold several matrices: {', '.join(stacks)} (they "
+            "have three or more dimensions and are not kernels of a convolution). Give each matrix its own parameter "
+            "to act on it, or exclude these weights with where="
+        )
+    return lambda name, p: name not in stacks and (where is None or where(name, p))
+
+
+def warn_of_computed(method: str, model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Warn if a method acts on tensors that a weight is computed from, such as the directions of a weight norm.
+
+    Args:
+        method: The method's name.
+        model: The model.
+        parameters: The parameters that the method acts on.
+    """
+    matrices = [name for name, p in parameters.items() if role_of(model, name, p) == "matrix"]
+    layers = [path for path in find_computed(model) if any(name.startswith(path and f"{path}.") for name in matrices)]
+    if layers:
+        warn_user(
+            f"{method} acts on the tensors from which the weights of these layers are computed, not on the weights: "
+            f"{', '.join(layers)} (exclude them with where=)"
+        )

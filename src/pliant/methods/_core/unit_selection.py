@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from pliant._warnings import warn_user
-from pliant.anatomy.matrices import is_linear
+from pliant.anatomy.parameters import is_linear
 from pliant.anatomy.unit_tracker import UNREACHED
 from pliant.anatomy.units import UnitGroup, find_units
 from pliant.methods._core.method import Filter
