@@ -62,7 +62,7 @@ def pliant(
             "error: --methods: there is no method 'swt'; did you mean 'swr'?",
         ),
         (["compare", "--methods", "redo:tau=0.1,every=97"], "a colon stands before every setting"),
-        (["compare", "--data", "nowhere/"], "nothing is at that path"),
+        (["compare", "--data", "nowhere/"], "is neither a data set nor a path"),
         (["compare", "--set", "training.lr=fast"], "training.lr is 'fast': input should be a valid number"),
         (["compare", "--gpus", "1"], "--gpus and --address are for --engine ray"),
         (["compare", "--engine", "ray", "--workers", "3"], "--workers is for --engine processes"),
@@ -122,7 +122,7 @@ def test_the_data_cache(
     (entry / "train.x").write_bytes(b"damaged")
     code, printed = pliant("data", "check")
     assert code == 1
-    assert "train.x: the content is not what was decoded" in printed
+    assert "train.x: the content does not match its checksum" in printed
 
 
 def configs(model: str = "mlp") -> list[RunConfig]:

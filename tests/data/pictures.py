@@ -1,9 +1,12 @@
-"""Pictures of noise, alone and in folders."""
+"""Make pictures of noise and folders of them."""
 
 from pathlib import Path
 
 import numpy
 from PIL import Image
+from torch import Tensor
+
+from pliant.data import Dataset
 
 
 def picture(seed: int, size: tuple[int, int] = (6, 6), mode: str = "RGB") -> Image.Image:
@@ -17,3 +20,7 @@ def write_folder(root: Path, per_class: int = 5, mode: str = "RGB", **size: tupl
         for i in range(per_class):
             picture(100 * label + i, mode=mode, **size).save(root / name / f"{i}.png")
     return root
+
+
+def all_images(dataset: Dataset) -> list[Tensor]:
+    return [*dataset.train.x, *dataset.test.x]

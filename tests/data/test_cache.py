@@ -15,12 +15,12 @@ from tests.data.pictures import write_folder
 
 
 def decode_slowly(marks: Path, together: Barrier) -> None:
-    """Ask the cache for data together with another process, and leave a mark if it is decoded here."""
+    """Load from the cache at the same time as another process, and leave a mark file if this process decodes."""
     x, y = torch.arange(2 * 3 * 6 * 6, dtype=torch.uint8).view(2, 3, 6, 6), torch.arange(2)
 
     def decode() -> cache.Decoded:
         (marks / str(os.getpid())).touch()
-        time.sleep(1)  # The other one has seen by now that nothing is in the cache.
+        time.sleep(1)  # By now the other process has seen the empty cache.
         return (x, y), (x, y), ("cat", "dog")
 
     together.wait()
@@ -29,7 +29,7 @@ def decode_slowly(marks: Path, together: Barrier) -> None:
 
 @pytest.mark.usefixtures("own_cache")
 class TestCache:
-    def test_images_are_mapped_not_read(self, tmp_path: Path, own_cache: Path) -> None:
+    def test_images_are_memory_mapped(self, tmp_path: Path, own_cache: Path) -> None:
         root = write_folder(tmp_path / "zoo")
         loaded = data.load(str(root))
         (entry,) = (path for path in own_cache.iterdir() if path.is_dir())
@@ -37,12 +37,12 @@ class TestCache:
         assert loaded.train.x.numpy().tobytes() == file
         assert str(entry / "train.x") in Path("/proc/self/maps").read_text()
 
-    def test_a_tensor_cannot_change_the_file(self, tmp_path: Path, own_cache: Path) -> None:
+    def test_writing_to_a_tensor_leaves_the_file_alone(self, tmp_path: Path, own_cache: Path) -> None:
         root = write_folder(tmp_path / "zoo")
         data.load(str(root)).train.x.zero_()
         assert data.load(str(root)).train.x.max() > 0
 
-    def test_damage_is_found(self, tmp_path: Path, own_cache: Path) -> None:
+    def test_damaged_files_are_found(self, tmp_path: Path, own_cache: Path) -> None:
         root = write_folder(tmp_path / "zoo")
         data.load(str(root))
         (entry,) = (path for path in own_cache.iterdir() if path.is_dir())
@@ -51,7 +51,7 @@ class TestCache:
         content[5] ^= 1
         (entry / "test.x").write_bytes(content)
         (problem,) = cache.check(entry)
-        assert "test.x: the content is not what was decoded" in problem
+        assert "test.x: the content does not match its checksum" in problem
         (entry / "test.x").write_bytes(content[:-1])
         with pytest.raises(ValueError, match=r"test\.x has the wrong size; delete"):
             data.load(str(root))
@@ -61,17 +61,17 @@ class TestCache:
             data.load(str(root))
 
     @pytest.mark.parametrize("content", ["", "[]", '{"classes": ["cat"]}', '{"sha256": {}, "shapes": {}}'])
-    def test_a_list_of_files_that_is_damaged_is_found(self, tmp_path: Path, own_cache: Path, content: str) -> None:
+    def test_a_damaged_meta_file_is_found(self, tmp_path: Path, own_cache: Path, content: str) -> None:
         root = write_folder(tmp_path / "zoo")
         data.load(str(root))
         (entry,) = (path for path in own_cache.iterdir() if path.is_dir())
         (entry / "meta.json").write_text(content)
         (problem,) = cache.check(entry)
-        assert "meta.json: cannot be understood; delete" in problem
-        with pytest.raises(ValueError, match=r"meta\.json: cannot be understood; delete"):
+        assert "meta.json: cannot be parsed; delete" in problem
+        with pytest.raises(ValueError, match=r"meta\.json: cannot be parsed; delete"):
             data.load(str(root))
 
-    def test_processes_that_start_together_decode_once(self, tmp_path: Path, own_cache: Path) -> None:
+    def test_concurrent_processes_decode_once(self, tmp_path: Path, own_cache: Path) -> None:
         marks = tmp_path / "marks"
         marks.mkdir()
         context = multiprocessing.get_context("spawn")

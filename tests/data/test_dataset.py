@@ -1,4 +1,4 @@
-"""Examples and data sets made of tensors."""
+"""Examples and data sets from tensors."""
 
 import pytest
 import torch
@@ -31,14 +31,14 @@ def test_a_constant_channel_is_not_divided_by_zero() -> None:
     assert torch.equal(data.train.batch(torch.arange(6))[0], torch.zeros(6, 1, 2, 2))
 
 
-def test_features_stay_as_they_are() -> None:
+def test_features_are_not_normalized() -> None:
     x = torch.randn(8, 3)
     data = from_tensors("features", (x, torch.arange(8) % 2), (x, torch.arange(8) % 2))
     assert torch.equal(data.train.batch(torch.arange(8))[0], x)
 
 
 @given(st.lists(st.integers(0, 39), min_size=1, max_size=30), st.data())
-def test_selecting_twice_is_selecting_once(rows: list[int], data: st.DataObject) -> None:
+def test_selections_compose(rows: list[int], data: st.DataObject) -> None:
     examples = make().train
     second = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1))
     twice = examples.select(torch.tensor(rows)).select(torch.tensor(second))
@@ -48,18 +48,18 @@ def test_selecting_twice_is_selecting_once(rows: list[int], data: st.DataObject)
     assert torch.equal(y, expected_y)
 
 
-def test_selecting_copies_no_images() -> None:
+def test_select_does_not_copy_images() -> None:
     examples = make().train
     assert examples.select(torch.tensor([3, 1])).x.data_ptr() == examples.x.data_ptr()
 
 
-def test_a_selection_stays_on_the_device_of_its_examples() -> None:
+def test_select_keeps_the_device() -> None:
     chosen = make().to("meta").train.select(torch.arange(3))
     assert chosen.rows is not None
     assert {chosen.x.device, chosen.y.device, chosen.rows.device} == {torch.device("meta")}
 
 
-def test_permuting_pixels_moves_all_channels_alike_and_can_be_undone() -> None:
+def test_pixel_permutation_is_the_same_for_all_channels_and_invertible() -> None:
     examples = make().train.select(torch.tensor([5, 2, 9]))
     order = torch.randperm(20)
     moved = examples.permute_pixels(order)
@@ -69,7 +69,7 @@ def test_permuting_pixels_moves_all_channels_alike_and_can_be_undone() -> None:
     assert torch.equal(moved.permute_pixels(order.argsort()).batch(index)[0], examples.batch(index)[0])
 
 
-def test_holdout_never_shows_the_test_examples() -> None:
+def test_holdout_excludes_the_test_examples() -> None:
     data = make()
     held = data.holdout(0.25, seed=3)
     assert (len(held.train), len(held.test)) == (30, 10)
@@ -87,25 +87,25 @@ def test_holdout_never_shows_the_test_examples() -> None:
         ({"x": torch.zeros(40, 2, dtype=torch.int32)}, "x has dtype torch.int32"),
     ],
 )
-def test_wrong_examples_are_named(change: dict[str, torch.Tensor], message: str) -> None:
+def test_invalid_examples_are_rejected(change: dict[str, torch.Tensor], message: str) -> None:
     examples = make().train
     with pytest.raises(ValueError, match=message):
         Examples(**({"x": examples.x, "y": examples.y} | change))
 
 
-def test_wrong_data_sets_are_named() -> None:
+def test_invalid_data_sets_are_rejected() -> None:
     x, y = torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
     with pytest.raises(ValueError, match="test has no examples"):
         from_tensors("bad", (x, y), (x[:0], y[:0]))
     with pytest.raises(ValueError, match=r"train images have shape \(4, 2, 2\)"):
         from_tensors("bad", (x[:, 0], y), (x, y))
-    with pytest.raises(ValueError, match="with 2 classes they are 0 … 1"):
+    with pytest.raises(ValueError, match="with 2 classes they must be 0 … 1"):
         from_tensors("bad", (x, y + 5), (x, y), ("a", "b"))
     with pytest.raises(ValueError, match=r"test inputs \(1, 2, 1\)"):
         from_tensors("bad", (x, y), (x[..., :1], y))
     with pytest.raises(ValueError, match=r"fraction: 1\.5 is not allowed; it must be a number that is in \(0, 1\)"):
         make().holdout(1.5, 0)
-    with pytest.raises(ValueError, match="leaves none to test on"):
+    with pytest.raises(ValueError, match="leaves the training set or the test set empty"):
         make().holdout(0.001, 0)
     with pytest.raises(ValueError, match="order has 19 entries; inputs have 20 positions"):
         make().train.permute_pixels(torch.arange(19))
@@ -117,7 +117,7 @@ def test_wrong_data_sets_are_named() -> None:
         from_tensors("bad", (x.float(), y), (x / 0, y))
 
 
-def test_unit_range_divides_pixels_by_255_and_leaves_features_alone() -> None:
+def test_unit_range_divides_pixels_by_255_and_does_not_change_features() -> None:
     images = torch.tensor([0, 51, 255], dtype=torch.uint8).view(3, 1, 1, 1)
     labels = torch.zeros(3, dtype=torch.int64)
     x, _ = from_tensors("x", (images, labels), (images, labels)).in_unit_range().test.batch(torch.arange(3))

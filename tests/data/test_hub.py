@@ -1,4 +1,4 @@
-"""Data sets of the hub."""
+"""Data sets from the hub."""
 
 import gzip
 import io
@@ -28,7 +28,7 @@ def png(image: Image.Image) -> bytes:
 
 
 def fill_hub_cache(root: Path, source: hub.HubSource, files: dict[str, bytes]) -> None:
-    """Lay files out as the hub's client does after a download."""
+    """Write files where the hub's client puts downloads."""
     repo = root / f"datasets--{source.repo.replace('/', '--')}"
     (repo / "refs").mkdir(parents=True)
     (repo / "refs" / "main").write_text("1" * 40)
@@ -69,7 +69,9 @@ class TestHub:
         assert loaded.train.y.tolist() == [3, 1, 2, 0, 5, 4]
         assert len(loaded.classes) == len(source.class_names)
 
-    def test_what_another_decoder_left_is_not_used(self, hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_another_decoder_version_does_not_use_the_old_cache(
+        self, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         source = hub.SOURCES["svhn"]
         content = parquet([png(picture(0, (32, 32)))], [0], source.image, source.label)
         fill_hub_cache(hub_cache, source, {source.train[0]: content, source.test[0]: content})
@@ -79,7 +81,7 @@ class TestHub:
         data.load("svhn")
         assert len(cache.entries()) == 2
 
-    def test_gray_images_become_the_mode_that_the_data_set_declares(self, hub_cache: Path) -> None:
+    def test_images_are_converted_to_the_declared_mode(self, hub_cache: Path) -> None:
         source = hub.SOURCES["cifar100"]
         gray = picture(0, (32, 32), "L")
         content = parquet([png(gray)], [0], source.image, source.label)
@@ -105,18 +107,18 @@ class TestHub:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (struct.pack(">HBBI", 0, 9, 1, 3) + b"abc", "is no idx file of unsigned bytes: it starts with"),
-            (struct.pack(">HBBI", 1, 8, 1, 3) + b"abc", "is no idx file of unsigned bytes: it starts with"),
-            (struct.pack(">HBBI", 0, 8, 1, 4) + b"abc", r"holds 3 bytes; its shape \(4,\) asks for another number"),
+            (struct.pack(">HBBI", 0, 9, 1, 3) + b"abc", "is not an idx file of unsigned bytes: it starts with"),
+            (struct.pack(">HBBI", 1, 8, 1, 3) + b"abc", "is not an idx file of unsigned bytes: it starts with"),
+            (struct.pack(">HBBI", 0, 8, 1, 4) + b"abc", r"holds 3 bytes; its shape \(4,\) needs 4"),
         ],
         ids=["signed bytes", "no zeros", "too short"],
     )
-    def test_wrong_idx_files_are_named(self, tmp_path: Path, content: bytes, message: str) -> None:
+    def test_invalid_idx_files_are_rejected(self, tmp_path: Path, content: bytes, message: str) -> None:
         (tmp_path / "labels.gz").write_bytes(gzip.compress(content))
         with pytest.raises(ValueError, match=message):
             hub.read_idx(tmp_path / "labels.gz")
 
-    def test_an_image_of_another_size_is_named(self, hub_cache: Path) -> None:
+    def test_an_image_of_another_size_is_rejected(self, hub_cache: Path) -> None:
         source = hub.SOURCES["svhn"]
         images = [png(picture(0, (32, 32))), png(picture(1, (32, 30)))]
         content = parquet(images, [0, 1], source.image, source.label)
@@ -132,7 +134,7 @@ class TestHub:
         with pytest.raises(ValueError, match=r"row 1 of train-00000-of-00001\.parquet cannot be read"):
             data.load("svhn")
 
-    def test_what_is_not_there_is_named(self, hub_cache: Path) -> None:
+    def test_a_file_that_cannot_be_downloaded_is_named(self, hub_cache: Path) -> None:
         with pytest.raises(ConnectionError, match=r"train-00000-of-00001\.parquet of uoft-cs/cifar10 is not in"):
             data.load("cifar10")
 
@@ -140,19 +142,19 @@ class TestHub:
         ("name", "mean", "std"),
         [("mnist", [0.1307], [0.3081]), ("cifar10", [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616])],
     )
-    def test_the_real_ones_have_their_well_known_statistics(
+    def test_mnist_and_cifar10_have_their_known_statistics(
         self, name: str, mean: list[float], std: list[float], request: pytest.FixtureRequest
     ) -> None:
         source = hub.SOURCES[name]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PLIANT_CACHE", SHARED_CACHE)  # Decoding takes a while: use what is there.
+            patch.setenv("PLIANT_CACHE", SHARED_CACHE)  # Decoding is slow: use the shared cache.
             loaded = data.load(name)
             file = pyarrow.parquet.ParquetFile(hub.download(source.repo, source.train[0]))
         assert (len(loaded.train), len(loaded.test)) == ({"mnist": 60_000, "cifar10": 50_000}[name], 10_000)
         scale, shift = loaded.train.scale.flatten(), loaded.train.shift.flatten()
         assert (1 / scale / 255).tolist() == pytest.approx(std, abs=5e-5)
         assert (-shift / scale / 255).tolist() == pytest.approx(mean, abs=5e-5)
-        # What is there was decoded as it would be now.
+        # The cached images are equal to images decoded now.
         buffer = io.BytesIO()
         pyarrow.parquet.write_table(pyarrow.Table.from_batches([next(file.iter_batches(100))]), buffer)
         files = dict.fromkeys((source.train[0], source.test[0]), buffer.getvalue())

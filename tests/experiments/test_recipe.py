@@ -80,7 +80,7 @@ def test_methods_as_tables() -> None:
         ({"model": "resnet"}, "model is 'resnet'; did you mean 'resnet18'?"),
         ({"model": {"name": "cnn", "widht": 3}}, "model: there is no 'widht'; did you mean 'width'?"),
         ({"model": "mine.py"}, "model is 'mine.py'; it must name a function in that file too: mine.py:function"),
-        ({"data": "mine.py"}, "data is 'mine.py'; it must name a function in that file too: mine.py:function"),
+        ({"data": "mine.py"}, "data is 'mine.py'; it must name a function in the file: mine.py:function"),
         ({"data": "minst"}, "did you mean 'mnist'?"),
         ({"data": {"name": "digits", "frist": 3}}, "data: there is no 'frist'; did you mean 'first'?"),
         ({"training": {"lr": "fast"}}, "training.lr is 'fast': input should be a valid number"),

@@ -1,4 +1,4 @@
-"""Data sets by name, from a folder, from a file or from a function."""
+"""Data sets by name, from a folder, a file or a function."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,37 +8,39 @@ from typing import Any, Literal
 from pliant._names import check_names, keyword_options, suggest
 from pliant._validation import check_choice
 from pliant.data.dataset import Dataset, Examples, from_tensors
-from pliant.data.embedded import digits
+from pliant.data.digits import load_digits
 from pliant.data.hub import SOURCES, load_from_hub
-from pliant.data.local import load_folder, load_function, load_npz
+from pliant.data.image_folder import load_folder
+from pliant.data.npz_file import load_npz
+from pliant.data.user_function import load_function
 
 __all__ = ["Dataset", "Examples", "from_tensors", "load", "names", "options", "summary"]
 
 
 def names() -> tuple[str, ...]:
-    """Names that `load` knows; it takes paths and functions too."""
+    """Return the names of the built-in data sets."""
     return ("digits", *SOURCES)
 
 
 def summary(name: str) -> str:
-    """Describe a data set by its name, in a line."""
-    return (
-        "handwritten digits, 1 437 + 360, 8 x 8 gray; needs no download" if name == "digits" else SOURCES[name].summary
-    )
+    """Describe a built-in data set in one line."""
+    if name == "digits":
+        return "handwritten digits, 1 437 + 360, 8 x 8 gray; needs no download"
+    return SOURCES[name].summary
 
 
 def options(name: str) -> dict[str, Any] | None:
-    """Return what a data set can be asked for, with the defaults; None for a function, which takes what it takes.
+    """Return the options of a data set with their defaults; None for a function, whose options are its own.
 
     Raises:
-        ValueError: If there is no such data set.
+        ValueError: If the data set does not exist.
     """
     loader = find_loader(name)
     return None if is_function(name) else keyword_options(load) | keyword_options(loader)
 
 
 def is_function(name: str) -> bool:
-    """Say whether a name is that of a function; paths may have colons too."""
+    """Return whether a name refers to a function; an existing path with a colon does not."""
     return ":" in name and not Path(name).exists()
 
 
@@ -55,17 +57,16 @@ def load(
 
     Args:
         name: One of `names()`; a folder of images; an `.npz` file; `module:function` or `file.py:function`.
-        first: How many training examples to keep; all by default.
+        first: The number of training examples to keep; all by default.
         pixels: How images are scaled: "standard" to mean 0 and deviation 1 per channel, "unit" to [0, 1].
-        project: To how many features inputs are reduced, by one fixed random projection; not at all by default.
-        settings: For a folder `size` and `skip_corrupt`; for a function whatever it takes, but not under the names
-            above.
+        project: The number of features to reduce inputs to, by a fixed random projection; None keeps the inputs.
+        settings: For a folder, `size` and `skip_corrupt`; for a function, its own arguments.
 
     Returns:
-        The data set, its inputs in memory or memory-mapped.
+        The data set, in memory or memory-mapped.
 
     Raises:
-        ValueError: If there is no such data set, or something is wrong with it.
+        ValueError: If the data set does not exist or is invalid.
     """
     allowed = options(name)
     if allowed is not None:
@@ -80,22 +81,25 @@ def load(
 
 
 def tell_namesake(name: str) -> str | None:
-    """Say that a name is a data set's, and not that of the folder here; nothing if that is an experiment's."""
+    """Return a warning if a name could mean a built-in data set or a local folder; None if it is unambiguous.
+
+    The folder of an experiment does not count.
+    """
     path = Path(name)
     if name not in names() or not path.is_dir() or (path / "recipe.json").exists():
         return None
-    return f"data {name!r} is the data set that Pliant knows; write './{name}' for the folder that is here"
+    return f"data {name!r} is the built-in data set; write './{name}' for the local folder"
 
 
 def find_loader(name: str) -> Callable[..., Dataset]:
-    """Find out what loads a data set, without loading it.
+    """Return the function that loads a data set.
 
     Raises:
-        ValueError: If there is no such data set.
+        ValueError: If the data set does not exist.
     """
     path = Path(name)
     if name == "digits":
-        return digits
+        return load_digits
     if name in SOURCES:
         return partial(load_from_hub, name)
     if is_function(name):
@@ -105,6 +109,6 @@ def find_loader(name: str) -> Callable[..., Dataset]:
     if path.suffix == ".npz" and path.is_file():
         return partial(load_npz, path)
     if path.suffix == ".py":
-        raise ValueError(f"data is {name!r}; it must name a function in that file too: {name}:function")
-    kind = "is neither a folder nor an .npz file" if path.exists() else "is no data set, and nothing is at that path"
+        raise ValueError(f"data is {name!r}; it must name a function in the file: {name}:function")
+    kind = "is neither a folder nor an .npz file" if path.exists() else "is neither a data set nor a path"
     raise ValueError(f"data {name!r} {kind}; {suggest(name, names())}")

@@ -1,11 +1,11 @@
-"""Decoded images on disk: bytes as they are in memory, mapped instead of read.
+"""Cache of decoded images on disk, memory-mapped when used.
 
     CACHE/NAME-FINGERPRINT/meta.json   shapes, class names, checksums
                           /train.x     uint8 images [N, C, H, W], nothing else
                           /train.y     int64 labels
                           /test.x, test.y
 
-Decoding happens once, whoever comes first; processes that map the same file share its pages.
+The first process that needs a data set decodes it. Processes that map the same file share its memory pages.
 """
 
 import hashlib
@@ -31,26 +31,26 @@ _FILES = {"train.x": torch.uint8, "train.y": torch.int64, "test.x": torch.uint8,
 
 
 def cache_folder() -> Path:
-    """Where decoded data is kept: `PLIANT_CACHE`, or `pliant` in the user's cache folder."""
+    """Return the cache folder: `PLIANT_CACHE`, or `pliant` in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("PLIANT_CACHE") or Path(base) / "pliant")
 
 
 def cached(name: str, fingerprint: str, decode: Callable[[], Decoded]) -> Dataset:
-    """Map a data set from the cache, decoding it first if it is not there.
+    """Map a data set from the cache; decode it first if it is missing.
 
     Args:
-        name: How the data set is called.
-        fingerprint: Changes whenever the source does.
+        name: The name of the data set.
+        fingerprint: Identifies the content of the source.
         decode: Reads the source.
 
     Returns:
-        The data set; its images are mapped from disk.
+        The data set; its images are memory-mapped.
     """
     folder = entry_folder(name, fingerprint)
     if not (folder / "meta.json").exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # Many runs may start at once on an empty cache: one decodes, the others wait.
+        # If many runs start on an empty cache, one of them decodes and the others wait.
         with filelock.FileLock(folder.with_suffix(".lock")):
             if not (folder / "meta.json").exists():
                 _write(folder, decode())
@@ -58,7 +58,7 @@ def cached(name: str, fingerprint: str, decode: Callable[[], Decoded]) -> Datase
 
 
 def entry_folder(name: str, fingerprint: str) -> Path:
-    """Where the cache keeps one data set."""
+    """Return the folder of one data set in the cache."""
     digest = hashlib.blake2b(fingerprint.encode(errors="backslashreplace"), digest_size=8).hexdigest()
     safe = "".join(letter if letter.isalnum() else "_" for letter in Path(name).name)
     return cache_folder() / f"{safe}-{digest}"
@@ -70,20 +70,20 @@ def entries() -> list[Path]:
 
 
 def check(folder: Path) -> list[str]:
-    """Compare a cached data set with the checksums written beside it.
+    """Compare the files of a cached data set with their checksums.
 
     Args:
         folder: The data set's folder in the cache.
 
     Returns:
-        What is wrong; empty if nothing is.
+        One message per damaged file.
     """
     try:
         digests = _read_meta(folder)["sha256"]
     except ValueError as error:
         return [str(error)]
     return [
-        f"{folder / name}: the content is not what was decoded"
+        f"{folder / name}: the content does not match its checksum"
         for name, digest in digests.items()
         if not (folder / name).exists() or digest_file(folder / name) != digest
     ]
@@ -103,7 +103,7 @@ def _write(folder: Path, decoded: Decoded) -> None:
             meta["shapes"][path.name] = list(tensor.shape)
             meta["sha256"][path.name] = digest_file(path)
     write_atomically(temporary / "meta.json", json.dumps(meta).encode())
-    shutil.rmtree(folder, ignore_errors=True)  # What an older crash may have left without a meta.json.
+    shutil.rmtree(folder, ignore_errors=True)  # A crash may have left a folder without meta.json.
     temporary.rename(folder)
     sync(folder.parent)
 
@@ -116,7 +116,7 @@ def _read_meta(folder: Path) -> dict[str, Any]:
             return meta
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
-    raise ValueError(f"{file}: cannot be understood; delete {folder} to have it made again")
+    raise ValueError(f"{file}: cannot be parsed; delete {folder} to decode the data again")
 
 
 def _map(name: str, folder: Path) -> Dataset:
@@ -125,8 +125,8 @@ def _map(name: str, folder: Path) -> Dataset:
     for file, shape in meta["shapes"].items():
         dtype, size = _FILES[file], torch.Size(shape).numel()
         if not (folder / file).exists() or (folder / file).stat().st_size != size * dtype.itemsize:
-            raise ValueError(f"{folder / file} has the wrong size; delete {folder} to have it made again")
-        # Private: nobody can change the file through the tensor.
+            raise ValueError(f"{folder / file} has the wrong size; delete {folder} to decode the data again")
+        # A private mapping: writes to the tensor do not change the file.
         tensors[file] = torch.from_file(str(folder / file), shared=False, size=size, dtype=dtype).view(shape)
     dataset = from_tensors(
         name,

@@ -1,10 +1,9 @@
-"""Labelled examples in memory: raw once, normalized as batches are taken.
+"""Labeled examples in memory. Inputs are stored raw; each batch is normalized when it is taken.
 
-Images stay uint8, so that a memory-mapped data set is shared by every process that reads it, and a batch
-moves a quarter of the bytes. `Examples.batch` picks rows by index and normalizes them, which is all that a
-training loop needs.
+Images stay uint8: processes share a memory-mapped data set, and a batch moves a quarter of the bytes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,18 +12,20 @@ from torch import Tensor
 from pliant._seeding import generator, permutation
 from pliant._validation import check_number
 
+TEST_FRACTION = 0.2
+"""The fraction of each class that becomes the test set of data without one."""
+
 
 @dataclass(frozen=True)
 class Examples:
-    """Some rows of a table of inputs, with a label each.
+    """Inputs with labels, or a selection of their rows.
 
     Args:
-        x: Inputs, one a row: uint8 images [N, C, H, W], or floating-point features, which are used as they
-            are.
-        y: One class index (int64) for every example; for every entry of `rows` where that is given.
-        rows: Which rows of `x` the examples are; all of them in order by default.
-        scale: Factor by which uint8 inputs are multiplied, per channel [C, 1, 1].
-        shift: Number added after that, of the same shape.
+        x: Inputs: uint8 images [N, C, H, W], or floating-point features, which are not normalized.
+        y: The class index (int64) of every example, in the order of `rows` if given.
+        rows: The rows of `x` that are the examples; all rows in order by default.
+        scale: Factor of uint8 inputs per channel [C, 1, 1].
+        shift: Number added after scaling, of the same shape.
     """
 
     x: Tensor
@@ -54,7 +55,7 @@ class Examples:
         return tuple(self.x.shape[1:])
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Take the examples at `index`, inputs normalized.
+        """Return the examples at `index` with normalized inputs.
 
         Args:
             index: Positions among these examples.
@@ -62,7 +63,7 @@ class Examples:
         Returns:
             Inputs and labels, ready for a model.
         """
-        # index_select: twenty times as fast as indexing for uint8 images.
+        # index_select is 20 times faster than indexing for uint8 images.
         rows = index if self.rows is None else self.rows.index_select(0, index)
         x = self.x.index_select(0, rows)
         if x.dtype == torch.uint8:
@@ -72,22 +73,22 @@ class Examples:
         return x, self.y.index_select(0, index)
 
     def select(self, index: Tensor) -> "Examples":
-        """Keep the examples at `index`, without copying inputs."""
+        """Return the examples at `index`, without copying inputs."""
         index = index.to(self.y.device)
         return replace(self, y=self.y[index], rows=index if self.rows is None else self.rows[index])
 
     def relabel(self, y: Tensor) -> "Examples":
-        """Give every example a new label."""
+        """Return the examples with new labels."""
         return replace(self, y=y)
 
     def permute_pixels(self, order: Tensor) -> "Examples":
-        """Move pixel `order[i]` to place i in every input, the same for all channels.
+        """Move pixel `order[i]` to position i in every input and channel.
 
         Args:
-            order: A permutation of the positions: height x width of images, the features of vectors.
+            order: A permutation of the height x width positions of images, or of the features of vectors.
 
         Returns:
-            Examples with a copy of the inputs: permuting once is cheaper than in every batch.
+            Examples with a permuted copy of the inputs. Permuting once is cheaper than permuting every batch.
         """
         x = self.x if self.rows is None else self.x[self.rows]
         positions = x.flatten(2) if x.ndim == 4 else x.flatten(1)
@@ -105,14 +106,14 @@ class Examples:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A classification data set: what to learn from and what to be tested on.
+    """A classification data set.
 
     Args:
-        name: How it is asked for.
-        train: Examples to learn from.
-        test: Examples to be tested on.
-        classes: Name of each class, by index.
-        fingerprint: Another one for other content; empty if it is not known.
+        name: The name that `load` takes.
+        train: Training examples.
+        test: Test examples.
+        classes: The name of each class, by index.
+        fingerprint: A digest of the content; empty if unknown.
     """
 
     name: str
@@ -127,36 +128,38 @@ class Dataset:
         return self.train.shape
 
     def holdout(self, fraction: float, seed: int) -> "Dataset":
-        """Put a part of the training examples in the place of the test examples, which nobody sees then.
-
-        This is how hyper-parameters are chosen without a look at the test set.
+        """Replace the test set by a random part of the training set, to choose hyperparameters.
 
         Args:
-            fraction: Part of the training examples to test on, in (0, 1).
-            seed: Decides which ones.
+            fraction: The fraction of the training examples to hold out, in (0, 1).
+            seed: Seed of the random split.
 
         Returns:
-            A data set without any of this one's test examples.
+            A data set without the original test examples.
         """
         check_number("fraction", fraction, high=1.0, above=True, below=True)
         order = permutation(len(self.train), "holdout", seed)
         n = round(fraction * len(self.train))
         if not 0 < n < len(self.train):
             raise ValueError(
-                f"fraction (selection.fraction) is {fraction}: of {len(self.train)} training examples that leaves none "
-                "to test on, or none to learn from"
+                f"fraction (selection.fraction) is {fraction}; with {len(self.train)} training examples this leaves "
+                "the training set or the test set empty"
             )
         test, train = self.train.select(order[:n]), self.train.select(order[n:].sort().values)
         return replace(self, train=train, test=test)
 
     def first(self, n: int) -> "Dataset":
-        """Keep only the first n training examples, as some papers do."""
+        """Keep only the first n training examples."""
         if not isinstance(n, int) or not 0 < n <= len(self.train):
             raise ValueError(f"first is {n!r}; it must be 1 … {len(self.train)}, the number of training examples")
         return replace(self, train=self.train.select(torch.arange(n)))
 
+    def shuffled(self) -> "Dataset":
+        """Return the data set with training examples in a fixed random order; files are often sorted by class."""
+        return replace(self, train=self.train.select(permutation(len(self.train), "shuffle")))
+
     def in_unit_range(self) -> "Dataset":
-        """Scale images to [0, 1], whatever their mean and deviation; features stay as they are."""
+        """Scale images to [0, 1] instead of mean 0 and standard deviation 1; features do not change."""
 
         def scaled(examples: Examples) -> Examples:
             if examples.scale is None or examples.shift is None:
@@ -167,12 +170,12 @@ class Dataset:
         return replace(self, train=scaled(self.train), test=scaled(self.test))
 
     def project(self, features: int) -> "Dataset":
-        """Reduce inputs to a few features by a random projection, the same for every data set of this size.
+        """Reduce inputs to a few features by a random projection that depends only on the sizes.
 
-        Its entries are normal with variance 1/D for D inputs, so that features vary about as much as inputs do.
+        For inputs of size D its entries are normal with variance 1/D, which about keeps the variance.
 
         Args:
-            features: How many to keep, at most D.
+            features: The number of features, at most D.
 
         Returns:
             A data set of vectors.
@@ -200,13 +203,13 @@ def from_tensors(
     test: tuple[Tensor, Tensor],
     classes: tuple[str, ...] | None = None,
 ) -> Dataset:
-    """Make a data set of tensors; uint8 images are normalized per channel by the training images.
+    """Make a data set from tensors; uint8 images are normalized per channel by the training images.
 
     Args:
-        name: How to call it.
-        train: Inputs and int64 labels to learn from.
-        test: Inputs and labels to be tested on.
-        classes: Name of each class; their numbers by default.
+        name: The name of the data set.
+        train: Training inputs and int64 labels.
+        test: Test inputs and labels.
+        classes: The name of each class; the numbers by default.
 
     Returns:
         The data set.
@@ -226,13 +229,15 @@ def from_tensors(
     if train[0].shape[1:] != test[0].shape[1:]:
         raise ValueError(f"train inputs have shape {tuple(train[0].shape[1:])}, test inputs {tuple(test[0].shape[1:])}")
     if train[0].dtype != test[0].dtype:
-        raise ValueError(f"train inputs are {train[0].dtype}, test inputs {test[0].dtype}; they must be of one type")
+        raise ValueError(
+            f"train inputs are {train[0].dtype}, test inputs {test[0].dtype}; they must have the same dtype"
+        )
     if classes is None:
         classes = tuple(str(i) for i in range(int(max(train[1].max(), test[1].max())) + 1))
     low, high = min(int(train[1].min()), int(test[1].min())), max(int(train[1].max()), int(test[1].max()))
     if low < 0 or high >= len(classes):
         raise ValueError(
-            f"labels run from {low} to {high}; with {len(classes)} classes they are 0 … {len(classes) - 1}"
+            f"labels range from {low} to {high}; with {len(classes)} classes they must be 0 … {len(classes) - 1}"
         )
     scale, shift = _normalization(train[0]) if train[0].dtype == torch.uint8 else (None, None)
     return Dataset(
@@ -243,10 +248,37 @@ def from_tensors(
     )
 
 
-def _normalization(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Find a and b per channel so that a·x + b of uint8 images has mean 0 and deviation 1.
+def split_off_test(
+    x: Tensor, y: Tensor, source: str, classes: Sequence[str] | None = None
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Split a fixed random part of every class off for testing, at least one example.
 
-    From histograms: exact, and needs no floating-point copy of the images.
+    Args:
+        x: Inputs.
+        y: Labels.
+        source: The file or folder that error messages name.
+        classes: The names of the classes; their numbers by default.
+
+    Returns:
+        Training inputs and labels, test inputs and labels.
+    """
+    chosen = []
+    for label in torch.unique(y).tolist():
+        members = (y == label).nonzero().flatten()
+        if len(members) < 2:
+            name = repr(classes[label]) if classes else label
+            raise ValueError(f"{source}: class {name} has {len(members)} example; a class must have at least 2")
+        order = permutation(len(members), "split", label)
+        chosen.append(members[order[: max(1, round(TEST_FRACTION * len(members)))]])
+    is_test = torch.zeros(len(y), dtype=torch.bool)
+    is_test[torch.cat(chosen)] = True
+    return (x[~is_test], y[~is_test]), (x[is_test], y[is_test])
+
+
+def _normalization(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a and b per channel such that a·x + b has mean 0 and standard deviation 1 over uint8 images.
+
+    Histograms make this exact, without a floating-point copy of the images.
     """
     levels = torch.arange(256, dtype=torch.float64)
     scale, shift = [], []

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub: their files downloaded once, decoded once, offline from then on."""
+"""Data sets from the Hugging Face hub, downloaded and decoded once, then read offline."""
 
 import functools
 import gzip
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _DECODER = "1"
-"""Changes whenever the same file is decoded in another way."""
+"""Part of the cache key. Increase it when decoding changes."""
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """Where a data set is on the hub, and what is in it.
+    """A data set on the hub.
 
     Args:
         repo: The repository.
-        train: Its files to learn from: one of images with labels (Parquet), or images and labels (idx).
-        test: Its files to be tested on.
+        train: Training files: one Parquet file, or idx files of images and of labels.
+        test: Test files.
         shape: Channels, height and width of an image.
-        classes: Class names, or how many classes.
-        image: The column of images.
-        label: The column of labels.
-        form: How the files are written.
-        summary: One line on it.
+        classes: Class names, or the number of classes.
+        summary: A one-line description.
+        image: The image column of a Parquet file.
+        label: The label column of a Parquet file.
+        form: The file format.
     """
 
     repo: str
@@ -52,12 +52,12 @@ class HubSource:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Name of each class, by index."""
+        """The name of each class, by index."""
         return tuple(map(str, range(self.classes))) if isinstance(self.classes, int) else self.classes
 
 
 def _parquet(repo: str, files: str, **rest: Any) -> HubSource:
-    """Describe a repository whose training and test files are named alike."""
+    """Make the source whose training and test files differ only in the words "train" and "test"."""
     return HubSource(repo, (files.format("train"),), (files.format("test"),), **rest)
 
 
@@ -125,23 +125,23 @@ SOURCES = {
 
 @functools.cache
 def load_from_hub(name: str) -> Dataset:
-    """Load one of `SOURCES`, downloading what is not there yet; asks the hub once a process.
+    """Load one of `SOURCES`; missing files are downloaded. The hub is asked once per process.
 
     Args:
-        name: Its name.
+        name: The key in `SOURCES`.
 
     Returns:
         The data set.
     """
     source = SOURCES[name]
     paths = [download(source.repo, file) for file in (*source.train, *source.test)]
-    # The folder of a downloaded file is named after the revision, so a new one is decoded anew.
+    # The path of a downloaded file contains the revision, so a new revision is decoded again.
     fingerprint = "|".join([_DECODER, *(f"{path}:{path.stat().st_size}" for path in paths)])
     return cached(name, fingerprint, partial(_decode, source, paths))
 
 
 def download(repo: str, file: str) -> Path:
-    """Get one file of a data repository, from the hub's local cache if it is there."""
+    """Return one file of a data repository, from the hub's local cache if present."""
     with naming_extra("getting data from the hub", "data"):
         from huggingface_hub import hf_hub_download
     try:
@@ -167,7 +167,7 @@ def _read_parquet(source: HubSource, paths: list[Path]) -> tuple[Tensor, Tensor]
     labels: list[int] = []
 
     def sources() -> Iterator[tuple[str, "partial[Image]"]]:
-        # In batches: the encoded images need not all be in memory at once.
+        # Batches keep only part of the encoded images in memory.
         for batch in table.iter_batches(columns=[source.image, source.label]):
             first = len(labels)
             labels.extend(batch.column(source.label).to_pylist())
@@ -181,18 +181,18 @@ def _read_parquet(source: HubSource, paths: list[Path]) -> tuple[Tensor, Tensor]
 
 def _read_idx(source: HubSource, paths: list[Path]) -> tuple[Tensor, Tensor]:
     images, labels = (read_idx(path) for path in paths)
-    # NIST's files hold columns where rows are expected.
+    # NIST's files store images transposed.
     return images.transpose(1, 2).unsqueeze(1).contiguous(), labels.to(torch.int64)
 
 
 def read_idx(path: Path) -> Tensor:
-    """Read a file in the format of the original MNIST: a magic number, the shape, then bytes."""
+    """Read a file in MNIST's original idx format: a magic number, the shape, then bytes."""
     content = gzip.decompress(path.read_bytes())
     zeros, kind, ndim = struct.unpack(">HBB", content[:4])
     if zeros != 0 or kind != 8:
-        raise ValueError(f"{path} is no idx file of unsigned bytes: it starts with {content[:4]!r}")
+        raise ValueError(f"{path} is not an idx file of unsigned bytes: it starts with {content[:4]!r}")
     shape = struct.unpack(f">{ndim}I", content[4 : 4 + 4 * ndim])
     values = torch.frombuffer(bytearray(content[4 + 4 * ndim :]), dtype=torch.uint8)
     if values.numel() != torch.Size(shape).numel():
-        raise ValueError(f"{path} holds {values.numel()} bytes; its shape {shape} asks for another number")
+        raise ValueError(f"{path} holds {values.numel()} bytes; its shape {shape} needs {torch.Size(shape).numel()}")
     return values.view(shape)

@@ -1,4 +1,4 @@
-"""From encoded images to uint8 tensors."""
+"""Decode images to uint8 tensors."""
 
 from collections.abc import Callable, Iterable
 from io import BytesIO
@@ -20,15 +20,15 @@ class CorruptImageError(ValueError):
 
 
 def open_image(source: bytes | IO[bytes], name: str) -> "Image":
-    """Read an image completely.
+    """Read an image and all of its pixels.
 
     Args:
-        source: Its encoded bytes, or an open file of them.
-        name: What error messages call it.
+        source: The encoded bytes, or an open file.
+        name: The name used in error messages.
 
     Raises:
-        CorruptImageError: If it is damaged or no image.
-        ValueError: If its pixels are floating-point numbers, whose range nobody knows.
+        CorruptImageError: If the file is damaged or not an image.
+        ValueError: If the pixels are floating-point numbers, whose range is unknown.
     """
     with naming_extra("reading images", "data"):
         from PIL import Image
@@ -43,21 +43,21 @@ def open_image(source: bytes | IO[bytes], name: str) -> "Image":
 
 
 def flatten(image: "Image") -> "Image":
-    """Turn palettes, bits and transparency into what they stand for: gray or color, as it looks on white paper.
+    """Convert palettes, bits and transparency to gray or color on a white background.
 
-    Where all of an image is equally transparent, its colors are taken as they are.
+    If all pixels are equally transparent, transparency is ignored.
     """
     from PIL import Image
 
     if image.mode.startswith("I;"):
-        return image.convert("I")  # The only one of the 16-bit modes whose pixels Pillow resizes and scales rightly.
+        return image.convert("I")  # Pillow resizes and scales no other 16-bit mode correctly.
     if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
         gray, image = is_gray(image), image.convert("RGBA")
         low, high = image.getchannel("A").getextrema()
         if low != high:
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
         return image.convert("L" if gray else "RGB")
-    if image.mode in ("1", "P"):  # Resizing would pick one of the pixels instead of their mean.
+    if image.mode in ("1", "P"):  # In these modes, resizing picks one pixel instead of averaging.
         return image.convert("L" if is_gray(image) else "RGB")
     return image
 
@@ -65,7 +65,7 @@ def flatten(image: "Image") -> "Image":
 def to_tensor(image: "Image", mode: Mode) -> Tensor:
     """Convert an image to uint8 [C, H, W]."""
     if image.mode.startswith("I"):
-        # 16-bit gray: Pillow would clip at 255 instead of scaling.
+        # 16-bit gray: Pillow clips at 255 instead of scaling.
         image = image.point(lambda value: value / 257).convert("L")
     image = image.convert(mode)
     pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
@@ -73,18 +73,18 @@ def to_tensor(image: "Image", mode: Mode) -> Tensor:
 
 
 def is_gray(image: "Image") -> bool:
-    """Say whether an image has no colors."""
+    """Return whether an image is grayscale."""
     return image.mode in ("1", "L", "LA") or image.mode.startswith("I")
 
 
 def decode_all(
     sources: Iterable[tuple[str, Callable[[], "Image"]]], count: int, shape: tuple[int, ...], mode: Mode
 ) -> Tensor:
-    """Decode many images of one size into one tensor.
+    """Decode images of equal size into one tensor.
 
     Args:
-        sources: A name and a function that reads the image, for each.
-        count: How many there are.
+        sources: The name of each image and the function that reads it.
+        count: The number of images.
         shape: Channels, height and width.
         mode: "L" for gray, "RGB" for color.
 

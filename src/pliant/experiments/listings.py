@@ -10,7 +10,7 @@ from rich.table import Table
 
 from pliant import data, methods, models, streams
 from pliant._names import keyword_options, read_arguments
-from pliant.data.local import load_folder
+from pliant.data.image_folder import load_folder
 from pliant.diagnostics import measures
 from pliant.experiments.method_specs import BASELINES
 from pliant.experiments.recipe_files import recipe_folder

@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from pliant import data, methods, models, streams
 from pliant._importing import import_object
 from pliant._names import check_names, suggest
-from pliant.data.local import load_folder
+from pliant.data.image_folder import load_folder
 from pliant.diagnostics import measures
 from pliant.experiments.method_specs import BASELINES, check_method, parse_part, published_sweep, split_methods
 from pliant.experiments.run_config import SELECTION_SEEDS, Part, Purpose, RunConfig, find_unwritable, read_settings

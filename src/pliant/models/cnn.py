@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from pliant.models.parts import activation as make_activation
-from pliant.models.parts import require_image
+from pliant.models.building_blocks import activation as make_activation
+from pliant.models.building_blocks import require_image
 
 
 def cnn(

@@ -6,8 +6,8 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from pliant.models.parts import Linear, initialize_
-from pliant.models.parts import activation as make_activation
+from pliant.models.building_blocks import Linear, initialize_
+from pliant.models.building_blocks import activation as make_activation
 
 
 class Shortcut(nn.Module):

@@ -4,7 +4,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from pliant.models.parts import require_image
+from pliant.models.building_blocks import require_image
 
 
 class BasicBlock(nn.Module):

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from pliant.models.parts import require_image
+from pliant.models.building_blocks import require_image
 
 _STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))
 """Of each: how many times as many channels as the first stage, and how many convolutions."""

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from pliant._validation import require_positive
-from pliant.models.parts import require_image
+from pliant.models.building_blocks import require_image
 
 
 class Attention(nn.Module):

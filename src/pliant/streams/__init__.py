@@ -5,15 +5,15 @@ from typing import Any
 
 from pliant._names import check_names, suggest
 from pliant.data.dataset import Dataset
-from pliant.streams.arriving import (
+from pliant.streams.incremental import (
     ClassIncremental,
     ContinualFull,
     ContinualLimited,
     SingleTask,
     WarmStart,
 )
-from pliant.streams.shifting import BinaryPairs, LabelFlip, PixelPermutation, RandomLabels
 from pliant.streams.stream import Stream, Task
+from pliant.streams.task_shifts import BinaryPairs, LabelFlip, PixelPermutation, RandomLabels
 
 __all__ = [
     "BinaryPairs",

@@ -100,26 +100,26 @@ class Section:
     def groups(self) -> list[Group]:
         """The figures, in the order in which they are read."""
         # Only here: the answer and the table are told without what draws.
-        from pliant.experiments.report import charts, measure_charts
+        from pliant.experiments.report import measure_charts, result_charts
 
         comparison, histories, series = self.comparison, self.histories, self.series
         on_validation = comparison.selection.get("on") == "validation"
         judged_on = "held-out training data" if on_validation else "the results themselves"
         association = measure_charts.association_figure(measure_charts.associations(comparison, histories))
         groups = [
-            Group("differences", "", "", _known([charts.differences(self.analysis, series)]), "wide"),
+            Group("differences", "", "", _known([result_charts.differences(self.analysis, series)]), "wide"),
             Group(
                 "curves",
                 "Learning curves",
                 "From the first epoch to the last, over all tasks.",
-                charts.learning_curves(histories, series),
+                result_charts.learning_curves(histories, series),
                 "wide",
             ),
             Group(
                 "tasks",
                 "The end of each task" + (", against a fresh network" if comparison.baseline("fresh") else ""),
                 "Plasticity itself: can the network still learn what a new one learns?",
-                charts.task_ends(comparison, histories, series),
+                result_charts.task_ends(comparison, histories, series),
                 "half",
             ),
             Group(
@@ -127,7 +127,7 @@ class Section:
                 "Sensitivity to settings",
                 f"{name_of(comparison.headline).capitalize()} for each value of a setting, with the best of the "
                 f"others, judged on {judged_on}. A large dot is what was chosen.",
-                charts.sensitivity(comparison, series),
+                result_charts.sensitivity(comparison, series),
                 "small",
             ),
             Group(

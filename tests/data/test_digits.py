@@ -1,4 +1,4 @@
-"""The data set that the package brings along."""
+"""The built-in digits."""
 
 from collections import Counter
 
@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from pliant import data
-from pliant.data import cache, embedded
+from pliant.data import cache, digits
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -23,21 +23,21 @@ class TestDigits:
         assert (len(loaded.train), len(loaded.test), loaded.shape) == (1437, 360, (1, 8, 8))
         assert set(loaded.test.y.tolist()) == set(range(10))
 
-    def test_every_example_is_either_to_learn_from_or_to_be_tested_on(self) -> None:
+    def test_every_example_is_in_exactly_one_split(self) -> None:
         bunch, loaded = load_digits(), data.load("digits")
         images = (bunch.images * 255 / 16).round().astype(numpy.uint8)
         x = torch.cat([loaded.train.x, loaded.test.x]).numpy()
         y = torch.cat([loaded.train.y, loaded.test.y]).numpy()
         assert count_pairs(x, y) == count_pairs(images, bunch.target)
 
-    def test_what_another_decoder_left_is_not_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_another_decoder_version_does_not_use_the_old_cache(self, monkeypatch: pytest.MonkeyPatch) -> None:
         data.load("digits")
-        monkeypatch.setattr(embedded, "_DECODER", "another")
-        embedded.digits.cache_clear()
+        monkeypatch.setattr(digits, "_DECODER", "another")
+        digits.load_digits.cache_clear()
         data.load("digits")
         assert len(cache.entries()) == 2
 
-    def test_pixels_and_projection(self) -> None:
+    def test_pixel_range_and_projection(self) -> None:
         index = torch.arange(1437)
         pixels, _ = data.load("digits", pixels="unit").train.batch(index)
         assert (float(pixels.min()), float(pixels.max())) == (0.0, 1.0)
@@ -45,5 +45,5 @@ class TestDigits:
         assert inputs.shape == (1437, 5)
         assert torch.equal(inputs, data.load("digits").in_unit_range().project(5).train.x)
 
-    def test_first(self) -> None:
+    def test_first_keeps_the_first_examples(self) -> None:
         assert len(data.load("digits", first=100).train) == 100

@@ -11,26 +11,25 @@ from pliant.data.cache import Decoded, cached
 from pliant.data.dataset import Dataset
 
 _DECODER = "1"
-"""Changes whenever the same images are decoded or split in another way."""
+"""Part of the cache key. Increase it when decoding or splitting changes."""
 
 
 @functools.cache
-def digits() -> Dataset:
-    """Load 1 797 handwritten digits, a fixed fifth of them for testing.
+def load_digits() -> Dataset:
+    """Load 1 797 handwritten digits; a fixed fifth of them is the test set.
 
-    The split is drawn once and for all, over shuffled examples: the file goes writer by writer, and its tail
-    is not like its head.
+    The split is over shuffled examples, because the file is sorted by writer.
     """
     with naming_extra("the data set digits", "data"):
         release = version("scikit-learn")
-    # From the cache after the first time: scikit-learn takes longer to import than a short run takes.
+    # The cache also saves the import of scikit-learn, which takes longer than a short run.
     return cached("digits", f"{_DECODER}|scikit-learn {release}", _decode)
 
 
 def _decode() -> Decoded:
-    from sklearn.datasets import load_digits
+    from sklearn import datasets
 
-    bunch = load_digits()
+    bunch = datasets.load_digits()
     x = torch.from_numpy(bunch.images).mul(255 / 16).round().to(torch.uint8).unsqueeze(1)
     y = torch.from_numpy(bunch.target).to(torch.int64)
     order = permutation(len(y), "digits")
