@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.timing import row
-from pliant.experiments.report.report import make_report
+from pliant.experiments.report.document import make_report
 from pliant.experiments.report.statistics import bands
 from pliant.experiments.run_config import Part, RunConfig
 from pliant.experiments.store import RunFolder

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.reproduction.kept import KEPT, find_recipe
 from pliant.experiments.archive import unpack
-from pliant.experiments.report.report import make_report
+from pliant.experiments.report.document import make_report
 
 PAGES = Path("runs/pages")
 

@@ -375,7 +375,7 @@ def _entries(methods: str, tune: bool) -> list[Any]:
 
 
 def _report(folders: list[Path], format: Format | None, to: Path | None = None, *, asked: bool = False) -> None:
-    from pliant.experiments.report.report import FIGURES, FORMATS, make_report  # Statistics take seconds to import.
+    from pliant.experiments.report.document import FIGURES, FORMATS, make_report  # Statistics take seconds to import.
 
     chosen: str = format or (to and to.suffix.removeprefix(".")) or Format.HTML
     if chosen not in FORMATS:

@@ -12,7 +12,7 @@ from selenium.webdriver.chrome.service import Service
 
 import pliant
 from pliant._files import write_atomically
-from pliant.experiments.report.report import Report
+from pliant.experiments.report.document import Report
 from pliant.experiments.run_config import Part
 from tests.experiments.report.stores import config, write_recipe, write_run
 

@@ -11,14 +11,14 @@ import pliant
 from pliant._files import write_atomically
 from pliant.experiments.report.analysis import Analysis
 from pliant.experiments.report.answer import Answer, answer
-from pliant.experiments.report.folders import read_folders
+from pliant.experiments.report.grouping import compare_folders
 from pliant.experiments.report.table import result_table
 from pliant.experiments.run_config import Part
 from tests.experiments.report.stores import config, write_recipe, write_results, write_run
 
 
 def analyze(root: Path) -> Analysis:
-    (comparison,) = read_folders([root])
+    (comparison,) = compare_folders([root])
     return Analysis(comparison)
 
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import pliant
 from pliant.cli import app
 from pliant.experiments.recipe_files import load_recipe
-from pliant.experiments.report.report import FIGURES, FORMATS, Report
+from pliant.experiments.report.document import FIGURES, FORMATS, Report
 from pliant.experiments.run_config import Part
 from pliant.experiments.store import load_runs
 from tests.experiments.report.stores import NASTY, config, write_recipe, write_results, write_run

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pliant.experiments.report.folders import read_folders
+from pliant.experiments.report.grouping import compare_folders
 from pliant.experiments.report.histories import (
     MANY_TASKS,
     at_task_ends,
@@ -21,7 +21,7 @@ from tests.experiments.report.stores import config, write_results, write_run
 
 def test_a_drop_at_a_boundary_stands_where_the_task_before_ends(tmp_path: Path) -> None:
     write_run(tmp_path, config("L2", 0), [0.8, 0.9], epochs=3, entries=[0.1])
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     histories = read_histories(comparison)
     samples = gather(histories.of["L2"], "test_accuracy", points=100)
     assert samples is not None
@@ -37,7 +37,7 @@ def test_a_drop_at_a_boundary_stands_where_the_task_before_ends(tmp_path: Path) 
 def test_thinning_keeps_both_ends_of_every_task(tmp_path: Path, points: int) -> None:
     ends = [0.5 + 0.01 * task for task in range(20)]
     write_run(tmp_path, config("L2", 0), ends, epochs=30, entries=[0.1] * 19)
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     samples = gather(read_histories(comparison).of["L2"], "test_accuracy", points=points)
     assert samples is not None
     kept = set(zip(samples.task.tolist(), samples.epoch.tolist(), strict=True))
@@ -48,7 +48,7 @@ def test_thinning_keeps_both_ends_of_every_task(tmp_path: Path, points: int) -> 
 def test_of_very_many_tasks_the_ends_are_kept(tmp_path: Path) -> None:
     tasks = MANY_TASKS + 5
     write_run(tmp_path, config("L2", 0), [0.5] * tasks, epochs=3)
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     samples = gather(read_histories(comparison).of["L2"], "test_accuracy", points=10**6)
     assert samples is not None
     assert samples.epoch.tolist() == [3] * tasks
@@ -68,7 +68,7 @@ def test_what_is_no_finite_number_is_a_gap(tmp_path: Path) -> None:
 def test_a_run_under_way_counts_as_far_as_it_is(tmp_path: Path) -> None:
     write_run(tmp_path, config("L2", 0), [0.5, 0.6, 0.7])
     write_run(tmp_path, config("L2", 1), [0.7, 0.8], status="unfinished")
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     histories = read_histories(comparison).of["L2"]
     np.testing.assert_allclose(at_task_ends(histories, "test_accuracy"), [[0.5, 0.6, 0.7], [0.7, 0.8, np.nan]])
     samples = gather(histories, "test_accuracy", points=100)
@@ -83,14 +83,14 @@ def test_a_task_under_way_has_no_end(tmp_path: Path) -> None:
     path = write_run(tmp_path, config("L2", 0), [0.5, 0.6, 0.7], status="unfinished")
     lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (path / "metrics.jsonl").write_text("".join(lines[:-1]))
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     ends = at_task_ends(read_histories(comparison).of["L2"], "test_accuracy")
     np.testing.assert_allclose(ends, [[0.5, 0.6, np.nan]])
 
 
 def test_broken_metrics_are_named_and_left_out(tmp_path: Path) -> None:
     write_results(tmp_path, {"vanilla": [0.5, 0.6]})
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     path = comparison.contenders[0].runs[0].path / "metrics.jsonl"
     path.write_text('{"task": 0, "epoch"\n' + path.read_text())
     histories = read_histories(comparison)
@@ -100,7 +100,7 @@ def test_broken_metrics_are_named_and_left_out(tmp_path: Path) -> None:
 
 def test_measures_are_read_by_name_and_layer(tmp_path: Path) -> None:
     write_run(tmp_path, config("L2", 0), [0.5, 0.6], measures={"weight_growth": [1.0, 2.0], "weight_growth/0": [1, 3]})
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     histories = read_histories(comparison)
     assert histories.measures == ["weight_growth", "weight_growth/0"]
     assert "measures" not in histories.names
@@ -115,7 +115,7 @@ def test_measures_stand_where_their_epoch_begins(tmp_path: Path, entries: list[f
     lines = (path / "metrics.jsonl").read_text().splitlines()
     third = json.loads(lines[2]) | {"measures": {"m": 0.7}}
     (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in [*lines[:2], json.dumps(third), *lines[3:]]))
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     histories = read_histories(comparison)
     samples = gather(histories.of["L2"], "m", points=9, measure=True)
     assert samples is not None

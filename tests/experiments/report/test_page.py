@@ -15,7 +15,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 import pliant
 from pliant.experiments.report.chart_style import DARK, LIGHT
-from pliant.experiments.report.report import Report
+from pliant.experiments.report.document import Report
 from tests.experiments.report.stores import NASTY, config, write_results, write_run
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import pliant
 from pliant._files import write_atomically
-from pliant.experiments.report.folders import read_folders, read_runs
+from pliant.experiments.report.grouping import compare_folders, compare_runs
 from pliant.experiments.report.histories import read_histories
 from pliant.experiments.report.measure_charts import associations
 from pliant.experiments.run_config import Part
@@ -21,7 +21,7 @@ from tests.experiments.report.stores import config, write_recipe, write_results,
 def test_runs_of_a_recipe_are_one_comparison_in_its_order(tmp_path: Path) -> None:
     write_recipe(tmp_path, published={"L2": [0.9, 0.01]})
     write_results(tmp_path, {"L2": [0.8, 0.9], "fresh": [0.9, 0.9], "vanilla": [0.5, 0.6]})
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     assert comparison.title == "Planted"
     assert comparison.headline == "mean_test_accuracy"
     assert [(c.name, c.role, len(c.runs)) for c in comparison.contenders] == [
@@ -42,7 +42,7 @@ def test_runs_of_two_folders_come_together_once(tmp_path: Path) -> None:
             # The run that both have is only finished in the second folder.
             status = "unfinished" if root == here and seed == 1 else "finished"
             write_run(root, config("L2", seed), [0.5, 0.6, 0.7], status=status)
-    (comparison,) = read_folders([here, there])
+    (comparison,) = compare_folders([here, there])
     (contender,) = comparison.contenders
     assert [(run.config.seed, run.status) for run in contender.runs] == [
         (0, "finished"),
@@ -58,7 +58,7 @@ def test_runs_with_other_settings_of_their_own_are_not_pooled(tmp_path: Path) ->
         for seed in seeds:
             write_run(root, config("vanilla", seed), [0.5])
             write_run(root, config("L2", seed, training=Settings(lr=lr)), [lr])
-    comparisons = read_folders([tmp_path / "a", tmp_path / "b"])
+    comparisons = compare_folders([tmp_path / "a", tmp_path / "b"])
     rates = [{run.config.training.lr for run in one.runs if run.config.label == "L2"} for one in comparisons]
     assert rates == [{0.1}, {0.001}]
     assert [len(one.runs) for one in comparisons] == [4, 4]
@@ -79,7 +79,7 @@ def test_a_recipe_with_less_in_it_is_read(tmp_path: Path) -> None:
     assert "L2" in pliant.report(tmp_path).to_html()
     del less["seeds"]
     write_atomically(tmp_path / "recipe.json", json.dumps(less).encode())
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     assert [broken.reason for broken in comparison.broken] == ["KeyError: 'seeds'"]
 
 
@@ -88,14 +88,14 @@ def test_a_method_that_is_not_known_any_more_spoils_no_choice(tmp_path: Path) ->
     write_results(tmp_path, {"vanilla": [0.5], "L2": [0.6]})
     values["methods"][2]["parts"][0]["name"] = "gone"
     write_atomically(tmp_path / "recipe.json", json.dumps(values).encode())
-    assert not read_folders([tmp_path])[0].broken
+    assert not compare_folders([tmp_path])[0].broken
 
 
 def test_runs_of_an_older_recipe_are_a_comparison_of_their_own(tmp_path: Path) -> None:
     write_recipe(tmp_path)
     write_results(tmp_path, {"vanilla": [0.5], "L2": [0.6]})
     write_results(tmp_path, {"vanilla": [0.1], "L2": [0.2]}, stream=Part("label_flip", {"tasks": 3, "epochs": 99}))
-    by_title = {comparison.title: comparison for comparison in read_folders([tmp_path])}
+    by_title = {comparison.title: comparison for comparison in compare_folders([tmp_path])}
     assert len(by_title) == 2
     assert by_title["Planted"].contenders[1].values("mean_test_accuracy") == pytest.approx({0: 0.6})
     (other,) = (comparison for title, comparison in by_title.items() if title != "Planted")
@@ -106,7 +106,7 @@ def test_runs_of_an_older_recipe_are_a_comparison_of_their_own(tmp_path: Path) -
 def test_methods_that_the_recipe_does_not_name_any_more_stay_in_its_comparison(tmp_path: Path) -> None:
     write_recipe(tmp_path, methods=["vanilla", "swr"], seeds=2)
     write_results(tmp_path, {"vanilla": [0.5, 0.5], "fresh": [0.4, 0.4], "L2": [0.6, 0.6]})
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     assert [(c.name, c.role) for c in comparison.contenders] == [
         ("vanilla", "vanilla"),
         ("fresh", "fresh"),
@@ -120,7 +120,7 @@ def test_titles_tell_what_differs_where_names_do_not(tmp_path: Path) -> None:
     write_recipe(tmp_path, title="label flip on digits with mlp")
     write_results(tmp_path, {"vanilla": [0.5]})
     write_results(tmp_path, {"vanilla": [0.1]}, stream=Part("label_flip", {"tasks": 3, "epochs": 99}))
-    assert sorted(comparison.title for comparison in read_folders([tmp_path])) == [
+    assert sorted(comparison.title for comparison in compare_folders([tmp_path])) == [
         "label flip on digits with mlp (stream.epochs=2)",
         "label flip on digits with mlp (stream.epochs=99)",
     ]
@@ -133,12 +133,10 @@ def test_after_a_run_only_what_was_asked_for_is_shown(tmp_path: Path, capsys: py
     pliant.report(tmp_path).print(asked=True)
     told = capsys.readouterr().out
     assert told.count("┏") == 1
-    line = (
-        "also there, with other settings: label flip on digits with mlp (stream.epochs=99) (1 run); see `pliant report"
-    )
+    line = "runs with other settings: label flip on digits with mlp (stream.epochs=99) (1 run); see `pliant report"
     assert line in " ".join(told.split())
     pliant.report(tmp_path).print()
-    assert "also there" not in capsys.readouterr().out
+    assert "runs with other settings" not in capsys.readouterr().out
 
 
 def test_an_entry_with_a_network_of_its_own_stays_in_its_recipe(tmp_path: Path) -> None:
@@ -146,7 +144,7 @@ def test_an_entry_with_a_network_of_its_own_stays_in_its_recipe(tmp_path: Path) 
     write_recipe(tmp_path, methods=entries)
     write_results(tmp_path, {"relu": [0.5, 0.6]}, methods=())
     write_results(tmp_path, {"wide": [0.6, 0.7]}, methods=(), model=Part("mlp", {"widths": [7]}))
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     # Both are plain training, so neither is what the other is measured against.
     assert [(c.name, c.role) for c in comparison.contenders] == [("relu", "method"), ("wide", "method")]
 
@@ -154,7 +152,7 @@ def test_an_entry_with_a_network_of_its_own_stays_in_its_recipe(tmp_path: Path) 
 def test_settings_that_nobody_chose_from_are_all_contenders(tmp_path: Path) -> None:
     for lam in (0.1, 0.01):
         write_results(tmp_path, {"l2": [lam]}, methods=(Part("l2", {"lam": lam}),))
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     assert sorted(c.name for c in comparison.contenders) == ["l2(lam=0.01)", "l2(lam=0.1)"]
     assert len(comparison.trials) == 2
 
@@ -167,7 +165,7 @@ def test_chosen_settings_are_the_contender_and_all_were_tried(tmp_path: Path, on
         write_run(tmp_path, config("l2", 10**6, methods=methods, purpose="selection"), [lam])
     selection = {"on": on, "labels": {"l2": {"chosen": "l2(lam=0.1)", "scores": {}}}}
     write_atomically(tmp_path / "selection.json", json.dumps(selection).encode())
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     assert [(c.name, c.settings) for c in comparison.contenders] == [("l2", "l2(lam=0.1)")]
     assert len(comparison.trials) == trials
 
@@ -175,7 +173,7 @@ def test_chosen_settings_are_the_contender_and_all_were_tried(tmp_path: Path, on
 def test_the_recipe_may_name_the_number_that_decides(tmp_path: Path) -> None:
     write_recipe(tmp_path, headline="mean_train_accuracy")
     write_results(tmp_path, {"vanilla": [0.5, 0.6, 0.7]})
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     assert comparison.headline == "mean_train_accuracy"
 
 
@@ -190,7 +188,7 @@ def test_broken_folders_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
             file.unlink()
     made.mkdir()
     alien.write_text("no folder")
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     assert {broken.path for broken in comparison.broken} == {torn, wrong, empty}
     assert "config.json" in next(broken.reason for broken in comparison.broken if broken.path == empty)
     assert len(comparison.runs) == 3
@@ -207,7 +205,7 @@ def test_an_end_that_no_run_has_is_named(tmp_path: Path, change: dict[str, Any],
     write_results(tmp_path, {"vanilla": [0.5, 0.6]})
     path = sorted((tmp_path / "runs").iterdir())[0] / "result.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     assert reason in comparison.broken[0].reason
     assert len(comparison.runs) == 1
 
@@ -216,25 +214,25 @@ def test_a_broken_recipe_costs_its_title_only(tmp_path: Path) -> None:
     write_results(tmp_path, {"vanilla": [0.5], "L2": [0.6]})
     (tmp_path / "recipe.json").write_text('{"methods": []}')
     (tmp_path / "selection.json").write_text("{")
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     assert len(comparison.contenders) == 2
     assert {broken.path.name for broken in comparison.broken} == {"recipe.json", "selection.json"}
 
 
 def test_nothing_to_report_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no folder 'runs'"):
-        read_folders([tmp_path])
+        compare_folders([tmp_path])
     (tmp_path / "runs").mkdir()
     with pytest.raises(ValueError, match="there are no runs in"):
-        read_folders([tmp_path])
+        compare_folders([tmp_path])
     with pytest.raises(ValueError, match="runs is empty"):
-        read_runs([])
+        compare_runs([])
 
 
 def test_a_folder_with_nothing_but_broken_runs_is_reported(tmp_path: Path) -> None:
     path = write_run(tmp_path, config("vanilla", 0), [0.5])
     (path / "result.json").write_text("no JSON")
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     assert comparison.contenders == ()
     assert [broken.path for broken in comparison.broken] == [path]
 
@@ -243,14 +241,14 @@ def test_runs_at_hand_are_compared_by_their_setting(tmp_path: Path) -> None:
     write_results(tmp_path, {"vanilla": [0.5], "L2": [0.6]})
     write_results(tmp_path / "other", {"vanilla": [0.5]}, model=Part("cnn"))
     runs = [*load_runs(tmp_path), *load_runs(tmp_path / "other")]
-    assert [len(comparison.runs) for comparison in read_runs(runs)] == [2, 1]
+    assert [len(comparison.runs) for comparison in compare_runs(runs)] == [2, 1]
 
 
 def test_a_folder_that_vanishes_while_it_is_read_does_not_stop_the_rest(tmp_path: Path) -> None:
     write_results(tmp_path, {"vanilla": [0.5], "L2": [0.6]})
     runs = load_runs(tmp_path)
     shutil.rmtree(runs[0].path)
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     assert len(comparison.runs) == 1
 
 
@@ -277,7 +275,7 @@ def test_a_choice_counts_while_the_recipe_leaves_it(tmp_path: Path, entry: objec
     for lam in (0.1, 0.01):
         write_run(tmp_path, config("l2", 0, methods=(Part("l2", {"lam": lam}),)), [lam])
     write_choice(tmp_path, chosen)
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     assert comparison.selection.get("on") == ("validation" if applied else None)
     assert {c.name for c in comparison.contenders} == ({"l2"} if applied else {"l2(lam=0.1)", "l2(lam=0.01)"})
 
@@ -290,7 +288,7 @@ def test_a_choice_belongs_to_the_recipe_that_left_it(tmp_path: Path) -> None:
         write_run(tmp_path, config("l2", 0, methods=methods, stream=older), [lam])
         write_run(tmp_path, config("l2", 0, methods=methods), [lam])
     write_choice(tmp_path, "l2(lam=0.01)")
-    found = {comparison.title: comparison for comparison in read_folders([tmp_path])}
+    found = {comparison.title: comparison for comparison in compare_folders([tmp_path])}
     assert [c.settings for c in found.pop("Planted").contenders] == ["l2(lam=0.01)"]
     (other,) = found.values()
     assert other.selection == {}
@@ -301,7 +299,7 @@ def test_a_choice_of_a_recipe_without_runs_is_nobodys(tmp_path: Path) -> None:
     write_recipe(tmp_path, methods=["vanilla", GRID], stream={"name": "label_flip", "tasks": 7})
     write_run(tmp_path, config("l2", 0, methods=(Part("l2", {"lam": 0.01}),)), [0.5])
     write_choice(tmp_path, "l2(lam=0.1)")
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     assert [c.settings for c in comparison.contenders] == ["l2(lam=0.01)"]
     assert comparison.selection == {}
 
@@ -313,7 +311,7 @@ def test_choices_of_two_folders_are_both_kept(tmp_path: Path) -> None:
         for lam in (0.1, 0.01):
             write_run(root, config(label, 0, methods=(Part("l2", {"lam": lam}),)), [lam])
         write_choice(root, f"l2(lam={chosen})", label)
-    (comparison,) = read_folders([tmp_path / "a", tmp_path / "b"])
+    (comparison,) = compare_folders([tmp_path / "a", tmp_path / "b"])
     assert {c.name: c.settings for c in comparison.contenders} == {"a": "l2(lam=0.1)", "b": "l2(lam=0.01)"}
 
 
@@ -323,7 +321,7 @@ def test_a_recipe_is_read_where_its_data_and_network_are_not(tmp_path: Path) -> 
     write_atomically(tmp_path / "recipe.json", json.dumps(recipe | elsewhere).encode())
     changes = {"data": Part("gone/"), "model": Part("gone.py:build")}
     write_results(tmp_path, {"L2": [0.8], "fresh": [0.9], "vanilla": [0.5]}, **changes)
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     assert comparison.broken == ()
     assert (comparison.title, comparison.headline) == ("Planted", "final_test_accuracy")
     assert [c.name for c in comparison.contenders] == ["vanilla", "fresh", "L2"]
@@ -338,7 +336,7 @@ def test_of_two_copies_the_one_that_came_further_counts(
 ) -> None:
     write_run(tmp_path / "here", config("L2", 0), [0.5], status=better)
     write_run(tmp_path / "there", config("L2", 0), [0.5], status=worse)
-    (comparison,) = read_folders([tmp_path / name for name in order])
+    (comparison,) = compare_folders([tmp_path / name for name in order])
     assert [run.status for run in comparison.runs] == [better]
 
 
@@ -351,7 +349,7 @@ def test_a_seed_counts_once_whatever_was_measured_on_the_way(
         write_recipe(tmp_path)
     write_results(tmp_path, {"L2": [0.6, 0.7]}, **change)
     write_results(tmp_path, {"L2": [0.8, 0.9]})
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     (contender,) = comparison.contenders
     assert [run.config.seed for run in contender.runs] == [0, 1]
     if with_recipe:  # which asks for the second
@@ -374,7 +372,7 @@ def test_what_the_recipe_asks_for_comes_first_and_what_has_not_begun_is_counted(
         write_recipe(root, training={"lr": lr}, seeds=2)
         write_results(root, {"vanilla": [0.5]}, training=Settings(lr=lr))
         write_results(root, {"vanilla": [0.5], "L2": [0.6]})
-        first, second = read_folders([root])
+        first, second = compare_folders([root])
         assert first.title == "Planted"
         assert second.recipe is None
         assert set(first.not_begun) == {("vanilla", 1), ("fresh", 0), ("fresh", 1), ("L2", 0), ("L2", 1)}
@@ -392,12 +390,12 @@ def test_measures_are_held_against_what_the_past_costs(tmp_path: Path, stream: s
     for seed in range(2):
         write_run(tmp_path, config("vanilla", seed, **changes), past, measures={"weight_l2": [1.0, 2.0, 3.0, 4.0, 5.0]})
         write_run(tmp_path, config("fresh", seed, **changes), fresh)
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     (found,) = associations(comparison, read_histories(comparison))
     assert (found.within, found.estimate.mean) == (True, pytest.approx(1.0 if alike else -1.0))
     notes = [figure.note for figure in pliant.report(tmp_path).sections[0].figures if figure.name == "task_ends"]
     assert ("stays level" in notes[0]) == alike
     for path in (tmp_path / "runs").glob("fresh*"):
         shutil.rmtree(path)
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     assert [found.within for found in associations(comparison, read_histories(comparison))] == ([True] if alike else [])

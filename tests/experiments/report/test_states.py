@@ -7,7 +7,7 @@ import pytest
 
 import pliant
 from pliant.experiments.report.comparison import Comparison
-from pliant.experiments.report.folders import read_folders, read_runs
+from pliant.experiments.report.grouping import compare_folders, compare_runs
 from pliant.experiments.run_config import Part, RunConfig
 from pliant.experiments.store import load_runs
 from tests.experiments.report.stores import config, write_recipe, write_run
@@ -37,7 +37,11 @@ def test_folders_of_different_states_are_told_apart(tmp_path: Path, changed: str
     for night, digest, value in zip(nights, "ab", (0.5, 0.8), strict=True):
         digests = {"data": "same", "model": "same"} | {changed: digest}
         write_night(night, {"vanilla": value, "L2": value + 0.1}, digests["data"], model=digests["model"])
-    read = read_folders(nights) if by == "folders" else read_runs(run for night in nights for run in load_runs(night))
+    read = (
+        compare_folders(nights)
+        if by == "folders"
+        else compare_runs(run for night in nights for run in load_runs(night))
+    )
     first, second = read
     assert means(first) == pytest.approx({"vanilla": 0.5, "L2": 0.6})
     assert means(second) == pytest.approx({"vanilla": 0.8, "L2": 0.9})
@@ -54,7 +58,7 @@ def test_folders_of_the_same_recipe_and_different_states_are_told_apart(tmp_path
         write_recipe(night, data=str(tmp_path / "n.npz"))
         run = config("L2", 0, data=Part(str(tmp_path / "n.npz")))
         write_run(night, run, [0.5], sources={"data": digest})
-    assert [comparison.title for comparison in read_folders(nights)] == [f"Planted ({night})" for night in nights]
+    assert [comparison.title for comparison in compare_folders(nights)] == [f"Planted ({night})" for night in nights]
 
 
 @pytest.mark.parametrize(("first", "second"), [("a", "a"), ("a", None), (None, "a"), (None, None)])
@@ -63,7 +67,7 @@ def test_what_is_the_same_or_does_not_tell_comes_together(
 ) -> None:
     write_night(tmp_path / "first", {"vanilla": 0.5}, first)
     write_night(tmp_path / "second", {"L2": 0.6}, second)
-    (comparison,) = read_folders([tmp_path / "first", tmp_path / "second"])
+    (comparison,) = compare_folders([tmp_path / "first", tmp_path / "second"])
     assert means(comparison) == pytest.approx({"vanilla": 0.5, "L2": 0.6})
     assert comparison.title == "label flip on n.npz with own.py:build"
 
@@ -72,7 +76,7 @@ def test_a_mixture_in_one_folder_is_said(tmp_path: Path) -> None:
     write_night(tmp_path, {"vanilla": 0.5}, "a")
     write_night(tmp_path, {"L2": 0.9}, "b")
     (section,) = pliant.report(tmp_path).sections
-    assert "The runs are of 2 states of data n.npz, which was changed between them." in section.answer.reasons
+    assert "The runs used 2 versions of data n.npz, which changed in between." in section.answer.reasons
 
 
 def test_runs_that_do_not_count_make_no_mixture(tmp_path: Path) -> None:
@@ -80,7 +84,7 @@ def test_runs_that_do_not_count_make_no_mixture(tmp_path: Path) -> None:
     measured = replace(own("vanilla", 0), measures=("loss",))
     write_run(tmp_path, measured, [0.5], status="unfinished", sources={"data": "b"})
     write_run(tmp_path, own("vanilla", 3), [0.5], status="failed", sources={"data": "c"})
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     assert means(comparison) == pytest.approx({"vanilla": 0.5})
     assert comparison.mixed == ()
 
@@ -89,5 +93,5 @@ def test_a_damaged_log_tells_nothing(tmp_path: Path) -> None:
     write_night(tmp_path, {"vanilla": 0.5}, "a")
     for events in tmp_path.glob("runs/*/events.jsonl"):
         events.write_text("{\n")
-    (comparison,) = read_folders([tmp_path])
+    (comparison,) = compare_folders([tmp_path])
     assert comparison.mixed == ()

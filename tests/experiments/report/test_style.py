@@ -9,7 +9,7 @@ import pytest
 
 from pliant.experiments.report.chart_style import DARK, LIGHT, assign_series
 from pliant.experiments.report.comparison import Contender
-from pliant.experiments.report.folders import read_folders
+from pliant.experiments.report.grouping import compare_folders
 from tests.experiments.report.stores import write_results
 
 # Machado, Oliveira & Fernandes 2009, severity 1, on linear RGB.
@@ -59,7 +59,7 @@ def test_marks_and_words_stand_out_from_the_page(theme: dict[str, Any]) -> None:
 
 def contenders(root: Path, methods: int) -> tuple[Contender, ...]:
     labels = ["vanilla", "fresh", *(f"m{i:02}" for i in range(methods))]
-    (comparison,) = read_folders([write_results(root, {label: [0.5] for label in labels})])
+    (comparison,) = compare_folders([write_results(root, {label: [0.5] for label in labels})])
     return comparison.contenders
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pliant._importing import naming_extra
 
 if TYPE_CHECKING:
-    from pliant.experiments.report.report import Report
+    from pliant.experiments.report.document import Report
     from pliant.experiments.store import Run
 
 __all__ = ["report"]
@@ -32,5 +32,5 @@ def report(runs: str | Path | Iterable[str | Path | Run]) -> Report:
         ImportError: If what reports need is not installed.
     """
     with naming_extra("a report", "report"):
-        from pliant.experiments.report.report import make_report
+        from pliant.experiments.report.document import make_report
     return make_report(runs)

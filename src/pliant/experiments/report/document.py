@@ -1,32 +1,137 @@
-"""A report: comparisons, analyzed, worded and drawn, ready for every format."""
+"""The report of runs as an object: shown in a notebook, printed in a terminal, saved in any format."""
 
-from collections.abc import Iterable
+import html
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pliant._files import write_atomically
+from pliant._importing import naming_extra
+from pliant._validation import check_choice
+from pliant.experiments.report import text_formats as text
 from pliant.experiments.report.analysis import Analysis
 from pliant.experiments.report.answer import Answer, answer
 from pliant.experiments.report.chart_style import Series, assign_series
 from pliant.experiments.report.comparison import Broken, Comparison, Contender
 from pliant.experiments.report.formatting import count, name_of, sentence
+from pliant.experiments.report.grouping import compare_folders, compare_runs
 from pliant.experiments.report.histories import Histories, read_histories
 from pliant.experiments.report.table import ResultTable, metric_table, result_table
 from pliant.experiments.run_config import RunConfig
 from pliant.experiments.store import Run
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from pliant.experiments.report.figures import Figure
+
+DOCUMENTS = ("html", "md", "csv", "tex")
+FIGURES = ("png", "svg", "pdf")
+FORMATS = (*DOCUMENTS, *FIGURES)
+
+
+def make_report(runs: str | Path | Iterable[str | Path | Run]) -> "Report":
+    """Make a report of folders or runs; see `pliant.report`."""
+    if isinstance(runs, str | Path):
+        runs = [runs]
+    given = list(runs)
+    loaded = [run for run in given if isinstance(run, Run)]
+    folders = [Path(folder) for folder in given if not isinstance(folder, Run)]
+    if loaded and folders:
+        raise ValueError("runs holds both folders and runs; pass only one kind")
+    comparisons = compare_folders(folders) if folders else compare_runs(loaded)
+    return Report([Section(comparison) for comparison in comparisons])
+
+
+class Report:
+    """The results of one or more comparisons.
+
+    Args:
+        sections: The comparisons, each with its `answer`, `table` and `figures`.
+    """
+
+    def __init__(self, sections: "Sequence[Section]") -> None:
+        self.sections = list(sections)
+
+    @property
+    def title(self) -> str:
+        """The title of the first comparison, and the number of others."""
+        first = self.sections[0].title
+        return first if len(self.sections) == 1 else f"{first}, and {len(self.sections) - 1} more"
+
+    def __str__(self) -> str:
+        return "\n".join(str(section.answer) for section in self.sections)
+
+    def _repr_html_(self) -> str:
+        """Return the page inside a frame, which keeps its styles apart from the notebook's."""
+        page = html.escape(self.to_html(), quote=True)
+        return f'<iframe srcdoc="{page}" title="Pliant report" style="width:100%;height:80vh;border:0"></iframe>'
+
+    def to_html(self) -> str:
+        """Return the page as one self-contained HTML document."""
+        with naming_extra("a page", "report"):
+            from pliant.experiments.report.page import render_page
+
+        return render_page(self.sections, self.title)
+
+    def save(self, target: str | Path, format: str | None = None) -> list[Path]:
+        """Write the report.
+
+        Args:
+            target: The file, or the folder for figures.
+            format: html, md, csv or tex for one file; png, svg or pdf for one file per figure. By default the
+                target's suffix.
+
+        Returns:
+            The written files.
+
+        Raises:
+            ValueError: If the format is unknown.
+        """
+        path = Path(target)
+        chosen = format or path.suffix.removeprefix(".")
+        check_choice("format", chosen, FORMATS)
+        if chosen in FIGURES:
+            with naming_extra("drawing", "report"):
+                from pliant.experiments.report.figures import save_figures
+            return save_figures([(section.figures, section.series) for section in self.sections], path, chosen)
+        write: dict[str, Callable[[], str]] = {
+            "html": self.to_html,
+            "md": lambda: text.markdown(self.sections),
+            "csv": lambda: text.csv_table(self.sections),
+            "tex": lambda: text.latex(self.sections),
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, write[chosen]().encode())
+        return [path]
+
+    def print(self, console: "Console | None" = None, *, asked: bool = False) -> None:
+        """Print the answer and the table in a terminal.
+
+        Args:
+            console: The console to print to; standard output by default.
+            asked: Print only the comparisons of the folders' current recipes, and name the others in one line.
+        """
+        others = [section for section in self.sections if asked and section.comparison.recipe is None]
+        if len(others) == len(self.sections):
+            others = []
+        for section in self.sections:
+            if section not in others:
+                text.print_section(section, console)
+        if others:
+            text.print_titles(others, console)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that did not end well, or a folder that cannot be read.
+    """A failed or diverged run, or a file that cannot be read.
 
     Args:
         what: The run's name, or the file's path.
-        status: How it ended.
-        reason: Why, in a line.
+        status: "failed", "diverged" or "unreadable".
+        reason: The cause, in one line.
         details: The whole message.
     """
 
@@ -38,14 +143,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Group:
-    """Figures that belong together.
+    """Figures under a common heading.
 
     Args:
-        name: For links.
-        title: What they are about.
-        lead: What a reader should know first.
+        name: The anchor of links.
+        title: The heading.
+        lead: The introduction.
         figures: The figures.
-        size: How much room each takes: "wide", "half" or "small".
+        size: The width of each figure: "wide", "half" or "small".
     """
 
     name: str
@@ -68,12 +173,12 @@ class Section:
 
     @property
     def title(self) -> str:
-        """What the comparison is called."""
+        """The title of the comparison."""
         return self.comparison.title
 
     @cached_property
     def answer(self) -> Answer:
-        """What the comparison says."""
+        """The answer in words."""
         return answer(self.analysis)
 
     @cached_property
@@ -83,23 +188,23 @@ class Section:
 
     @cached_property
     def metrics(self) -> ResultTable | None:
-        """The table of all metrics, if there are more than the first one shows."""
+        """The table of all metrics; None if the first table shows all of them."""
         return metric_table(self.analysis)
 
     @cached_property
     def series(self) -> list[Series]:
-        """How contenders appear in charts, best first."""
+        """The colors and line patterns of the contenders, best first."""
         return assign_series([row.contender for row in self.analysis.rows])
 
     @cached_property
     def histories(self) -> Histories:
-        """What the runs recorded."""
+        """The metrics that the runs recorded during training."""
         return read_histories(self.comparison)
 
     @cached_property
     def groups(self) -> list[Group]:
-        """The figures, in the order in which they are read."""
-        # Only here: the answer and the table are told without what draws.
+        """The figures in reading order."""
+        # Imported here: the answer and the table do not need Altair.
         from pliant.experiments.report import measure_charts, result_charts
 
         comparison, histories, series = self.comparison, self.histories, self.series
@@ -107,7 +212,7 @@ class Section:
         judged_on = "held-out training data" if on_validation else "the results themselves"
         association = measure_charts.association_figure(measure_charts.associations(comparison, histories))
         groups = [
-            Group("differences", "", "", _known([result_charts.differences(self.analysis, series)]), "wide"),
+            Group("differences", "", "", _drawn([result_charts.differences(self.analysis, series)]), "wide"),
             Group(
                 "curves",
                 "Learning curves",
@@ -118,37 +223,37 @@ class Section:
             Group(
                 "tasks",
                 "The end of each task" + (", against a fresh network" if comparison.baseline("fresh") else ""),
-                "Plasticity itself: can the network still learn what a new one learns?",
+                "Plasticity itself: does the network still learn as well as a new one?",
                 result_charts.task_ends(comparison, histories, series),
                 "half",
             ),
             Group(
                 "sensitivity",
                 "Sensitivity to settings",
-                f"{name_of(comparison.headline).capitalize()} for each value of a setting, with the best of the "
-                f"others, judged on {judged_on}. A large dot is what was chosen.",
+                f"{name_of(comparison.headline).capitalize()} for each value of a setting, with the other settings at "
+                f"their best, measured on {judged_on}. The large dot is the chosen value.",
                 result_charts.sensitivity(comparison, series),
                 "small",
             ),
             Group(
                 "measures",
                 "Measures over time",
-                "What the network says about itself on the way: means over seeds with 95 % intervals.",
+                "Measures of the network during training: means over seeds with 95 % intervals.",
                 measure_charts.measures_over_time(histories, series),
                 "small",
             ),
             Group(
                 "associations",
-                "Which measures go with plasticity",
+                "Which measures correlate with plasticity",
                 "",
-                _known([association]),
+                _drawn([association]),
                 "wide",
             ),
             Group(
                 "growth",
-                "Growth of weights, layer by layer",
-                "The norm of each layer's weights relative to its start: a chart a method, a line a layer from the "
-                "first (blue) to the last (green), all on one scale.",
+                "Growth of weights by layer",
+                "The norm of each layer's weights relative to its start: one chart per method, one line per layer from "
+                "the first (blue) to the last (green), all on the same scale.",
                 measure_charts.layer_growth(comparison, histories, series),
                 "small",
             ),
@@ -162,14 +267,14 @@ class Section:
 
     @cached_property
     def failures(self) -> list[Failure]:
-        """Runs that did not end well, and what cannot be read."""
+        """Failed and diverged runs, and files that cannot be read."""
         runs = {run.id: run for run in (*self.comparison.runs, *self.comparison.trials)}
         ended_badly = [_failed(run) for run in runs.values() if run.status in ("failed", "diverged")]
         return ended_badly + [_unreadable(broken) for broken in (*self.comparison.broken, *self.histories.broken)]
 
     @property
     def facts(self) -> list[str]:
-        """What was compared, in a few words each."""
+        """The numbers of methods, baselines, seeds and runs."""
         runs = self.comparison.runs
         seeds = {run.config.seed for run in runs}
         finished = sum(run.status == "finished" for run in runs)
@@ -194,7 +299,7 @@ class Section:
         }
 
     def settings_of(self, contender: Contender) -> str:
-        """A contender's methods with their settings, and what else is its own."""
+        """Describe a contender's methods, and the settings in which it differs from other contenders."""
         plain = "an untrained network at every task" if contender.role == "fresh" else "nothing attached"
         described = _describe(contender.runs[0].config)
         own = [f"{name} {described[name]}" for name, values in self._settings.items() if len(values) > 1]
@@ -202,12 +307,12 @@ class Section:
 
     @property
     def choices(self) -> list[str]:
-        """Which settings were chosen and by what, a sentence each."""
+        """One sentence per chosen setting: its value and how it was chosen."""
         return [sentence(choice["told"]) for choice in self.comparison.choices.values()]
 
     @cached_property
     def _settings(self) -> dict[str, list[str]]:
-        """Every value that a part of the setting has among the runs."""
+        """All values of each part of the setting among the runs."""
         found: dict[str, list[str]] = {}
         for run in self.comparison.runs or self.comparison.trials:
             for name, value in _describe(run.config).items():
@@ -217,7 +322,7 @@ class Section:
 
     @cached_property
     def environment(self) -> dict[str, str]:
-        """Where the runs took place: what the first run of each contender says, every value that occurs."""
+        """The environments of each contender's first run."""
         found: dict[str, dict[str, None]] = {}
         for contender in self.comparison.contenders:
             for key, value in _environment(contender.runs[0]).items():
@@ -256,5 +361,5 @@ def _unreadable(broken: Broken) -> Failure:
     return Failure(str(broken.path), "unreadable", broken.reason.partition("\n")[0], broken.reason)
 
 
-def _known(figures: "Iterable[Figure | None]") -> "list[Figure]":
+def _drawn(figures: "Iterable[Figure | None]") -> "list[Figure]":
     return [figure for figure in figures if figure is not None]

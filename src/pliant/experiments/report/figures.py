@@ -3,14 +3,19 @@
 import csv
 import io
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import altair as alt
 import numpy as np
+import vl_convert
 
-from pliant.experiments.report.chart_style import Series
+from pliant._files import write_atomically
+from pliant.experiments.report.chart_style import Series, print_config
 from pliant.experiments.report.formatting import is_share, number
 from pliant.experiments.report.histories import Curve, Histories, average, gather
 
@@ -23,6 +28,8 @@ _LABEL_STEP = 14
 _TABLE_ROWS = 30
 _NARROW = 420
 """Below this width there is no room for labels beside the lines."""
+_PIXELS = 3.0
+"""PNG pixels per page pixel: about 300 dpi at the width of a column."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,42 @@ class Figure:
         fit = {"type": "fit-x", "contains": "padding"} if width == "container" else {"type": "pad"}
         spec |= {"width": width, "autosize": fit, "description": self.description}
         return spec if config is None else spec | {"config": config}
+
+
+def save_figures(
+    sections: Sequence[tuple[Sequence[Figure], Sequence[Series]]], folder: Path, format: str
+) -> list[Path]:
+    """Draw every figure into a file.
+
+    Args:
+        sections: The figures and the series of each comparison.
+        folder: The folder for the files; created if missing.
+        format: png, svg or pdf.
+
+    Returns:
+        The files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    alike: Counter[str] = Counter()
+    for place, (figures, series) in enumerate(sections, start=1):
+        config = print_config(series)
+        for figure in figures:
+            prefix = f"{place}_" if len(sections) > 1 else ""
+            stem = prefix + re.sub(r"[^\w-]+", "-", figure.name)
+            alike[stem.casefold()] += 1
+            again = f"-{alike[stem.casefold()]}" if alike[stem.casefold()] > 1 else ""
+            path = folder / f"{stem}{again}.{format}"
+            spec = figure.spec(config)
+            if format == "svg":
+                content = vl_convert.vegalite_to_svg(spec).encode()
+            elif format == "pdf":
+                content = vl_convert.vegalite_to_pdf(spec)
+            else:
+                content = vl_convert.vegalite_to_png(spec, scale=_PIXELS)
+            write_atomically(path, content)
+            files.append(path)
+    return files
 
 
 def average_curves(

@@ -1,22 +1,83 @@
-"""The report as text: Markdown, a LaTeX table for a paper, CSV for whatever comes next."""
+"""The report as text: in a terminal, as Markdown, as a LaTeX table, as CSV."""
 
 import csv
 import io
 import math
+import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from pliant.experiments.report.analysis import Contrast
-from pliant.experiments.report.document import Section
-from pliant.experiments.report.statistics import Interval
+from pliant.experiments.report.formatting import count
 from pliant.experiments.report.table import Cell, ResultTable
 
+if TYPE_CHECKING:
+    from pliant.experiments.report.document import Section
 
-def markdown(sections: Sequence[Section]) -> str:
+_HEADING = 22
+_COLUMN = 32
+"""The approximate width of a column in a terminal. Columns that do not fit are left out."""
+_FAILURES = 10
+
+
+def print_section(section: "Section", console: Console | None = None) -> None:
+    """Print a comparison's table and answer.
+
+    Args:
+        section: The comparison.
+        console: The console to print to; standard output by default.
+    """
+    console = console or Console()
+    table = section.table
+    if table.contenders:
+        fitting = max(1, console.width // _COLUMN)
+        kept = [*range(1, min(fitting, len(table.columns) - 2) + 1), len(table.columns) - 1]
+        shown = Table(title=escape(section.title), title_justify="left", caption_justify="left")
+        shown.add_column("method", overflow="fold")
+        for column in kept:
+            shown.add_column(textwrap.fill(table.columns[column], _HEADING), justify="right", no_wrap=True)
+        for name, cells in zip(table.contenders, table.cells, strict=True):
+            shown.add_row(escape(name), *(_terminal_cell(cells[column - 1]) for column in kept))
+        console.print(shown)
+    console.print(section.answer.verdict, style="bold", markup=False, highlight=False)
+    for reason in section.answer.reasons:
+        console.print(reason, markup=False, highlight=False)
+    if section.failures:
+        console.print(f"{len(section.failures)} failed, diverged or cannot be read:")
+        for failure in section.failures[:_FAILURES]:
+            line = f"  {failure.what}: {failure.status}: {failure.reason}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if len(section.failures) > _FAILURES:
+            console.print(f"  and {len(section.failures) - _FAILURES} more; the HTML report lists all of them")
+
+
+def print_titles(sections: "Sequence[Section]", console: Console | None = None) -> None:
+    """Name comparisons that were not printed, and the command that shows them."""
+    titles = "; ".join(section.title for section in sections)
+    runs = sum(len(section.comparison.runs) for section in sections)
+    folders = " ".join(dict.fromkeys(str(folder) for section in sections for folder in section.comparison.folders))
+    line = f"runs with other settings: {titles} ({count(runs, 'run')}); see `pliant report {folders}`"
+    (console or Console()).print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _terminal_cell(cell: Cell) -> str:
+    """Write a cell in one line, with only the last detail, which is the most informative."""
+    value = escape(cell.text)
+    mark = f"[dim]{cell.mark}[/dim] " if cell.mark else ""
+    detail = f" [dim]({escape(cell.details[-1])})[/dim]" if cell.details else ""
+    return f"{mark}[bold]{value}[/bold]{detail}" if cell.mark == "best" else f"{mark}{value}{detail}"
+
+
+def markdown(sections: "Sequence[Section]") -> str:
     """Write the answers, tables and failures as Markdown."""
     return "\n".join(_markdown_section(section) for section in sections)
 
 
-def _markdown_section(section: Section) -> str:
+def _markdown_section(section: "Section") -> str:
     lines = [f"# {_plain(section.title)}", "", f"**{_plain(section.answer.verdict)}**", ""]
     lines += [f"- {_plain(reason)}" for reason in section.answer.reasons]
     for table in filter(None, (section.table, section.metrics)):
@@ -48,7 +109,7 @@ def _markdown_table(table: ResultTable) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Take the meaning out of what Markdown would take for markup."""
+    """Escape Markdown markup."""
     for character in "\\`*_|<>[]#":
         text = text.replace(character, f"\\{character}")
     return text.replace("\n", " ")
@@ -61,8 +122,8 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def csv_table(sections: Sequence[Section]) -> str:
-    """Write every number of the tables in full: a line for each contender and metric."""
+def csv_table(sections: "Sequence[Section]") -> str:
+    """Write all numbers in full precision, one line per contender and metric."""
     out = io.StringIO()
     writer = csv.DictWriter(out, _COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -96,7 +157,7 @@ def csv_table(sections: Sequence[Section]) -> str:
 def _contrast_columns(contrast: Contrast | None) -> dict[str, object]:
     if contrast is None:
         return {}
-    gap: Interval = contrast.difference.interval
+    gap = contrast.difference.interval
     return {
         "difference_to_vanilla": gap.mean,
         "difference_low": gap.low,
@@ -109,8 +170,8 @@ def _blank(value: object) -> object:
     return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
 
 
-def latex(sections: Sequence[Section]) -> str:
-    """Write the tables of results for a paper; they need the package booktabs."""
+def latex(sections: "Sequence[Section]") -> str:
+    """Write the tables of results for a paper, using the package booktabs."""
     return "\n".join(_latex_table(section.table, section.title) for section in sections)
 
 

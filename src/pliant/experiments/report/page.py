@@ -1,10 +1,10 @@
-"""The report as one HTML file that needs nothing else: no network, no other file."""
+"""Render the report as one self-contained HTML file."""
 
 import datetime
 import json
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import vl_convert
@@ -12,20 +12,22 @@ from markupsafe import Markup
 
 from pliant._version import __version__
 from pliant.experiments.report.chart_style import DARK, FONT, LIGHT, color, page_config
-from pliant.experiments.report.document import Section
+
+if TYPE_CHECKING:
+    from pliant.experiments.report.document import Section
 
 _SLOTS = ("vanilla", "fresh", *map(str, range(len(LIGHT["hues"]))))
 
 
-def render_page(sections: Sequence[Section], title: str) -> str:
-    """Write the report as HTML.
+def render_page(sections: "Sequence[Section]", title: str) -> str:
+    """Return the report as HTML.
 
     Args:
         sections: The comparisons.
-        title: What the page is called.
+        title: The title of the page.
     """
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("pliant.experiments.report", "page"),
+        loader=jinja2.PackageLoader("pliant.experiments.report", "assets"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -52,8 +54,8 @@ def _unbroken(text: str) -> str:
     return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
-def _charts(sections: Sequence[Section]) -> dict[str, Any]:
-    """The specifications of all charts, by the id of their place; what all of a section share stands once."""
+def _charts(sections: "Sequence[Section]") -> dict[str, Any]:
+    """Return the specifications of all charts by element id, and the configuration of each section."""
     charts = {}
     for number, section in enumerate(sections):
         for group in section.groups:
@@ -66,14 +68,14 @@ def _charts(sections: Sequence[Section]) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    """Write JSON that can stand inside a script element, whatever it holds."""
+    """Return JSON that is safe inside a script element."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 @cache
 def _library() -> str:
-    """Vega, Vega-Lite and what embeds them, as one script."""
+    """Return Vega, Vega-Lite and vega-embed as one script."""
     return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace("</script", "<\\/script")
 
 
@@ -83,7 +85,7 @@ def _asset(environment: jinja2.Environment, name: str) -> str:
 
 
 def _theme_css() -> str:
-    """The colors as variables: light, dark if the system says so, and either if the reader says so; light on paper."""
+    """Return the colors as CSS variables: by the system's theme unless the reader chooses; light in print."""
 
     def variables(theme: dict[str, Any]) -> str:
         named = {
