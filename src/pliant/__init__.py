@@ -33,6 +33,7 @@ from pliant.methods import (
     WeightClipping,
     WeightRescaling,
 )
+from pliant.trial import Trial, trial
 
 __all__ = [
     "DASH",
@@ -61,6 +62,7 @@ __all__ = [
     "SpectralNormPenalty",
     "SpectralRegularization",
     "StreamingEWC",
+    "Trial",
     "WassersteinRegularization",
     "WeightClipping",
     "WeightRescaling",
@@ -68,4 +70,5 @@ __all__ = [
     "diagnose",
     "methods",
     "report",
+    "trial",
 ]

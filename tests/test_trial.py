@@ -1,0 +1,200 @@
+"""The trial: copies of a network learn new data beside fresh twins."""
+
+import copy
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.optim import SGD, Adam
+from torch.utils.data import DataLoader, TensorDataset
+
+import pliant
+from pliant.trial import Gap, Pair, Trial, trial
+from tests.loops import assert_same, snapshot
+
+QUICK: dict[str, Any] = {"steps": 120, "stress": False, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Tensor, Tensor]:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Dropout(0.1), nn.BatchNorm1d(48), nn.Linear(48, 10))
+
+
+def dead() -> nn.Module:
+    model = build()
+    with torch.no_grad():
+        model[0].bias.fill_(-1e6)
+    return model
+
+
+@pytest.mark.parametrize(("make", "verdict"), [(build, "plastic"), (dead, "lost")])
+def test_a_fresh_network_is_plastic_and_a_dead_one_is_not(
+    digits: tuple[Tensor, Tensor], make: Callable[[], nn.Module], verdict: str
+) -> None:
+    found = trial(make(), digits, fresh=build, **QUICK)
+    assert found.verdict == verdict
+    assert (found.gap.mean > 0.5) == (verdict == "lost")
+    assert found.value == "accuracy"
+    assert len(found.pairs[0].aged) == len(found.steps)
+    assert found.steps[0] == 0
+    assert found.steps[-1] == 120
+
+
+def test_a_network_that_knows_the_data_needs_fewer_steps(digits: tuple[Tensor, Tensor]) -> None:
+    model = build()
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        cross_entropy(model(digits[0]), digits[1]).backward()
+        optimizer.step()
+    found = trial(model, digits, **QUICK)
+    assert found.verdict == "plastic"
+    assert found.gap.high < 0
+    assert found.relative_steps < 0.5
+    assert "of the steps" in str(found)
+
+
+def test_model_optimizer_and_generators_stay_as_they_were(digits: tuple[Tensor, Tensor]) -> None:
+    model = build().train()
+    model[3].eval()
+    optimizer = Adam(model.parameters())
+    redo = pliant.ReDo(model, digits[0][:2]).attach(optimizer)
+    cross_entropy(model(digits[0]), digits[1]).backward()
+    optimizer.step()
+    before = snapshot(model), copy.deepcopy(optimizer.state_dict()), copy.deepcopy(redo.state_dict())
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    modes = [module.training for module in model.modules()]
+    draws = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    trial(model, digits, optimizer=optimizer, steps=20, progress=False)
+    assert_same(snapshot(model), before[0])
+    assert_same(gradients, {name: p.grad for name, p in model.named_parameters()})
+    assert [module.training for module in model.modules()] == modes
+    assert str(optimizer.state_dict()) == str(before[1])
+    assert str(redo.state_dict()) == str(before[2])
+    assert torch.get_rng_state().equal(draws[0])
+    assert random.getstate() == draws[1]
+    assert np.random.get_state()[1].tolist() == draws[2]
+
+
+def test_pair_data_set_and_loader_are_the_same_data(digits: tuple[Tensor, Tensor]) -> None:
+    some = TensorDataset(digits[0][:200], digits[1][:200])
+    held_out = digits[0][200:300], digits[1][200:300]
+    forms = [(some.tensors[0], some.tensors[1]), DataLoader(some, batch_size=32)]
+    found = [trial(build(), form, test=held_out, fresh=build, **QUICK) for form in forms]
+    assert [pair.fresh for pair in found[0].pairs[:3]] == [pair.fresh for pair in found[1].pairs[:3]]
+    assert trial(build(), some, test=held_out, fresh=build, **QUICK).pairs[0].fresh[0] == found[0].pairs[0].fresh[0]
+
+
+def test_equal_seeds_give_equal_trials(digits: tuple[Tensor, Tensor]) -> None:
+    model = build()
+    first, second, other = (trial(model, digits, seed=seed, **QUICK) for seed in (0, 0, 1))
+    assert first.pairs == second.pairs != other.pairs
+
+
+def test_fresh_twins_are_redrawn_without_a_builder(digits: tuple[Tensor, Tensor]) -> None:
+    found = trial(dead(), digits, **QUICK)
+    assert found.verdict == "lost"
+    assert max(found.pairs[0].fresh) > 0.7
+
+
+def test_regression_is_judged_by_its_loss() -> None:
+    inputs = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 1))
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        broken[0].bias.fill_(-1e6)
+    targets = inputs.sum(1, keepdim=True)
+    found = trial(broken, (inputs, targets), mse_loss, **QUICK)
+    assert (found.value, found.verdict) == ("loss", "lost")
+    assert trial(model, (inputs, targets), mse_loss, **QUICK).verdict != "lost"
+
+
+def test_networks_that_diverge_are_lost_and_not_an_error(digits: tuple[Tensor, Tensor]) -> None:
+    model = build()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1e30)
+    found = trial(model, digits, fresh=build, **QUICK)
+    assert found.verdict == "lost"
+    assert all(np.isfinite(found.pairs[0].aged))
+
+
+def test_random_labels_are_reported_apart(digits: tuple[Tensor, Tensor]) -> None:
+    found = trial(build(), digits, fresh=build, steps=60, progress=False)
+    assert set(found.stress) == {"aged", "fresh"}
+    assert "not part of the verdict" in str(found)
+    memorizing = trial(build(), digits[0][:200], labels="random", **QUICK)
+    assert memorizing.pairs[0].fresh[-1] > memorizing.pairs[0].fresh[0]
+
+
+def test_the_settings_of_an_optimizer_are_used_and_its_state_is_not(digits: tuple[Tensor, Tensor]) -> None:
+    model = build()
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    same = [
+        trial(model, digits, optimizer=given, **QUICK).pairs
+        for given in (optimizer, lambda parameters: SGD(parameters, lr=0.05, momentum=0.9))
+    ]
+    assert same[0] == same[1]
+
+
+def test_no_further_pair_begins_after_the_budget(digits: tuple[Tensor, Tensor]) -> None:
+    found = trial(build(), digits, fresh=build, seeds=2, budget=1e-6, **QUICK)
+    assert len(found.pairs) == 2
+
+
+def test_results_can_be_written_and_shown(digits: tuple[Tensor, Tensor]) -> None:
+    found = trial(build(), digits, fresh=build, **QUICK)
+    assert json.loads(json.dumps(found.to_dict()))["verdict"] == found.verdict
+    assert found._repr_html_().startswith(f"<p><b>{found.verdict}: ")
+
+
+def test_gaps_of_known_curves() -> None:
+    pair = Pair(0, aged=(0.0, 0.2, 0.4), fresh=(0.0, 0.8, 0.8), aged_training=0.4, fresh_training=0.8)
+    assert pair.gain == pytest.approx(0.8)
+    assert pair.best_gap == pair.final_gap == pytest.approx(0.5)
+    assert pair.area_gap == pytest.approx((0.6 - 0.2) / 0.8)
+    assert pair.relative_steps == float("inf")
+
+
+def test_the_bar_goes_to_stderr(digits: tuple[Tensor, Tensor], capsys: pytest.CaptureFixture[str]) -> None:
+    trial(build(), digits, fresh=build, **{**QUICK, "progress": True})
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "of at most 10 pairs" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": 3}, "data: its batches are not pairs"),
+        ({"data": torch.zeros(3)}, "data: its batches are not pairs"),
+        ({"data": (torch.zeros(3, 64), torch.zeros(2))}, r"data: inputs and targets have \[2, 3\] examples"),
+        ({"data": (torch.zeros(1, 64), torch.zeros(1).long())}, "data: a single example cannot be split"),
+        ({"seeds": 1}, "seeds: 1 is not allowed; an interval needs 2 pairs"),
+        ({"steps": -1}, "steps: -1"),
+        ({"labels": "none"}, "labels"),
+        ({"budget": 0}, "budget"),
+    ],
+)
+def test_bad_arguments_are_named(digits: tuple[Tensor, Tensor], change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trial(build(), **{"data": digits, **QUICK, **change})
+
+
+def test_the_public_names() -> None:
+    assert pliant.trial is trial
+    assert pliant.Trial is Trial
+    assert str(Gap(0.1, 0.05, 0.15)) == "+10.0% [+5.0%, +15.0%]"
