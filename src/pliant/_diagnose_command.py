@@ -15,7 +15,7 @@ from pliant._key_values import read_options
 from pliant._seeding import generator, permutation
 from pliant.data.dataset import Dataset
 from pliant.diagnostics import measures as registry
-from pliant.diagnostics._diagnose import diagnose
+from pliant.diagnostics.diagnosis import diagnose
 from pliant.diagnostics.checkpoints import load_into
 from pliant.diagnostics.page import write_page
 from pliant.running import undisturbed
@@ -72,7 +72,7 @@ def diagnose_command(
     if parquet is not None:
         _check_file("--parquet", parquet)
     chosen = [name.strip() for name in measures.split(",")] if measures is not None else None
-    labeled = any("labels" in measure.needs for measure in registry.select(chosen))
+    labeled = any(measure.of_loss for measure in registry.select(chosen))
     options = read_options(setting or (), "data", "model")
     if data is not None and (warning := datasets.tell_namesake(data)):
         typer.echo(f"warning: {warning}")

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from pliant.diagnostics._diagnose import diagnose, unwrapped
+from pliant.diagnostics.diagnosis import diagnose
 from pliant.diagnostics.batches import Batch
-from pliant.diagnostics.probe import batch_norms, batch_statistics
+from pliant.diagnostics.probe import batch_statistics, find_batch_norms, unwrap
 from pliant.running import undisturbed
 
 X, Y = torch.randn(16, 6), torch.randint(0, 4, (16,))
@@ -15,8 +15,8 @@ X, Y = torch.randn(16, 6), torch.randint(0, 4, (16,))
 
 def test_wrappers_of_every_kind_and_depth_are_taken_off() -> None:
     model = nn.Sequential(nn.Linear(6, 4))
-    assert unwrapped(nn.DataParallel(model)) is model
-    assert unwrapped(torch.compile(nn.DataParallel(torch.compile(model)))) is model
+    assert unwrap(nn.DataParallel(model)) is model
+    assert unwrap(torch.compile(nn.DataParallel(torch.compile(model)))) is model
     found = diagnose(nn.DataParallel(model), (X, Y), cross_entropy, copy.deepcopy(model), measures=["weight_growth"])
     assert found.values["weight_growth/0"] == 1
 
@@ -53,10 +53,10 @@ def test_a_norm_layer_that_is_frozen_keeps_its_own_statistics() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 4))
     model[1].running_mean.fill_(2.0)
     model[1].eval()
-    assert batch_norms(model, "batch") == [model[3]]
+    assert find_batch_norms(model, "batch") == [model[3]]
     found = diagnose(model, (X, Y), cross_entropy, model, measures=["loss"])
     assert found.values["loss"] == found.reference["loss"] == pytest.approx(in_training(model), rel=1e-5)
-    assert len(batch_norms(model.eval(), "batch")) == 2, "modes of a model in eval mode say nothing of its training"
+    assert len(find_batch_norms(model.eval(), "batch")) == 2, "modes of a model in eval mode say nothing of its training"
 
 
 @pytest.mark.parametrize("statistics", ["batch", "running"])

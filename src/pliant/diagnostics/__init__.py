@@ -1,8 +1,7 @@
-"""What a network says about itself: pure measures, and the probes that feed them from a live model."""
+"""Diagnose a network: pure measures, the probe that feeds them from a live model, `diagnose` and `Monitor`."""
 
-from pliant.diagnostics._diagnose import diagnose
-from pliant.diagnostics.diagnosis import Diagnosis, Finding, Row
-from pliant.diagnostics.measure import Measure, Sign
+from pliant.diagnostics.diagnosis import Diagnosis, Finding, Row, diagnose
+from pliant.diagnostics.measures import Measure, Sign
 from pliant.diagnostics.monitor import Monitor, Record
 from pliant.diagnostics.plasticity import Plasticity
 

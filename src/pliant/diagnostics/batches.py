@@ -13,6 +13,7 @@ Every tensor whose first dimension is as long as the batch is taken to be indexe
 goes for inputs, targets and a model's outputs alike.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from itertools import repeat
@@ -29,6 +30,10 @@ from pliant._validation import check_positive_int
 LossFn = Callable[[Any, Any], Tensor]
 
 TARGET_KEYS = ("labels", "label", "targets", "target")
+"""The keys under which a mapping may hold the target."""
+
+IGNORED = -100
+"""The class index of targets that do not count, as in `torch.nn.functional.cross_entropy`."""
 
 _CAN_BE_CUT = "tensors in tuples, lists, dictionaries or types registered with `torch.utils._pytree`"
 
@@ -346,3 +351,37 @@ def _smooth(leaf: Any) -> bool:
 def _near(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
     """Say whether two tensors are equal to rounding, relative to the largest entry."""
     return bool((ours - theirs).abs().max() <= torch.finfo(dtype).eps ** 0.7 * theirs.abs().max())
+
+
+def error_rate(output: Any, target: Any) -> float:
+    """Return the fraction of samples whose largest output is not at the target class.
+
+    The result is NaN if no target counts, or if an output that counts is NaN or +inf.
+
+    Args:
+        output: Logits, [samples, …, classes] or, as torch's losses have them, [samples, classes, …].
+        target: Class indices of the shape of `output` without the classes. Targets of `IGNORED` do not count.
+
+    Raises:
+        ValueError: If output and target do not have these shapes, or both dimensions could hold the classes.
+
+    Example:
+        >>> error_rate(torch.eye(2), torch.tensor([0, 0]))
+        0.5
+    """
+    if not isinstance(output, Tensor) or not isinstance(target, Tensor) or target.is_floating_point():
+        raise ValueError("it needs a tensor of logits and integer labels")
+    dims = {1, output.ndim - 1} if output.ndim > 1 else set()
+    places = [dim for dim in dims if output.shape[:dim] + output.shape[dim + 1 :] == target.shape]
+    if not places or output.shape[places[0]] < 2:
+        raise ValueError(
+            "it needs logits of at least two classes, [samples, …, classes] or [samples, classes, …], and a label for "
+            f"each of the others, got shapes {tuple(output.shape)} and {tuple(target.shape)}"
+        )
+    if len(places) > 1:
+        raise ValueError(f"outputs of shape {tuple(output.shape)} do not show which dimension holds the classes")
+    counted = target != IGNORED
+    output, target = output.movedim(places[0], -1)[counted], target[counted]
+    if not (output < math.inf).all():  # −inf rules a class out
+        return math.nan
+    return float((output.argmax(-1) != target).double().mean())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pliant._importing import naming_extra
-from pliant.diagnostics._diagnose import unwrapped
+from pliant.diagnostics.probe import unwrap
 
 # Where training loops (`pliant run`: "state") put a model's state dict among other things, and what `torch.compile`
 # and data parallelism put into its names.
@@ -73,7 +73,7 @@ def load_into(model: nn.Module, path: str | Path, key: str = "") -> nn.Module:
         ValueError: If the weights cannot be read, or are not those of the model.
     """
     weights = load_weights(path, key)
-    bare = unwrapped(model)
+    bare = unwrap(model)
     try:
         bare.load_state_dict(_named_alike(weights, bare.state_dict(keep_vars=True)))
     except RuntimeError as error:

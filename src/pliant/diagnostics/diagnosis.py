@@ -1,30 +1,147 @@
-"""What a diagnosis found: values by measure and layer, how they compare with a reference, and a verdict in words."""
+"""`diagnose`, and the diagnosis that it returns: values by measure and layer, and a verdict in words."""
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
+
+import torch
+from torch import nn
 
 from pliant._importing import naming_extra
-from pliant.diagnostics import measures
-from pliant.diagnostics.measure import Sign
+from pliant._validation import check_choice
+from pliant.diagnostics import measures as registry
+from pliant.diagnostics.batches import LossFn, gather
+from pliant.diagnostics.measures import Sign, Values, take
+from pliant.diagnostics.probe import (
+    Notes,
+    Probe,
+    Statistics,
+    check_initialized,
+    learning_alike,
+    note_statistics,
+    note_weights,
+    resting,
+    same_parameters,
+)
 
 CAUTION = (
-    "No single sign explains loss of plasticity in every setting (Curvature §3), and the limits are conventions. "
-    "Whether it is lost shows in learning: train this network and a fresh one on new data and compare."
+    "No single sign explains loss of plasticity in every setting (Curvature §3), and the alarm limits are conventions. "
+    "To decide, train this network and a fresh one on new data and compare them."
 )
 """What a reader of any verdict must know."""
 
 _LAYERS_ON_A_PAGE = 12
 _COLUMNS_ON_A_PAGE = 6
+_LAYERS_IN_A_SENTENCE = 3
+
+
+def diagnose(
+    model: nn.Module,
+    data: Any = None,
+    loss_fn: LossFn | Mapping[str, LossFn] | None = None,
+    reference: nn.Module | None = None,
+    *,
+    measures: Sequence[str] | None = None,
+    samples: int = 256,
+    statistics: Statistics = "batch",
+) -> "Diagnosis":
+    """Take the measures that accompany loss of plasticity, and say which signs of it are present.
+
+    The model is measured in eval mode and left as it was: weights, buffers, gradients, modes and random generators. A
+    measure without what it needs (labels, a loss, a reference) is skipped, and the result says so.
+
+    Args:
+        model: The network.
+        data: A batch, or a loader whose first samples form one: a tensor, `(inputs, target)`, or a mapping (see
+            `pliant.diagnostics.batches`). To ask whether the network can learn new data, pass the new data.
+        loss_fn: `loss_fn(output, target)` with any reduction, or several losses by name. With several, values are keyed
+            `measure@name`. A loss that weights samples, such as by class, needs reduction `sum` or `none` to keep the
+            weights in the samples' gradients.
+        reference: The network to compare with: the same network at its start, or a fresh one. Its gradients are taken
+            by the parameters that are learnable in `model`.
+        measures: Names from `pliant.diagnostics.measures.names()`. By default, all except those that need a full matrix
+            of curvature or an optimizer's step.
+        samples: How many samples to take from a loader.
+        statistics: What BatchNorm layers normalize with. "batch" uses the statistics of this batch, held constant, as a
+            training step would. "running" uses the running statistics, which are meaningless for a fresh reference.
+
+    Returns:
+        The values, the verdict, and the skipped measures.
+
+    Raises:
+        ValueError: If a measure is unknown, a model is not initialized or has a layer without units, or an argument is
+            invalid.
+
+    Example:
+        >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+        >>> found = diagnose(network, torch.eye(2), measures=["dead_fraction", "hessian_rank"])
+        >>> found.skipped
+        {'hessian_rank': 'it needs a loss_fn'}
+    """
+    check_choice("statistics", statistics, get_args(Statistics))
+    chosen = registry.select(measures)
+    model = check_initialized(model, "model")
+    reference = check_initialized(reference, "reference") if reference is not None else None
+    batch = gather(data, samples) if data is not None else None
+    losses = _by_name(loss_fn)
+    keep = reference is not None and any({"batch", "reference"} <= measure.needs for measure in chosen)
+    notes: Notes = {}
+    found: dict[str, Values] = {}
+    beside: dict[str, Values] = {}
+    skipped: dict[str, str] = {}
+    with torch.inference_mode(False), ExitStack() as stack:
+        ours = stack.enter_context(resting(model, batch, statistics))
+        notes |= note_weights(model, "the model") | note_statistics(model, ours, statistics)
+        theirs = ours
+        if reference is not None:
+            # A resting model no longer shows which of its layers are frozen, so it is not put to rest twice.
+            if reference is not model:
+                theirs = stack.enter_context(resting(reference, batch, statistics))
+            stack.enter_context(learning_alike(reference, model))
+            notes |= note_weights(reference, "the reference") | note_statistics(reference, theirs, statistics)
+        for place, (name, loss) in enumerate(losses.items()):
+            run = [measure for measure in chosen if measure.of_loss] if place else chosen
+            probe = Probe(model, ours, loss, loss_name=name, keep=keep)
+            other = Probe(reference, theirs, loss, loss_name=name, keep=keep) if reference is not None else None
+            taken = take(run, probe, other)
+            found |= taken.values
+            skipped |= taken.skipped
+            if other is not None:
+                taken = take([measure for measure in run if "reference" not in measure.needs], other)
+                beside |= taken.values
+                absent = ((m, why) for m, why in taken.skipped.items() if m not in skipped)
+                notes |= {f"the reference's {m}": f"the reference has no {m}: {why}" for m, why in absent}
+            notes |= probe.notes
+    values = flatten(found)
+    notes |= note_values(values)
+    comparable = reference is None or same_parameters(model, reference)
+    if not comparable:
+        notes["comparable"] = (
+            "the parameters of the reference have other names or shapes than the model's; its values are shown, but no "
+            "sign is judged by them"
+        )
+    return Diagnosis(values, flatten(beside), skipped, tuple(notes.values()), batch.size if batch else 0, comparable)
+
+
+def _by_name(loss_fn: LossFn | Mapping[str, LossFn] | None) -> dict[str, LossFn | None]:
+    if not isinstance(loss_fn, Mapping):
+        return {"": loss_fn}
+    if not loss_fn:
+        raise ValueError("loss_fn must be a loss, or a mapping with at least one loss, got an empty mapping")
+    for name in loss_fn:
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ValueError(f"loss_fn must have names without '/', which separates layers, got {name!r}")
+    return dict(loss_fn)
 
 
 class ScalarWriter(Protocol):
-    """What takes scalars by name and step: `torch.utils.tensorboard.SummaryWriter` and its likes."""
+    """A writer of scalars, such as `torch.utils.tensorboard.SummaryWriter`."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> Any:
-        """Take one number."""
+        """Write one number."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +150,9 @@ class Row:
 
     Attributes:
         measure: The measure's name, with `@loss` if there are several losses.
-        layer: The layer; empty for the whole network.
-        value: The value.
-        reference: The reference's value; `None` without one.
+        layer: The layer, or "" for the whole network.
+        value: The network's value.
+        reference: The reference's value, or `None`.
     """
 
     measure: str
@@ -46,15 +163,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Finding:
-    """A sign that was looked for.
+    """A sign that was judged.
 
     Attributes:
         measure: The measure's name.
-        sign: What it is a sign of.
+        sign: The sign.
         value: The network's value.
-        reference: The reference's; `None` without one.
-        limit: The value beyond which it is a sign.
-        layers: The layers that show it, the worst first.
+        reference: The reference's value, or `None`.
+        limit: The value beyond which the sign is present.
+        layers: The layers in which the sign is present, worst first.
     """
 
     measure: str
@@ -66,31 +183,53 @@ class Finding:
 
     @property
     def present(self) -> bool:
-        """Whether the network shows the sign."""
+        """Whether the sign is present in the whole network."""
         return self.sign.present(self.value, self.reference)
 
+    @property
+    def worst_layers(self) -> str:
+        """The names of the worst few layers."""
+        return ", ".join(self.layers[:_LAYERS_IN_A_SENTENCE])
+
+    @property
+    def evidence(self) -> str:
+        """The value, the reference's value and the alarm limit.
+
+        Example:
+            >>> sign = Sign("higher", "the weights have grown", "", factor=2)
+            >>> Finding("weight_l2", sign, 29.79, 4.977, 9.953, ("0", "2", "4")).evidence
+            "weight_l2 29.8, 6.0x the reference's 4.98 (alarm above 2x); largest in layers 0, 2, 4"
+        """
+        up = self.sign.worse == "higher"
+        text, limit = f"{self.measure} {self.value:.3g}", f"{self.limit:.3g}"
+        if self.reference is not None and self.sign.factor is not None:
+            factor = self.sign.factor if up else 1 / self.sign.factor
+            text += f", {_times(self.value / self.reference)} the reference's {self.reference:.3g}"
+            limit = f"{factor:.2g}x"
+        elif self.reference is not None:
+            text += f", the reference's {self.reference:.3g}"
+        text += f" (alarm {'above' if up else 'below'} {limit})"
+        if self.layers:
+            several = "s" if len(self.layers) > 1 else ""
+            text += f"; {'largest' if up else 'smallest'} in layer{several} {self.worst_layers}"
+        return text
+
     def __str__(self) -> str:
-        against = f", reference {_text(self.reference)}" if self.reference is not None else ""
-        where = f"; most in {', '.join(self.layers[:3])}" if self.layers else ""
-        bound = "above" if self.sign.worse == "higher" else "below"
-        return (
-            f"{self.measure}: {self.sign.says} ({_text(self.value)}{against}; a sign {bound} {_text(self.limit)}"
-            f"{where}). What is known: {self.sign.explains}."
-        )
+        return f"{self.sign.says}: {self.evidence}. What is known: {self.sign.explains}."
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All that was measured of a network.
+    """The values of a network, and what they say about its plasticity.
 
     Attributes:
-        values: Values by `measure` for the whole network and `measure/layer` for a layer.
-        reference: The same of the reference; empty without one.
-        skipped: Measures that could not be taken, and why.
+        values: The network's values, keyed `measure` for the whole network and `measure/layer` for a layer.
+        reference: The reference's values, with the same keys; empty without a reference.
+        skipped: Why each of the other measures could not be taken.
         notes: What else a reader must know.
-        samples: The number of samples that were looked at; 0 without any.
-        comparable: Whether the reference has parameters of the network's names and shapes; signs are not judged by one
-            that has others.
+        samples: The number of samples measured on, or 0.
+        comparable: Whether the parameters of the reference have the names and shapes of the network's. If not, no sign
+            is judged by the reference.
     """
 
     values: dict[str, float]
@@ -101,11 +240,11 @@ class Diagnosis:
     comparable: bool = True
 
     def to_dict(self) -> dict[str, float]:
-        """Return the values, flat: `measure` and `measure/layer`, the reference's under `reference/` and the same."""
+        """Return all values. The reference's keys begin with `reference/`."""
         return {**self.values, **{f"reference/{key}": value for key, value in self.reference.items()}}
 
     def rows(self) -> list[Row]:
-        """Return the values one by one."""
+        """Return one row for each value."""
         split = ((key.partition("/"), key) for key in self.values)
         return [Row(name, layer, self.values[key], self.reference.get(key)) for (name, _, layer), key in split]
 
@@ -113,18 +252,18 @@ class Diagnosis:
         """Write the rows as a Parquet file: measure, layer, value, reference.
 
         Raises:
-            ImportError: If pyarrow is missing; names the extra that has it.
+            ImportError: If pyarrow is not installed.
         """
         cells = [(row.measure, row.layer, row.value, row.reference) for row in self.rows()]
         write_table(path, {"measure": str, "layer": str, "value": float, "reference": float}, cells)
 
     def write_scalars(self, writer: ScalarWriter, step: int | None = None, prefix: str = "diagnosis") -> None:
-        """Give all values to a writer of scalars, such as TensorBoard's, under `prefix/` and the keys of `to_dict`."""
+        """Write all values to TensorBoard or the like, under `prefix/` and the keys of `to_dict`."""
         for key, value in self.to_dict().items():
             writer.add_scalar(f"{prefix}/{key}", value, step)
 
     def findings(self) -> list[Finding]:
-        """Return every sign that can be judged, present or not."""
+        """Return all signs that can be judged, present or not."""
         found = []
         for row, sign in self._signs():
             limit = sign.limit(row.reference)
@@ -134,23 +273,23 @@ class Diagnosis:
         return found
 
     def unjudged(self) -> dict[str, str]:
-        """Return the measures that are NaN, or whose reference allows no judgment, and why."""
+        """Return the measures whose sign cannot be judged, and why."""
         found = {}
         for row, sign in self._signs():
             if math.isnan(row.value):
-                found[row.measure] = "it is nan"
+                found[row.measure] = "its value is nan"
             elif self.reference and sign.limit(row.reference) is None:
-                theirs = f"the reference's is {_text(row.reference)}"
-                lack = "the reference has none" if self.comparable else "the reference has other parameters"
+                theirs = f"the reference's value is {_text(row.reference)}"
+                lack = "the reference has no value" if self.comparable else "the reference has other parameters"
                 found[row.measure] = theirs if row.reference is not None else lack
         return found
 
     def _judged(self) -> list[Row]:
-        """Return the values one by one, beside a reference only if it can be compared with."""
+        """Return one row for each value, without reference values that are not comparable."""
         return [row if self.comparable else replace(row, reference=None) for row in self.rows()]
 
     def _signs(self) -> list[tuple[Row, Sign]]:
-        totals = [(row, measures.info(row.measure.partition("@")[0]).sign) for row in self._judged() if not row.layer]
+        totals = [(row, registry.info(row.measure.partition("@")[0]).sign) for row in self._judged() if not row.layer]
         return [(row, sign) for row, sign in totals if sign is not None]
 
     def _where(self, measure: str, sign: Sign) -> tuple[str, ...]:
@@ -167,33 +306,33 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """Which signs of lost plasticity there are, where, against which values, and what each is known to explain."""
+        """Which signs of lost plasticity are present, in which layers, and what each is known to explain."""
         findings = self.findings()
         lines = [self.summary, *(f"- {finding}" for finding in findings if finding.present)]
         absent = [finding for finding in findings if not finding.present]
-        local = [f"{finding.measure} ({', '.join(finding.layers[:3])})" for finding in absent if finding.layers]
+        local = [f"{finding.measure} ({finding.worst_layers})" for finding in absent if finding.layers]
         nowhere = [finding.measure for finding in absent if not finding.layers]
         if local:
-            lines.append(f"Not present in the whole, but in single layers: {'; '.join(local)}.")
+            lines.append(f"Present only in single layers: {'; '.join(local)}.")
         if nowhere:
             lines.append(f"Not present: {', '.join(nowhere)}.")
         if self.unjudged():
-            lines.append(f"Could not be judged: {', '.join(f'{m} ({why})' for m, why in self.unjudged().items())}.")
+            lines.append(f"Not judged: {', '.join(f'{m} ({why})' for m, why in self.unjudged().items())}.")
         return "\n".join([*lines, CAUTION])
 
     @property
     def summary(self) -> str:
-        """How many signs of lost plasticity there are, in a sentence."""
+        """How many signs of lost plasticity are present, in one sentence."""
         findings = self.findings()
         present = sum(finding.present for finding in findings)
         found = f"{present} of {len(findings)} signs of lost plasticity are present." if findings else ""
-        lack = "Without a reference (the network as it was, or a fresh one) few signs can be judged."
+        lack = "Without a reference (the network at its start, or a fresh one), few signs can be judged."
         if not self.reference:
             return f"{lack} {found}".rstrip()
         return found or "No sign of lost plasticity could be judged."
 
     def table(self, layers: bool = True) -> str:
-        """Return the values as text: one line a measure, then one block of lines for the layers."""
+        """Return the values as text: one line for each measure, then one block of lines for the layers."""
         named = dict.fromkeys(row.measure for row in self.rows())
         totals = [m for m in named if m in self.values]
         width = max([30, *map(len, totals)])
@@ -220,15 +359,15 @@ class Diagnosis:
         return self.show()
 
     def show(self, layers: bool | None = None) -> str:
-        """Return all that there is to read: the table, what was skipped, notes, and the verdict.
+        """Return the table, the skipped measures, the notes and the verdict.
 
         Args:
-            layers: Whether the table has every layer; only if they are few if None.
+            layers: Whether to show every layer. By default, they are shown if there are few.
         """
         few = len({row.layer for row in self.rows()}) <= _LAYERS_ON_A_PAGE
         parts = [self.table(layers=few if layers is None else layers), ""]
         if layers is None and not few:
-            parts += ["By layer: table() in Python, --layers on the command line", ""]
+            parts += ["To see every layer, call table() in Python or pass --layers on the command line.", ""]
         reasons = dict.fromkeys(self.skipped.values())
         for why in reasons:
             parts.append(f"Skipped: {', '.join(name for name, its in self.skipped.items() if its == why)}: {why}")
@@ -236,8 +375,14 @@ class Diagnosis:
         return "\n".join([*parts, "", self.verdict] if parts[2:] else [*parts, self.verdict])
 
 
-def combine(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return values by measure and layer under flat keys."""
+def note_values(values: Mapping[str, float]) -> Notes:
+    """Return a note that names the values that are NaN or infinite."""
+    bad = [f"{key} is {value}" for key, value in values.items() if not math.isfinite(value)]
+    return {"values": f"not finite: {', '.join(bad)}"} if bad else {}
+
+
+def flatten(found: Mapping[str, Values]) -> dict[str, float]:
+    """Return values by measure and layer under flat keys: `measure` before `measure/layer`."""
     return {
         f"{measure}/{layer}" if layer else measure: value
         for measure, by_layer in found.items()
@@ -249,12 +394,12 @@ def write_table(path: str | Path, columns: Mapping[str, type], cells: Sequence[S
     """Write rows of cells as a Parquet file.
 
     Args:
-        path: Where to.
+        path: The file.
         columns: The type of each column: int, float or str.
-        cells: The rows, each with as many cells as there are columns.
+        cells: The rows, each with one cell per column.
 
     Raises:
-        ImportError: If pyarrow is missing; names the extra that has it.
+        ImportError: If pyarrow is not installed.
     """
     with naming_extra("a Parquet file", "data"):
         import pyarrow
@@ -264,6 +409,10 @@ def write_table(path: str | Path, columns: Mapping[str, type], cells: Sequence[S
     by_column = list(zip(*cells, strict=True)) or [()] * len(columns)
     arrays = {name: list(values) for name, values in zip(columns, by_column, strict=True)}
     parquet.write_table(pyarrow.table(arrays, schema=schema), path)
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}x" if 1 <= ratio < 1000 else f"{ratio:.2g}x"
 
 
 def _cells(value: str, reference: str) -> str:

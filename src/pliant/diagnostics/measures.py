@@ -1,47 +1,350 @@
-"""The measures: one frozen record each, which drives listings, recipes, reports and the docs.
+"""Every measure as one frozen record: what it needs, how it is computed, and when it is a sign of lost plasticity.
 
-`names()` lists them and `info(name)` gives a record. Results carry a measure's value for the whole network under its
-name, and a layer's under `name/layer`.
+A record is the only place that states a measure's needs. Listings, recipes, `diagnose`, `Monitor`, reports and the docs
+read it. A result holds a measure's value for the whole network under the measure's name, and the value for one layer
+under `name/layer`.
+
+To add a measure, write its formula as a pure function and add a record to `_RECORDS`. The builders below (`on_spectra`,
+`on_features`, …) turn a formula for one layer into values for all layers and a total.
 """
 
-from collections.abc import Sequence
-from typing import cast
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.nn.modules.conv import _ConvNd
 
 from pliant._names import suggest
-from pliant.diagnostics import evaluation as c
-from pliant.diagnostics import features, gradients, spectra, weights
-from pliant.diagnostics.measure import Compute, Cost, Measure, Need, Sign
+from pliant.diagnostics import curvature, features, spectra, weights
+from pliant.diagnostics.activations import Features
+from pliant.diagnostics.balance import balancedness
+from pliant.diagnostics.batches import error_rate
+from pliant.diagnostics.probe import Need, Probe, same_parameters
+
+Cost = Literal["reading", "decomposition", "forward", "backward", "curvature", "matrix"]
+"""What a measure costs: reading the weights, decomposing them, a forward pass, a backward pass, many backward passes, or
+a full matrix of curvature (parameters × parameters), which fits in memory only for small networks."""
+
+Values = dict[str, float]
+"""Values by layer. The value for the whole network is stored under `TOTAL`."""
+
+Compute = Callable[[Probe, Probe | None], Values]
+"""Computes the values of a measure from a probe of the model and a probe of the reference."""
+
+TOTAL = ""
+"""The key of the value for the whole network."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """When a measure is a sign of lost plasticity, and what the sources say about it.
+
+    A value is a sign if it is worse than the reference's value by a factor or by an amount. Without a reference, it is a
+    sign if it is beyond a fixed level. The thresholds are conventions of Pliant; the sources do not give any.
+
+    Attributes:
+        worse: Whether higher or lower values are worse.
+        says: What the sign means, in a few words.
+        explains: What the sources found the sign to explain, and what it does not explain.
+        factor: A value is a sign if it is worse than the reference's by this factor.
+        amount: A value is a sign if it is worse than the reference's by this amount.
+        level: A value is a sign if it is beyond this level and there is no reference.
+    """
+
+    worse: Literal["higher", "lower"]
+    says: str
+    explains: str
+    factor: float | None = None
+    amount: float | None = None
+    level: float | None = None
+
+    def limit(self, reference: float | None) -> float | None:
+        """Return the value beyond which there is a sign, or `None` if the reference allows no judgment.
+
+        A reference that is NaN or infinite allows no judgment. If the sign has a factor, a reference that is zero or
+        negative does not allow one either.
+        """
+        if reference is None or (self.factor is None and self.amount is None):
+            return self.level
+        if not math.isfinite(reference):
+            return None
+        up = self.worse == "higher"
+        if self.factor is not None:
+            scaled = reference * self.factor if up else reference / self.factor
+            return scaled if reference > 0 else None
+        assert self.amount is not None
+        return reference + self.amount if up else reference - self.amount
+
+    def present(self, value: float, reference: float | None) -> bool:
+        """Return whether a value is a sign. NaN never is."""
+        limit = self.limit(reference)
+        if limit is None:
+            return False
+        return value > limit if self.worse == "higher" else value < limit
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number about a network.
+
+    Attributes:
+        name: The key of the value for the whole network. The key for one layer is `name/layer`.
+        definition: The definition in one line, including how the total follows from the layers.
+        source: The paper, and where in it.
+        needs: What must be given.
+        cost: What it costs.
+        compute: The function that computes the values.
+        sign: When the value is a sign of lost plasticity; `None` if no source says that it is one.
+    """
+
+    name: str
+    definition: str
+    source: str
+    needs: frozenset[Need]
+    cost: Cost
+    compute: Compute
+    sign: Sign | None = None
+
+    @property
+    def of_loss(self) -> bool:
+        """Whether the value depends on the labels, and so is measured for each loss."""
+        return not self.needs.isdisjoint(("labels", "gradient"))
+
+    @property
+    def of_step(self) -> bool:
+        """Whether a `Monitor` takes the value from the optimizer's step."""
+        return not self.needs.isdisjoint(("gradient", "step"))
+
+
+class Taken(NamedTuple):
+    """The outcome of taking measures.
+
+    Attributes:
+        values: The values by measure.
+        skipped: Why each of the other measures could not be taken.
+    """
+
+    values: dict[str, Values]
+    skipped: dict[str, str]
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean, or NaN if there are no values."""
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else math.nan
+
+
+def largest(values: Iterable[float]) -> float:
+    """Return the largest value, or NaN if there are no values or one of them is NaN."""
+    listed = list(values)
+    return max(listed) if listed and not any(map(math.isnan, listed)) else math.nan
+
+
+def on_network(number: Callable[[Probe], float]) -> Compute:
+    """Compute one number for the whole network."""
+    return lambda probe, _: {TOTAL: number(probe)}
+
+
+def on_tensors(norm: Callable[[Iterable[Tensor]], float]) -> Compute:
+    """Compute a norm of the parameters of each layer, and of all parameters."""
+    return lambda probe, _: _norms(norm, probe.tensors, list(probe.model.parameters()))
+
+
+def on_gradient(norm: Callable[[Iterable[Tensor]], float]) -> Compute:
+    """Compute a norm of the gradient."""
+    return lambda probe, _: _norms(norm, probe.by_layer(probe.gradient), list(probe.gradient.values()))
+
+
+def on_update(norm: Callable[[Iterable[Tensor]], float]) -> Compute:
+    """Compute a norm of the update that an optimizer's step made."""
+
+    def compute(probe: Probe, _: Probe | None) -> Values:
+        update = {name: p.detach() - probe.before[name] for name, p in probe.model.named_parameters()}
+        return _norms(norm, probe.by_layer(update), list(update.values()))
+
+    return compute
+
+
+def _norms(
+    norm: Callable[[Iterable[Tensor]], float], by_layer: Mapping[str, list[Tensor]], everything: list[Tensor]
+) -> Values:
+    return {**{layer: norm(tensors) for layer, tensors in by_layer.items()}, TOTAL: norm(everything)}
+
+
+def between_tensors(distance: Callable[[list[Tensor], list[Tensor]], float]) -> Compute:
+    """Compute a distance of the parameters from the reference's, for each layer and for all parameters."""
+
+    def compute(probe: Probe, reference: Probe | None) -> Values:
+        assert reference is not None
+        ours, theirs = probe.tensors, reference.tensors
+        by_layer = {layer: distance(tensors, theirs[layer]) for layer, tensors in ours.items()}
+        everything = [[tensor for tensors in each.values() for tensor in tensors] for each in (ours, theirs)]
+        return {**by_layer, TOTAL: distance(*everything)}
+
+    return compute
+
+
+def on_spectra(number: Callable[[Tensor], float], total: Callable[[Iterable[float]], float] = mean) -> Compute:
+    """Compute a number from the singular values of each weight."""
+
+    def compute(probe: Probe, _: Probe | None) -> Values:
+        by_layer = {layer: number(sigma) for layer, sigma in probe.singular_values.items()}
+        return {**by_layer, TOTAL: total(by_layer.values())}
+
+    return compute
+
+
+def on_features(number: Callable[[Features], float]) -> Compute:
+    """Compute a number from the hidden features of each layer. The total is the mean over units.
+
+    The number is NaN if an activation of the layer is not finite.
+    """
+
+    def compute(probe: Probe, _: Probe | None) -> Values:
+        layers = probe.hidden
+        finite = {name: bool(torch.isfinite(layer.mean_abs).all()) for name, layer in layers.items()}
+        by_layer = {name: number(layer) if finite[name] else math.nan for name, layer in layers.items()}
+        units = {name: len(layer.mean_abs) for name, layer in layers.items()}
+        return {**by_layer, TOTAL: sum(by_layer[n] * units[n] for n in units) / sum(units.values())}
+
+    return compute
+
+
+def between_features(distance: Callable[[Tensor, Tensor], float]) -> Compute:
+    """Compute a distance of each layer's hidden features from the reference's on the same batch."""
+
+    def compute(probe: Probe, reference: Probe | None) -> Values:
+        assert reference is not None
+        ours, theirs = probe.hidden, reference.hidden
+        by_layer = {}
+        for name, layer in ours.items():
+            other = theirs[name].values if name in theirs else None
+            if layer.values is not None and other is not None:
+                by_layer[name] = distance(layer.values, other)
+        return {**by_layer, TOTAL: mean(by_layer.values())}
+
+    return compute
+
+
+def on_gram(number: Callable[[spectra.GramSpectrum], float]) -> Compute:
+    """Compute a number from the Gram matrix of per-sample gradients, for each layer and for all parameters."""
+    return lambda probe, _: {layer: number(spectrum) for layer, spectrum in probe.gradient_spectra.items()}
+
+
+def growth(probe: Probe, reference: Probe | None) -> Values:
+    """Return the L2 norm of the parameters divided by the reference's."""
+    assert reference is not None
+    ours, theirs = (on_tensors(weights.l2_norm)(each, None) for each in (probe, reference))
+    return {layer: _ratio(ours[layer], theirs[layer]) for layer in ours}
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else math.inf if a else 1.0
+
+
+def isometry(probe: Probe, _: Probe | None) -> Values:
+    """Return the deviation from isometry of each weight, and the sum."""
+    shapes = {layer: (len(weight), weight[0].numel()) for layer, weight in probe.single_matrices.items()}
+    by_layer = {
+        layer: weights.isometry_deviation(probe.singular_values[layer], shape) for layer, shape in shapes.items()
+    }
+    return {**by_layer, TOTAL: sum(by_layer.values())}
+
+
+def frobenius_error(probe: Probe, reference: Probe | None) -> Values:
+    """Return ‖W − W̃‖²_F of each weight, and the sum."""
+    assert reference is not None
+    theirs = reference.matrices
+    error = {layer: weights.frobenius_error(weight, theirs[layer]) for layer, weight in probe.matrices.items()}
+    return {**error, TOTAL: sum(error.values())}
+
+
+def normalized_frobenius_error(probe: Probe, reference: Probe | None) -> Values:
+    """Return ‖W − W̃‖²_F / ‖W̃‖²_F of each weight; the total divides the sums.
+
+    FIRE plots a normalized error without a definition; this one is Pliant's.
+    """
+    assert reference is not None
+    error = frobenius_error(probe, reference)
+    size = {layer: norm**2 for layer, norm in reference.matrix_norms.items()}
+    size[TOTAL] = sum(size.values())
+    return {layer: _ratio(error[layer], size[layer]) if error[layer] else 0.0 for layer in error}
+
+
+def spectral_bound(probe: Probe) -> float:
+    """Return the product of the layers' spectral norms, as a bound of the Lipschitz constant."""
+    places = _kernel_places(probe)
+    return weights.product_bound([float(sigma[0]) for sigma in probe.singular_values.values()], places)
+
+
+def frobenius_bound(probe: Probe) -> float:
+    """Return the product of the layers' Frobenius norms, as a looser bound of the Lipschitz constant."""
+    places = _kernel_places(probe)
+    return weights.product_bound(list(probe.matrix_norms.values()), places)
+
+
+def _kernel_places(probe: Probe) -> list[int]:
+    """Return how many places the kernel of each layer has: 1 for a linear layer.
+
+    Raises:
+        ValueError: If the norms of the weights do not bound the network.
+    """
+    layers = probe.matrices
+    for name in probe.computed_by_hooks:
+        raise ValueError(f"the weight of {name or 'the model'} is computed from other tensors, whose norms do not bound it")
+    for name in probe.matrix_names:
+        if "weight" not in name.rpartition(".")[2]:
+            raise ValueError(f"{name} may be a table of positions rather than a weight that multiplies the input")
+    for layer in probe.stacks:
+        raise ValueError(f"the weight of {layer} may hold several matrices, whose norms are unknown")
+    modules = probe.model.named_modules()
+    places = {name or "weight": math.prod(m.kernel_size) for name, m in modules if isinstance(m, _ConvNd)}
+    return [places.get(layer.removesuffix(".weight"), 1) for layer in layers]
+
+
+def layer_balance(probe: Probe, reference: Probe | None) -> Values:
+    """Return how far each layer is out of balance with its worst partner."""
+    assert reference is not None
+    ours = probe.matrices
+    table = weights.layer_balance(
+        [probe.matrix_norms[layer] for layer in ours], [reference.matrix_norms[layer] for layer in ours]
+    )
+    by_layer = {layer: largest(row) for layer, row in zip(ours, table, strict=True)}
+    return {**by_layer, TOTAL: largest(by_layer.values())}
+
+
+def rank_or_nan(sigma: Tensor) -> float:
+    """Return srank, or NaN if a singular value is not finite."""
+    return float(spectra.srank(sigma)) if torch.isfinite(sigma).all() else math.nan
+
 
 _SWR, _SPECTRAL, _CURVATURE, _FIRE = "Soft weight rescaling", "Spectral regularization", "Curvature", "FIRE"
 
 
 def _record(
-    name: str,
-    needs: str,
-    cost: Cost,
-    definition: str,
-    source: str,
-    compute: Compute,
-    sign: Sign | None = None,
+    name: str, needs: str, cost: Cost, definition: str, source: str, compute: Compute, sign: Sign | None = None
 ) -> Measure:
     return Measure(name, definition, source, frozenset(cast(list[Need], needs.split())), cost, compute, sign)
 
 
 _RECORDS = (
     _record(
-        "loss", "batch labels", "forward", "mean loss over the batch", f"{_CURVATURE} §2", c.total(lambda p: p.loss)
+        "loss", "batch labels loss", "forward", "mean loss over the batch", f"{_CURVATURE} §2", on_network(lambda p: p.loss)
     ),
     _record(
         "error", "batch labels", "forward", "fraction of samples classified wrongly", f"{_CURVATURE} §2",
-        c.total(c.error),
+        on_network(lambda p: error_rate(p.captured.output, p.batch.target)),
     ),
     _record(
         "weight_l1", "weights", "reading", "Σ|θ|; total over all parameters", f"{_CURVATURE} §3",
-        c.of_tensors(weights.l1_norm),
+        on_tensors(weights.l1_norm),
     ),
     _record(
         "weight_l2", "weights", "reading", "√Σθ²; total over all parameters", f"{_SWR} §1",
-        c.of_tensors(weights.l2_norm),
+        on_tensors(weights.l2_norm),
         Sign(
             "higher", "the weights have grown",
             "unbounded growth goes with loss of plasticity and of generalization (Soft weight rescaling §1), but an "
@@ -50,11 +353,11 @@ _RECORDS = (
         ),
     ),
     _record(
-        "weight_growth", "weights reference", "reading", "√Σθ² divided by the reference's", f"{_SWR} §1", c.growth
+        "weight_growth", "weights reference", "reading", "√Σθ² divided by the reference's", f"{_SWR} §1", growth
     ),
     _record(
         "spectral_norm", "weights", "decomposition", "σ₁(W); total is the mean over layers", f"{_SPECTRAL} §3",
-        c.of_spectra(lambda s: float(s[0])),
+        on_spectra(lambda s: float(s[0])),
         Sign(
             "higher", "the weights' largest singular values have grown",
             "goes with loss of trainability in ResNets on random labels (Spectral regularization §5.2)",
@@ -64,28 +367,28 @@ _RECORDS = (
     _record(
         "spectral_norm_max", "weights", "decomposition", "σ₁(W); total is the largest of all layers",
         f"{_SPECTRAL} §3",
-        c.of_spectra(lambda s: float(s[0]), c.most),
+        on_spectra(lambda s: float(s[0]), largest),
     ),
     _record(
         "condition_number", "weights", "decomposition", "σ₁(W)/σ_min(W); total is the mean over layers",
-        f"{_SPECTRAL} §3", c.of_spectra(spectra.condition_number),
+        f"{_SPECTRAL} §3", on_spectra(spectra.condition_number),
     ),
     _record(
         "condition_number_max", "weights", "decomposition", "σ₁(W)/σ_min(W); total is the largest of all layers",
-        f"{_SPECTRAL} §3", c.of_spectra(spectra.condition_number, c.most),
+        f"{_SPECTRAL} §3", on_spectra(spectra.condition_number, largest),
     ),
     _record(
         "stable_rank", "weights", "decomposition", "‖W‖²_F/σ₁²; total is the mean over layers", f"{_SPECTRAL} app. C",
-        c.of_spectra(spectra.stable_rank),
+        on_spectra(spectra.stable_rank),
     ),
     _record(
         "stable_rank_max", "weights", "decomposition", "‖W‖²_F/σ₁²; total is the largest of all layers",
-        f"{_SPECTRAL} app. C", c.of_spectra(spectra.stable_rank, c.most),
+        f"{_SPECTRAL} app. C", on_spectra(spectra.stable_rank, largest),
     ),
     _record(
         "weight_effective_rank", "weights", "decomposition",
         "exp of the entropy of W's normalized singular values; total is the mean over layers", f"{_SPECTRAL} §3.3",
-        c.of_spectra(spectra.effective_rank),
+        on_spectra(spectra.effective_rank),
         Sign(
             "lower", "the weights have lost directions",
             "bounds the rank of the gradients that pass through them (Spectral regularization §3.3); no source takes "
@@ -96,55 +399,57 @@ _RECORDS = (
     _record(
         "weight_srank", "weights", "decomposition",
         "how many of W's singular values hold 99 % of their sum; total is the mean over layers", f"{_CURVATURE} §4",
-        c.of_spectra(c.rank_or_nan),
+        on_spectra(rank_or_nan),
     ),
     _record(
         "isometry_deviation", "weights", "decomposition",
         "deviation from isometry (DfI), ‖WᵀW − I‖²_F on W's smaller side, W as it is, a convolution's as one matrix; "
         "total is the sum over layers",
-        f"{_FIRE} eq. 2", c.isometry,
+        f"{_FIRE} eq. 2", isometry,
     ),
     _record(
         "frobenius_error", "weights reference", "reading",
         "squared Frobenius error, ‖W − W̃‖²_F, W̃ the reference's; total is the sum over layers", f"{_FIRE} eq. 1",
-        c.frobenius_error(False),
+        frobenius_error,
     ),
     _record(
         "frobenius_error_normalized", "weights reference", "reading", "the same divided by ‖W̃‖²_F", f"{_FIRE} §4.4",
-        c.frobenius_error(True),
+        normalized_frobenius_error,
     ),
     _record(
         "lipschitz_bound", "weights", "decomposition",
         "Πσ₁(W), a convolution's times √(k_h·k_w): bounds the Lipschitz constant of a chain that calls each layer once",
-        f"{_SWR} cor. 2.1", c.lipschitz(lambda p, layer: float(p.singular_values(layer)[0])),
+        f"{_SWR} cor. 2.1", on_network(spectral_bound),
     ),
     _record(
         "frobenius_bound", "weights", "reading", "the same with ‖W‖_F for σ₁(W): the looser bound",
-        f"{_SWR} cor. 2.1", c.lipschitz(lambda p, layer: weights.l2_norm([p.matrices[layer]])),
+        f"{_SWR} cor. 2.1", on_network(frobenius_bound),
     ),
     _record(
         "layer_balance", "weights reference", "reading",
         "|‖W'‖/‖W‖ − ‖W'₀‖/‖W₀‖|, the worst pair of a layer; total is the worst of all", f"{_SWR} def. 2",
-        c.layer_balance,
+        layer_balance,
     ),
     _record(
         "balancedness", "weights batch", "decomposition",
         "‖W‖_{2,2} divided by its least over rescalings of units that keep the function", f"{_SWR} app. C",
-        c.total(c.balance_ratio),
+        on_network(lambda p: balancedness(p.model, p.batch).ratio),
     ),
     _record(
         "distance_l2", "weights reference", "reading", "‖θ − θ₀‖, θ₀ the reference's", f"{_CURVATURE} C.5",
-        c.against_tensors(weights.distance),
+        between_tensors(weights.distance),
     ),
     _record(
         "distance_wasserstein", "weights reference", "reading",
         "√Σ(θ_(i) − θ⁰_(i))² over order statistics of each parameter", f"{_CURVATURE} C.5",
-        c.against_tensors(c.wasserstein),
+        between_tensors(weights.wasserstein_distance),
     ),
     _record(
         "feature_rank", "batch", "forward",
         "how many singular values of the last hidden features hold 99 % of their sum, divided by the most possible",
-        f"{_CURVATURE} §3", c.total(c.feature_rank),
+        f"{_CURVATURE} §3", on_network(
+            lambda p: rank_or_nan(p.feature_singular_values) / len(p.feature_singular_values)
+        ),
         Sign(
             "lower", "the last hidden features have lost rank",
             "falls with relu as plasticity is lost, but also with tanh where it is not, and keeping it up by a penalty "
@@ -155,17 +460,17 @@ _RECORDS = (
     _record(
         "feature_srank", "batch", "forward",
         "how many singular values of the last hidden features hold 99 % of their sum", f"{_CURVATURE} §3",
-        c.total(lambda p: c.rank_or_nan(p.feature_singular_values)),
+        on_network(lambda p: rank_or_nan(p.feature_singular_values)),
     ),
     _record(
         "feature_effective_rank", "batch", "forward",
         "exp of the entropy of the normalized singular values of the last hidden features", f"{_SPECTRAL} §3.3",
-        c.total(lambda p: spectra.effective_rank(p.feature_singular_values)),
+        on_network(lambda p: spectra.effective_rank(p.feature_singular_values)),
     ),
     _record(
         "dormant_fraction", "batch", "forward",
         "fraction of units with mean|h| ≤ 0.025 of their layer's mean; total over all units", "Sokar 2023; FIRE §3.2",
-        c.of_features(lambda f: features.dormant_fraction(features.unit_scores(f.mean_abs))),
+        on_features(lambda f: features.dormant_fraction(features.unit_scores(f.mean_abs))),
         Sign(
             "higher", "units have gone dormant",
             "rises with relu as plasticity is lost, but leaky relu loses plasticity without it (our runs of Curvature, "
@@ -175,32 +480,32 @@ _RECORDS = (
     ),
     _record(
         "dead_fraction", "batch", "forward", "fraction of units that are zero on every sample; total over all units",
-        "Dohare 2024", c.of_features(lambda f: features.dead_fraction(f.active)),
+        "Dohare 2024", on_features(lambda f: features.dead_fraction(f.active)),
     ),
     _record(
         "dormancy", "batch", "forward",
         "Σ p log p, p a unit's share of its layer's activity; total is the mean over units", f"{_CURVATURE} app. A",
-        c.of_features(lambda f: features.negative_entropy(f.mean_abs)),
+        on_features(lambda f: features.negative_entropy(f.mean_abs)),
     ),
     _record(
         "feature_covariance_distance", "batch reference", "forward",
         "‖HHᵀ/‖H‖² − H̃H̃ᵀ/‖H̃‖²‖_F, H̃ the reference's; total is the mean over layers", f"{_FIRE} thm. 1",
-        c.against_features(features.covariance_distance),
+        between_features(features.covariance_distance),
     ),
     _record(
         "representation_change", "batch reference", "forward",
         "mean over samples of ‖h − h̃‖, h̃ the reference's; total is the mean over layers", f"{_SPECTRAL} §5.2",
-        c.against_features(features.representation_change),
+        between_features(features.representation_change),
     ),
     _record(
-        "gradient_l1", "batch labels gradients", "backward",
+        "gradient_l1", "gradient", "backward",
         "Σ|g| of the mean loss; in a Monitor as the step took it: clipped, and with the penalties of attached methods",
-        f"{_CURVATURE} §6.2", c.of_gradient(weights.l1_norm),
+        f"{_CURVATURE} §6.2", on_gradient(weights.l1_norm),
     ),
     _record(
-        "gradient_l2", "batch labels gradients", "backward",
+        "gradient_l2", "gradient", "backward",
         "√Σg² of the mean loss; in a Monitor as the step took it: clipped, and with the penalties of attached methods",
-        f"{_CURVATURE} §6.2", c.of_gradient(weights.l2_norm),
+        f"{_CURVATURE} §6.2", on_gradient(weights.l2_norm),
         Sign(
             "lower", "the gradient has become small",
             "falls at the start of tasks where leaky relu loses plasticity while its updates grow: by itself it "
@@ -210,7 +515,7 @@ _RECORDS = (
     ),
     _record(
         "update_l1", "step", "reading", "Σ|Δθ| of an optimizer's step", f"{_CURVATURE} §3",
-        c.of_update(weights.l1_norm),
+        on_update(weights.l1_norm),
         Sign(
             "lower", "steps have become small",
             "falls with relu as plasticity is lost, but rises with leaky relu that loses it too (Curvature §3)",
@@ -219,16 +524,16 @@ _RECORDS = (
     ),
     _record(
         "update_l2", "step", "reading", "√Σ(Δθ)² of an optimizer's step", f"{_CURVATURE} §3",
-        c.of_update(weights.l2_norm),
+        on_update(weights.l2_norm),
     ),
     _record(
-        "gradient_condition_number", "batch labels gradients curvature", "curvature",
-        "σ₁(G)/σ_M(G) of the samples' gradients", f"{_SPECTRAL} §3.3", c.of_gram(gradients.condition_number),
+        "gradient_condition_number", "batch labels loss", "curvature",
+        "σ₁(G)/σ_M(G) of the samples' gradients", f"{_SPECTRAL} §3.3", on_gram(spectra.gradient_condition_number),
     ),
     _record(
-        "gradient_effective_rank", "batch labels gradients curvature", "curvature",
+        "gradient_effective_rank", "batch labels loss", "curvature",
         "exp of the entropy of the normalized singular values of the samples' gradients", f"{_SPECTRAL} §3.3",
-        c.of_gram(gradients.effective_rank),
+        on_gram(spectra.gradient_effective_rank),
         Sign(
             "lower", "the samples' gradients have become alike",
             "what is learned from one sample then interferes with the others; falls as trainability is lost (Spectral "
@@ -237,10 +542,10 @@ _RECORDS = (
         ),
     ),
     _record(
-        "hessian_rank", "batch labels gradients curvature", "curvature",
+        "hessian_rank", "batch labels loss", "curvature",
         "how many eigenvalues of Σggᵀ over M samples hold 99 % of their sum, divided by M, so that d parameters reach "
         "d/M at most",
-        f"{_CURVATURE} §4", c.of_gram(gradients.hessian_rank),
+        f"{_CURVATURE} §4", on_gram(spectra.hessian_rank),
         Sign(
             "lower", "directions of curvature are lost",
             "the one sign that Curvature (§6) found wherever plasticity was lost, measured on new data at a task's "
@@ -249,13 +554,13 @@ _RECORDS = (
         ),
     ),
     _record(
-        "gradient_overlap", "batch labels gradients curvature", "curvature",
+        "gradient_overlap", "batch labels loss", "curvature",
         "gᵀHg/(‖g‖‖Hg‖), H = Σggᵀ cut to the directions that hessian_rank counts", f"{_CURVATURE} §6.2",
-        c.of_gram(gradients.overlap),
+        on_gram(spectra.gradient_overlap),
     ),
     _record(
-        "sharpness", "batch labels gradients curvature", "curvature", "largest eigenvalue of the loss's Hessian",
-        f"{_FIRE} §4.4", c.total(lambda p: p.sharpness.largest),
+        "sharpness", "batch labels loss", "curvature", "largest eigenvalue of the loss's Hessian",
+        f"{_FIRE} §4.4", on_network(lambda p: p.sharpness.largest),
         Sign(
             "higher", "the loss is sharper on this data",
             "a sharp start destabilizes training on new data (FIRE §3.2); it counts one direction and none of the "
@@ -264,19 +569,19 @@ _RECORDS = (
         ),
     ),
     _record(
-        "hessian_exact_rank", "batch labels gradients curvature", "matrix",
+        "hessian_exact_rank", "batch labels loss", "matrix",
         "how many singular values of the loss's Hessian hold 99 % of their sum, divided by the number of parameters d",
-        f"{_CURVATURE} §4.2", c.total(c.hessian_exact_rank),
+        f"{_CURVATURE} §4.2", on_network(lambda p: curvature.hessian_exact_rank(p.model, p.batch, p.loss_fn)),
     ),
     _record(
-        "gauss_newton_rank", "batch labels gradients curvature", "matrix",
+        "gauss_newton_rank", "batch labels loss", "matrix",
         "the same of the Gauss–Newton matrix over M samples of C classes, divided by min(d, M(C − 1))",
-        f"{_CURVATURE} §4.2", c.total(c.gauss_newton_rank),
+        f"{_CURVATURE} §4.2", on_network(lambda p: curvature.gauss_newton_rank(p.model, p.batch, p.loss_fn, p.captured.output)),
     ),
     _record(
-        "fisher_rank", "batch labels gradients curvature", "matrix",
+        "fisher_rank", "batch labels loss", "matrix",
         "the same of the Fisher matrix, labels drawn from the predictions once, divided by min(d, M)",
-        f"{_CURVATURE} §4.2", c.total(c.fisher_rank),
+        f"{_CURVATURE} §4.2", on_network(lambda p: curvature.fisher_rank(p.model, p.batch, p.captured.output)),
     ),
 )  # fmt: skip
 
@@ -292,7 +597,7 @@ def info(name: str) -> Measure:
     """Return the record of a measure.
 
     Raises:
-        ValueError: If there is none of that name; says which may have been meant.
+        ValueError: If the name is unknown. The message suggests a similar one.
 
     Example:
         >>> info("weight_l2").definition
@@ -304,13 +609,63 @@ def info(name: str) -> Measure:
 
 
 def select(chosen: Sequence[str] | None) -> tuple[Measure, ...]:
-    """Return the records of some measures, or of all that need neither an optimizer's step nor a whole matrix.
+    """Return the records of the named measures.
+
+    Args:
+        chosen: The names. `None` selects all measures except those that need an optimizer's step or a full matrix.
 
     Raises:
-        ValueError: If there is none of a name, or a string stands where names should.
+        ValueError: If a name is unknown, or `chosen` is a string.
     """
     if chosen is None:
         return tuple(record for record in _RECORDS if "step" not in record.needs and record.cost != "matrix")
     if isinstance(chosen, str):
         raise ValueError(f"measures: {chosen!r} is a string; it must be a list of names, [{chosen!r}]")
     return tuple(info(name) for name in dict.fromkeys(chosen))
+
+
+_LACKING: dict[Need, str] = {
+    "batch": "it needs a batch",
+    "loss": "it needs a loss_fn",
+    "labels": "it needs labels, and the batch has none",
+    "reference": "it needs a reference",
+    "step": "it needs an optimizer's step, so only a Monitor measures it",
+}
+"""Why a measure is skipped, in the order in which needs are checked."""
+
+
+def find_lacking(measure: Measure, probe: Probe, reference: Probe | None) -> list[Need]:
+    """Return the needs of a measure that the probes do not meet."""
+    needs = measure.needs - probe.given
+    if "gradient" in needs:  # it is computed from the loss on the batch
+        needs = (needs | {"batch", "loss", "labels"}) - probe.given
+    return [need for need in _LACKING if need in needs and not (need == "reference" and reference is not None)]
+
+
+def take(chosen: Sequence[Measure], probe: Probe, reference: Probe | None = None) -> Taken:
+    """Take measures of a probe.
+
+    A measure is skipped if a need is not met, or if it does not apply to the model and the batch.
+
+    Args:
+        chosen: The measures.
+        probe: The model and its batch.
+        reference: The model to compare with, on the same batch.
+    """
+    taken = Taken({}, {})
+    comparable = reference is not None and same_parameters(probe.model, reference.model)
+    for measure in chosen:
+        name = f"{measure.name}@{probe.loss_name}" if probe.loss_name and measure.of_loss else measure.name
+        lacking = find_lacking(measure, probe, reference)
+        if lacking:
+            taken.skipped[name] = _LACKING[lacking[0]]
+        elif "reference" in measure.needs and not comparable:
+            taken.skipped[name] = "it needs a reference whose parameters have the same names and shapes"
+        else:
+            try:
+                taken.values[name] = measure.compute(probe, reference)
+            except NotImplementedError as error:  # torch lacks a derivative, and its message goes on for pages
+                taken.skipped[name] = str(error).partition(". ")[0]
+            except (ValueError, ArithmeticError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
+                taken.skipped[name] = str(error)
+    return taken

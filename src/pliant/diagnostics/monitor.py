@@ -1,4 +1,4 @@
-"""The measures during training, on the optimizer's own hooks, within a stated share of the time."""
+"""`Monitor`: takes measures during training on the optimizer's own hooks, within a share of the training time."""
 
 import math
 import time
@@ -15,25 +15,39 @@ from torch.utils.hooks import RemovableHandle
 
 from pliant._step_hooks import after_step, before_step
 from pliant._validation import check_choice, check_number, check_positive_int
-from pliant.diagnostics import caveats as note
 from pliant.diagnostics import measures as registry
-from pliant.diagnostics._diagnose import initialized, prepare, take, unwrapped
 from pliant.diagnostics.batches import LossFn, gather
-from pliant.diagnostics.diagnosis import ScalarWriter, combine, write_table
-from pliant.diagnostics.measure import Measure, Need
+from pliant.diagnostics.diagnosis import ScalarWriter, flatten, note_values, write_table
+from pliant.diagnostics.measures import Measure, Values, find_lacking, take
 from pliant.diagnostics.per_sample.derivatives import dense
-from pliant.diagnostics.probe import Probe, Statistics
+from pliant.diagnostics.probe import (
+    Need,
+    Notes,
+    Probe,
+    Statistics,
+    check_initialized,
+    note_statistics,
+    resting,
+    unwrap,
+)
 from pliant.running import check_callable
+
+_LACKING: dict[Need, str] = {
+    "batch": "a probe batch",
+    "labels": "labels in the probe batch",
+    "loss": "a loss_fn",
+    "reference": "a reference",
+}
 
 
 @dataclass(frozen=True)
 class Record:
-    """What was measured at one step.
+    """The values at one step.
 
     Attributes:
-        step: How many steps had been taken before this one.
-        seconds: What the measurement took.
-        values: Values by `measure` and `measure/layer`.
+        step: The number of steps before this one.
+        seconds: The time that the measurement took.
+        values: The values, keyed `measure` and `measure/layer`.
     """
 
     step: int
@@ -42,33 +56,32 @@ class Record:
 
 
 class Monitor:
-    """Measures a model every few steps of its training, and does not disturb it.
+    """Measures a model every few steps of its training without changing the training.
 
-    Weights, features and curvature are those before the step that is measured; gradients and updates are those of the
-    step itself. The training is bit-equal to one without a monitor: modes, buffers, gradients and random generators
-    are left as they were. `skipped` says which measures could not be taken when they were last due, and why; `notes`,
-    what else a reader must know, each when it was first met.
+    Weights, features and curvature are measured before the step; gradients and updates are those of the step itself.
+    Modes, buffers, gradients and random generators are left as they were, so the training is bit-equal to one without a
+    monitor. `skipped` holds the measures that could not be taken when they were last due, and why. `notes` holds what
+    else a reader must know, with the step at which it first occurred.
 
     Args:
         model: The model.
-        optimizer: What trains it.
-        every: Steps between measurements, at least.
-        measures: Names of `pliant.diagnostics.measures.names()`; by default those that read weights, gradients and
-            updates, and with a probe batch those that take a forward pass.
-        probe: A batch (or a loader whose first samples make one) to measure on, the same at every step.
+        optimizer: The optimizer that trains it.
+        every: The smallest number of steps between measurements.
+        measures: Names from `pliant.diagnostics.measures.names()`. By default, those that read weights, gradients and
+            updates and, with a probe batch, those that need a forward pass.
+        probe: The batch to measure on, or a loader whose first samples form one. It stays the same at every step.
         loss_fn: `loss_fn(output, target)`, for measures of the loss on the probe batch.
-        reference: A model to compare with.
-        budget: The share of the training time that may be spent on measuring; pauses between steps, such as an
-            evaluation, are no training. After the first measurement, the next ones wait until the training time has
-            paid for them, so that `every` is stretched where it must be. `None`:
-            exactly every `every` steps, which steps are measured does not depend on the clock, and a resumed run
-            measures the same ones.
-        samples: How many samples to take of a loader.
+        reference: The model to compare with.
+        budget: The share of the training time that measuring may take. Pauses between steps, such as an evaluation, do
+            not count as training. After the first measurement, each waits until enough training time has passed to pay
+            for it, which can stretch `every`. With `None`, the monitor measures exactly every `every` steps, so the
+            measured steps do not depend on the clock, and a resumed run measures the same ones.
+        samples: How many samples to take from a loader.
         statistics: What BatchNorm layers normalize the probe batch with; see `pliant.diagnose`.
         on_record: Called with every record.
 
     Raises:
-        ValueError: If an argument is out of range, or a measure lacks what it needs.
+        ValueError: If an argument is out of range, or a need of a named measure is not met.
 
     Example:
         >>> network = nn.Linear(2, 1)
@@ -100,7 +113,7 @@ class Monitor:
         if budget is not None:
             check_number("budget", budget, above=True, otherwise=", or None")
         check_choice("statistics", statistics, get_args(Statistics))
-        self.model = unwrapped(model)
+        self.model = unwrap(model)
         self.every = every
         self.budget = budget
         self.loss_fn = loss_fn
@@ -118,14 +131,14 @@ class Monitor:
         self.measures = self._choose(measures)
         self._last: int | None = None
         self._trained = self._spent = self._cost = self._typical = 0.0
-        self._resumed: float | None = None  # when the training went on after our last hook
-        self._outside: float | None = None  # how long it then took to the next step; unknown for the first
-        self._begun: tuple[float, dict[str, Mapping[str, float]], dict[str, Tensor] | None] | None = None
+        self._resumed: float | None = None  # when training resumed after the monitor's last hook
+        self._outside: float | None = None  # the time from then to the next step; unknown before the first
+        self._begun: tuple[float, dict[str, Values], dict[str, Tensor] | None] | None = None
         self._handles: list[RemovableHandle] = []
         self.attach(optimizer)
 
     def attach(self, optimizer: Optimizer) -> Self:
-        """Go on with another optimizer; what was measured stays."""
+        """Continue with another optimizer, and keep the records."""
         self.detach()
         self._handles = [
             before_step(optimizer, self._before_step),
@@ -135,43 +148,43 @@ class Monitor:
         return self
 
     def detach(self) -> None:
-        """Stop measuring; no hook is left."""
+        """Stop measuring and remove all hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     @property
     def reference(self) -> nn.Module | None:
-        """The model to compare with, without wrappers such as DataParallel."""
+        """The model to compare with, without wrappers such as `DataParallel`."""
         return self._reference
 
     @reference.setter
     def reference(self, reference: nn.Module | None) -> None:
-        self._reference = initialized(reference, "reference") if reference is not None else None
+        self._reference = check_initialized(reference, "reference") if reference is not None else None
 
     def set_probe(self, probe: Any) -> None:
-        """Measure on another batch from now on: that of a new task."""
+        """Measure on another batch from now on, such as that of a new task."""
         self._batch = gather(probe, self._samples)
 
     @property
     def share(self) -> float:
-        """The share of the training time that was spent on measuring so far; 0 before any training."""
+        """The share of the training time spent on measuring so far, or 0 before any training."""
         return self._spent / self._trained if self._trained else 0.0
 
     @property
     def interval(self) -> int:
-        """How many steps apart measurements are, at the present cost and speed."""
+        """The number of steps between measurements at the current cost and speed."""
         if self.budget is None or not self._typical:
             return self.every
         return max(self.every, math.ceil(self._cost / (self.budget * self._typical)))
 
     def mean(self, key: str, since: int = 0) -> float:
-        """Return the mean of a value over the records since a step: over a task, say; NaN without any."""
+        """Return the mean of a value over the records since a step, or NaN if there are none."""
         values = [r.values[key] for r in self.records if r.step >= since and key in r.values]
         return sum(values) / len(values) if values else math.nan
 
     def to_dict(self) -> dict[str, list[tuple[int, float]]]:
-        """Return each value's history, as pairs of step and value."""
+        """Return the history of each value, as pairs of step and value."""
         found: dict[str, list[tuple[int, float]]] = {}
         for record in self.records:
             for key, value in record.values.items():
@@ -182,7 +195,7 @@ class Monitor:
         """Write all values as a Parquet file: step, measure, layer, value.
 
         Raises:
-            ImportError: If pyarrow is missing; names the extra that has it.
+            ImportError: If pyarrow is not installed.
         """
         cells = [
             (record.step, *key.partition("/")[::2], v) for record in self.records for key, v in record.values.items()
@@ -190,13 +203,13 @@ class Monitor:
         write_table(path, {"step": int, "measure": str, "layer": str, "value": float}, cells)
 
     def write_scalars(self, writer: ScalarWriter, prefix: str = "monitor") -> None:
-        """Give all values to a writer of scalars, such as TensorBoard's, under `prefix/measure/layer`."""
+        """Write all values to TensorBoard or the like, under `prefix/measure/layer`."""
         for record in self.records:
             for key, value in record.values.items():
                 writer.add_scalar(f"{prefix}/{key}", value, record.step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a resumed run needs, in plain types."""
+        """Return what a resumed run needs, in plain types."""
         return {
             "step": self.step,
             "last": self._last,
@@ -215,7 +228,7 @@ class Monitor:
         self._last = state["last"]
         self._trained, self._spent = state["trained"], state["spent"]
         self._cost, self._typical = state["cost"], state["typical"]
-        self.skipped, self.notes = dict(state["skipped"]), dict(state.get("notes", {}))
+        self.skipped, self.notes = dict(state["skipped"]), dict(state["notes"])
         self.records = [Record(step, seconds, dict(values)) for step, seconds, values in state["records"]]
         self._resumed = None
 
@@ -230,26 +243,17 @@ class Monitor:
         return "\n".join([*lines, *(f"Note: {text}" for text in self.notes.values())])
 
     def _choose(self, names: Sequence[str] | None) -> tuple[Measure, ...]:
-        missing: dict[Need, str] = {}
-        if self._batch is None:
-            missing |= {"batch": "a probe batch"}
-        if self.loss_fn is None or self._batch is None or self._batch.target is None:
-            missing |= {"labels": "a probe batch with labels and a loss_fn"}
-        if self.reference is None:
-            missing |= {"reference": "a reference"}
-
-        def lacks(measure: Measure) -> list[str]:
-            if measure.cost == "backward":  # the step has a gradient of its own
-                return []
-            return [what for need, what in missing.items() if need in measure.needs]
-
+        # The optimizer's step gives the gradient and the update.
+        probe = Probe(self.model, self._batch, self.loss_fn, gradient={}, before={})
+        other = Probe(self.reference) if self.reference is not None else None
         if names is None:
-            cheap = (registry.info(name) for name in registry.names())
-            return tuple(m for m in cheap if m.cost in ("reading", "backward", "forward") and not lacks(m))
+            cheap = [m for m in map(registry.info, registry.names()) if m.cost in ("reading", "backward", "forward")]
+            return tuple(measure for measure in cheap if not find_lacking(measure, probe, other))
         chosen = registry.select(names)
         for measure in chosen:
-            if lacking := lacks(measure):
-                raise ValueError(f"measures: {measure.name} needs {' and '.join(lacking)}")
+            if lacking := find_lacking(measure, probe, other):
+                needs = " and ".join(_LACKING[need] for need in lacking)
+                raise ValueError(f"measures: {measure.name} needs {needs}")
         return chosen
 
     def _due(self) -> bool:
@@ -265,12 +269,12 @@ class Monitor:
         self._begun = None
         if self._due():
             started = self._clock()
-            resting = [measure for measure in self.measures if not _of_the_step(measure)]
+            chosen = [measure for measure in self.measures if not measure.of_step]
             with ExitStack() as stack:
-                probe = self._probe(stack, self.model, resting)
-                other = self._probe(stack, self.reference, resting) if self.reference is not None else None
-                found = take(resting, probe, other, self.skipped)
-                self._note(note.on_probe(probe) | note.on_statistics(self.model, self._batch, self.statistics))
+                probe = self._probe(stack, self.model, chosen)
+                other = self._probe(stack, self.reference, chosen) if self.reference is not None else None
+                found = self._take(chosen, probe, other)
+                self._note(probe.notes | note_statistics(self.model, self._batch, self.statistics))
             moving = any("step" in measure.needs for measure in self.measures)
             before = {n: p.detach().clone() for n, p in self.model.named_parameters()} if moving else None
             self._begun = (self._clock() - started, found, before)
@@ -284,22 +288,22 @@ class Monitor:
             seconds, found, before = self._begun
             gradient = {n: dense(p.grad) for n, p in self.model.named_parameters() if p.grad is not None}
             probe = Probe(self.model, gradient=gradient, before=before)
-            found |= take([measure for measure in self.measures if _of_the_step(measure)], probe, None, self.skipped)
-            values = combine({measure.name: found[measure.name] for measure in self.measures if measure.name in found})
-            self._note(note.on_values(values))
+            found |= self._take([measure for measure in self.measures if measure.of_step], probe, None)
+            values = flatten({measure.name: found[measure.name] for measure in self.measures if measure.name in found})
+            self._note(note_values(values))
             self._keep(Record(self.step, seconds + self._clock() - started, values))
             self._begun = None
         self.step += 1
         self._resumed = time.perf_counter()
 
     def _credit(self, seconds: float) -> None:
-        """Count a step's time, but not the pauses of an evaluation or a checkpoint that lie between two steps."""
+        """Add the time of a step to the training time, without long pauses between steps such as an evaluation."""
         counted = min(seconds, 2 * self._typical) if self._typical else seconds
         self._typical += (counted - self._typical) * (0.05 if self._typical else 1)
         self._trained += counted
 
     def _clock(self) -> float:
-        """Return the time when all that was asked of a GPU is done; only asked for at steps that are measured."""
+        """Return the time once the GPU is idle. Called only at measured steps, because waiting costs time."""
         if any(p.is_cuda for p in self.model.parameters()):
             torch.cuda.synchronize()
         return time.perf_counter()
@@ -308,21 +312,22 @@ class Monitor:
         self.records.append(record)
         self._last = record.step
         self._spent += record.seconds
-        # The recent cost counts more: it changes with the data and with the machine's load.
+        # Recent costs count more, because the cost changes with the data and the machine's load.
         self._cost = record.seconds if not self._cost else (self._cost + record.seconds) / 2
         if self.on_record is not None:
             self.on_record(record)
 
-    def _note(self, notes: note.Notes) -> None:
+    def _take(self, chosen: Sequence[Measure], probe: Probe, other: Probe | None) -> dict[str, Values]:
+        taken = take(chosen, probe, other)
+        self.skipped = {name: why for name, why in self.skipped.items() if name not in taken.values} | taken.skipped
+        return taken.values
+
+    def _note(self, notes: Notes) -> None:
         for kind, text in notes.items():
             self.notes.setdefault(kind, f"at step {self.step}, {text}")
 
     def _probe(self, stack: ExitStack, model: nn.Module, chosen: Sequence[Measure]) -> Probe:
         used = any("batch" in measure.needs for measure in chosen)
-        batch = prepare(stack, model, self._batch if used else None, self.statistics)
+        batch = stack.enter_context(resting(model, self._batch if used else None, self.statistics))
         keep = any({"batch", "reference"} <= measure.needs for measure in chosen)
         return Probe(model, batch, self.loss_fn, keep=keep)
-
-
-def _of_the_step(measure: Measure) -> bool:
-    return "step" in measure.needs or measure.cost == "backward"

@@ -1,7 +1,7 @@
-"""What the weights alone say: norms, isometry, distance from where they started, Lipschitz bounds.
+"""Formulas on weights: norms, isometry, distances from a reference, Lipschitz bounds.
 
-Every function takes plain tensors and works in double precision, or on singular values (`spectra.singular_values`)
-where one decomposition serves several measures.
+Every function takes plain tensors and computes in double precision, or takes the singular values of
+`spectra.singular_values`, so that one decomposition serves several measures.
 """
 
 import math
@@ -10,9 +10,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-
-from pliant._validation import check_choice
-
 
 def l1_norm(tensors: Iterable[Tensor]) -> float:
     """Return Σ|θ| over all entries of all tensors.
@@ -39,17 +36,17 @@ def isometry_deviation(
 ) -> float:
     """Return DfI, ‖WᵀW − I‖²_F (FIRE eq. 2), from the singular values of W.
 
-    FIRE writes a layer as ZW, so that WᵀW holds the inner products between units: `side="out"` here, where weights are
-    [out, in]. A matrix with more units than inputs cannot reach zero on that side; on the smaller side every matrix
-    can. The sides differ by the constant |out − in|.
+    FIRE writes a layer as ZW, so its WᵀW holds the inner products between units. With weights stored as [out, in], this
+    is `side="out"`. A matrix with more units than inputs cannot reach zero on that side; every matrix can reach zero on
+    the smaller side. The two sides differ by the constant |out − in|.
 
     Args:
         sigma: The min(out, in) singular values.
         shape: The matrix's (out, in).
-        side: The size of the identity: the smaller of the two, the outputs, or the inputs.
+        side: The size of the identity: the smaller of the two, the number of outputs, or the number of inputs.
 
     Raises:
-        ValueError: If `side` is none of the three.
+        ValueError: If `side` is unknown.
 
     Example:
         >>> isometry_deviation(torch.tensor([1.0, 2.0]), (2, 3))
@@ -58,7 +55,8 @@ def isometry_deviation(
         10.0
     """
     sizes = {"smaller": min(shape), "out": shape[0], "in": shape[1]}
-    check_choice("side", side, tuple(sizes))
+    if side not in sizes:
+        raise ValueError(f"side: {side!r} is not allowed; it must be one of {', '.join(map(repr, sizes))}")
     zeros = sizes[side] - len(sigma)
     return float(((sigma.double() ** 2 - 1) ** 2).sum()) + zeros
 
@@ -78,29 +76,47 @@ def frobenius_error(weight: Tensor, reference: Tensor) -> float:
     return float(_squares(_wide(weight) - _wide(reference)))
 
 
-def wasserstein_distance(weight: Tensor, reference: Tensor) -> float:
-    """Return √Σ(θ_(i) − θ⁰_(i))² over order statistics: how far the distribution of entries moved (Curvature §5).
-
-    It never exceeds the L2 distance, since sorting both sides is the best pairing.
+def distance(tensors: Iterable[Tensor], reference: Iterable[Tensor]) -> float:
+    """Return ‖θ − θ₀‖ over all entries of all tensors.
 
     Example:
-        >>> wasserstein_distance(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0]))
+        >>> distance([torch.tensor([3.0])], [torch.tensor([-1.0])])
+        4.0
+    """
+    return math.sqrt(sum(frobenius_error(t, r) for t, r in zip(tensors, reference, strict=True)))
+
+
+def wasserstein_distance(tensors: Iterable[Tensor], reference: Iterable[Tensor]) -> float:
+    """Return √Σ(θ_(i) − θ⁰_(i))² over the sorted entries of each tensor (Curvature §5).
+
+    It tells how far the distribution of the entries moved. It never exceeds the L2 distance, because sorting both sides
+    gives the best pairing.
+
+    Raises:
+        ValueError: If shapes differ, or a tensor is complex and so has no order.
+
+    Example:
+        >>> wasserstein_distance([torch.tensor([1.0, 2.0])], [torch.tensor([2.0, 1.0])])
         0.0
     """
-    _same_shape(weight, reference)
-    if weight.is_complex() or reference.is_complex():
-        raise ValueError("weight and reference must be real, or they have no order, got complex numbers")
-    ordered = weight.detach().double().flatten().sort().values
+    return math.sqrt(sum(_sorted_distance(t, r) ** 2 for t, r in zip(tensors, reference, strict=True)))
+
+
+def _sorted_distance(tensor: Tensor, reference: Tensor) -> float:
+    _same_shape(tensor, reference)
+    if tensor.is_complex() or reference.is_complex():
+        raise ValueError("weight and reference must be real to be sorted, got complex numbers")
+    ordered = tensor.detach().double().flatten().sort().values
     return float((ordered - reference.detach().double().flatten().sort().values).norm())
 
 
 def layer_balance(norms: Sequence[float], initial: Sequence[float]) -> list[list[float]]:
     """Return b, |‖W'‖/‖W‖ − ‖W'₀‖/‖W₀‖| for every pair of layers (Soft weight rescaling, def. 2).
 
-    Of a pair, W is the one whose initial norm is the smaller, as the definition asks.
+    In each pair, W is the layer with the smaller initial norm, as in the definition.
 
     Args:
-        norms: Frobenius norms of the layers now.
+        norms: The current Frobenius norms of the layers.
         initial: Their initial norms, in the same order.
 
     Returns:
@@ -111,7 +127,7 @@ def layer_balance(norms: Sequence[float], initial: Sequence[float]) -> list[list
         [[0.0, 1.0], [1.0, 0.0]]
     """
     if len(norms) != len(initial):
-        raise ValueError(f"norms and initial must be equally many, got {len(norms)} and {len(initial)}")
+        raise ValueError(f"norms and initial must have the same length, got {len(norms)} and {len(initial)}")
 
     def balance(a: int, b: int) -> float:
         small, large = sorted((a, b), key=lambda layer: (initial[layer], layer))
@@ -122,35 +138,27 @@ def layer_balance(norms: Sequence[float], initial: Sequence[float]) -> list[list
     return [[balance(a, b) if a != b else 0.0 for b in range(len(norms))] for a in range(len(norms))]
 
 
-def layer_bound(norm: float, places: int) -> float:
-    """Return ‖W‖·√(k_h·k_w), which bounds how much a convolution stretches; of a linear layer ‖W‖ itself.
+def product_bound(norms: Sequence[float], places: Sequence[int] | None = None) -> float:
+    """Return Π ‖W‖·√(k_h·k_w), an upper bound of the Lipschitz constant (Soft weight rescaling, cor. 2.1).
 
-    The matrix [C_out, C_in·k_h·k_w] meets the patches of an input, and each entry of the input is in k_h·k_w of them
-    at most: Σ‖W·patch‖² ≤ ‖W‖²·k_h·k_w·‖x‖². Padding other than by zeros repeats entries, and is not counted.
+    Spectral norms give the usual bound, Frobenius norms a looser one. The bound holds for a chain of these layers and
+    1-Lipschitz layers, each called once. Through residual connections and norm layers it is only an indicator.
+
+    A convolution multiplies the patches of its input by the matrix [C_out, C_in·k_h·k_w]. Each entry of the input is in
+    at most k_h·k_w patches, so Σ‖W·patch‖² ≤ ‖W‖²·k_h·k_w·‖x‖². This assumes padding with zeros; other padding repeats
+    entries.
 
     Args:
-        norm: The spectral norm of the weight as that matrix, or its Frobenius norm.
-        places: k_h·k_w of a convolution, 1 of a linear layer.
+        norms: A norm of each layer's weight as a matrix.
+        places: k_h·k_w of each layer, 1 for a linear layer. By default, all layers are linear.
 
     Example:
-        >>> layer_bound(2.0, 9)
-        6.0
+        >>> product_bound([2.0, 3.0]), product_bound([2.0], [9])
+        (6.0, 6.0)
     """
-    return norm * math.sqrt(places)
-
-
-def product_bound(norms: Iterable[float]) -> float:
-    """Return Π norms: an upper bound of the Lipschitz constant (Soft weight rescaling, cor. 2.1).
-
-    Spectral norms give the usual bound, Frobenius norms a looser one. It holds for a chain of 1-Lipschitz layers and
-    those whose bounds these are, each called once; through residual connections and norm layers it is an
-    indicator only.
-
-    Example:
-        >>> product_bound([2.0, 3.0])
-        6.0
-    """
-    return math.prod(norms)
+    return math.prod(
+        norm * math.sqrt(count) for norm, count in zip(norms, places or [1] * len(norms), strict=True)
+    )
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -167,27 +175,3 @@ def _same_shape(weight: Tensor, reference: Tensor) -> None:
         raise ValueError(
             f"weight and reference must have one shape, got {tuple(weight.shape)} and {tuple(reference.shape)}"
         )
-
-
-def distance(tensors: Iterable[Tensor], reference: Iterable[Tensor]) -> float:
-    """Return ‖θ − θ₀‖ over all entries of all tensors.
-
-    Example:
-        >>> distance([torch.tensor([3.0])], [torch.tensor([-1.0])])
-        4.0
-    """
-    pairs = zip(tensors, reference, strict=True)
-    return math.sqrt(sum(frobenius_error(t, r) for t, r in pairs))
-
-
-def non_finite(tensor: Tensor) -> int:
-    """Return how many entries are NaN or infinite.
-
-    Example:
-        >>> non_finite(torch.tensor([1.0, float("nan"), float("inf")]))
-        2
-    """
-    tensor = tensor.detach()
-    if tensor.layout != torch.strided:
-        tensor = (tensor.coalesce() if tensor.layout == torch.sparse_coo else tensor).values()
-    return int((~torch.isfinite(tensor)).sum())

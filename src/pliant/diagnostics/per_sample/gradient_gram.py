@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from pliant.diagnostics.batches import Batch, LossFn, sample_losses, summed_loss
 from pliant.diagnostics.per_sample.derivatives import derivatives, learnable
-from pliant.diagnostics.per_sample.gradient_rules import matrix_shape
-from pliant.diagnostics.per_sample.inner_products import Dense, Use, check_memory, gram
+from pliant.diagnostics.per_sample.inner_products import Dense, Use, check_memory, gram, matrix_shape
 from pliant.diagnostics.per_sample.parameter_uses import Shapes, Uses
 
 
@@ -68,11 +67,7 @@ def gradient_gram(model: nn.Module, batch: Batch, loss_fn: LossFn) -> GradientGr
     arrived: dict[str, list[Use]] = {name: [] for name in parameters}
 
     def finish(name: str) -> None:
-        parameter, uses = parameters[name], arrived.pop(name)
-        if uses:
-            grams[name] = gram(uses, batch.size, *matrix_shape(parameter), parameter.device)
-        else:
-            grams[name] = torch.zeros(batch.size, batch.size, dtype=torch.float64, device=parameter.device)
+        grams[name] = gram(arrived.pop(name), batch.size, parameters[name])
 
     def deliver(name: str, use: Use) -> None:
         arrived[name].append(use)
@@ -82,7 +77,7 @@ def gradient_gram(model: nn.Module, batch: Batch, loss_fn: LossFn) -> GradientGr
 
     watch = Uses(parameters, batch.size, check.shapes, check.size, deliver)
     with torch.enable_grad(), watch:
-        output = batch.forward(model)
+        output = model(*batch.args, **batch.kwargs)
     with torch.enable_grad():
         total_loss, losses, reduced = summed_loss(loss_fn, output, batch, apart=True)
         del output
@@ -118,7 +113,7 @@ class _Check:
         with torch.enable_grad():
             try:
                 with self.shapes:
-                    output = few.forward(model)
+                    output = model(*few.args, **few.kwargs)
             except RuntimeError as error:
                 raise ValueError(
                     f"the model does not run on {few.size} of the {batch.size} samples: every input whose first "
@@ -177,6 +172,6 @@ def _one_by_one(
             for name, gradient in _gradients(loss, parameters).items():
                 rows[name].append(gradient.reshape(matrix_shape(gradient)))
     return {
-        name: gram([Dense(torch.stack(rows[name]))], batch.size, *matrix_shape(p), p.device)
+        name: gram([Dense(torch.stack(rows[name]))], batch.size, p)
         for name, p in parameters.items()
     }

@@ -209,6 +209,12 @@ class Rows:
         return block
 
 
+def matrix_shape(weight: Tensor) -> tuple[int, int]:
+    """Return the shape [rows, columns] of a weight seen as a matrix: its first dimension, and all others."""
+    rows = len(weight) if weight.ndim else 1
+    return rows, weight.numel() // max(rows, 1)
+
+
 def check_memory(parameters: Iterable[Tensor], samples: int, what: str) -> None:
     """Raise if the gradients of all samples by some parameters are too large to be held.
 
@@ -228,19 +234,20 @@ def check_memory(parameters: Iterable[Tensor], samples: int, what: str) -> None:
         )
 
 
-def gram(uses: Sequence[Use], samples: int, rows: int, columns: int, device: torch.device) -> Tensor:
+def gram(uses: Sequence[Use], samples: int, parameter: Tensor) -> Tensor:
     """Return ⟨g_i, g_j⟩ for all pairs of samples, in float64.
 
     Args:
         uses: All uses of one parameter.
         samples: The number of samples M.
-        rows: The parameter's first dimension.
-        columns: Its number of entries divided by that.
-        device: Where the factors lie.
+        parameter: The parameter.
 
     Returns:
         [M, M].
     """
+    if not uses:
+        return torch.zeros(samples, samples, dtype=torch.float64, device=parameter.device)
+    rows, columns = matrix_shape(parameter)
     outers = [use for use in uses if isinstance(use, Outer | Convolution) and use.groups == 1]
     if len(outers) == len(uses):
         positions = sum(use.positions for use in outers)
@@ -249,7 +256,7 @@ def gram(uses: Sequence[Use], samples: int, rows: int, columns: int, device: tor
             return _gram_by_pairs(
                 torch.cat([factor.left for factor in factors], 1), torch.cat([factor.right for factor in factors], 1)
             )
-    return _gram_by_blocks(uses, samples, rows, columns, device)
+    return _gram_by_blocks(uses, samples, rows, columns, parameter.device)
 
 
 def _gram_by_pairs(left: Tensor, right: Tensor) -> Tensor:
