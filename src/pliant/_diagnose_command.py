@@ -15,8 +15,8 @@ from pliant._key_values import read_options
 from pliant._seeding import generator, permutation
 from pliant.data.dataset import Dataset
 from pliant.diagnostics import measures as registry
-from pliant.diagnostics.diagnosis import diagnose
 from pliant.diagnostics.checkpoints import load_into
+from pliant.diagnostics.diagnosis import diagnose
 from pliant.diagnostics.page import write_page
 from pliant.running import undisturbed
 

@@ -258,7 +258,7 @@ def test_layers_whose_units_cannot_be_found_are_left_out_and_named(last: Callabl
     assert list(found.layers) == ["0"]
     assert found.unclear == ("2.layer",)
     (note,) = diagnose(model, IMAGES, measures=["dead_fraction"]).notes
-    assert note.endswith("it cannot be told where units are: 2.layer")
+    assert note.endswith("it is unknown which entries belong to a unit: 2.layer")
 
 
 def test_a_network_that_ends_in_convolutions_has_no_representation() -> None:

@@ -12,9 +12,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 import pliant
 from pliant.diagnostics import curvature, spectra
 from pliant.diagnostics.batches import Batch
-from pliant.diagnostics.spectra import decompose_gram
 from pliant.diagnostics.curvature import hessian_product, lanczos, sharpness
 from pliant.diagnostics.per_sample.gradient_gram import gradient_gram
+from pliant.diagnostics.spectra import decompose_gram
 from tests.diagnostics.networks import network
 from tests.reference.gradients import flat, hessian, per_sample_gradients
 
@@ -154,7 +154,9 @@ def test_gram_measures_are_those_of_the_gradients_themselves() -> None:
     gram = gradient_gram(model, batch, loss_fn).total
     g = per_sample_gradients(model, batch, loss_fn)  # [M, d]
     sigma = torch.linalg.svdvals(g)
-    assert spectra.gradient_condition_number(decompose_gram(gram)) == pytest.approx(float(sigma[0] / sigma[-1]), rel=1e-6)
+    assert spectra.gradient_condition_number(decompose_gram(gram)) == pytest.approx(
+        float(sigma[0] / sigma[-1]), rel=1e-6
+    )
     shares = sigma / sigma.sum()
     entropy = -float((shares * shares.log()).sum())
     assert spectra.gradient_effective_rank(decompose_gram(gram)) == pytest.approx(math.exp(entropy), rel=1e-9)

@@ -27,8 +27,8 @@ def test_no_factor_is_taken_of_a_reference_that_has_none(reference: float) -> No
         assert not sign.present(1e-9, reference)
         found = diagnosis({name: 5.0}, {name: reference})
         assert found.findings() == []
-        assert found.unjudged() == {name: f"the reference's is {reference:.4g}"}
-        assert found.verdict.startswith("No sign of lost plasticity could be judged.\nCould not be judged: ")
+        assert found.unjudged() == {name: f"the reference's value is {reference:.4g}"}
+        assert found.verdict.startswith("No sign of lost plasticity could be judged.\nNot judged: ")
 
 
 def test_amounts_are_added_to_any_finite_reference() -> None:
@@ -44,15 +44,15 @@ def test_what_cannot_be_judged_is_named_and_not_called_absent() -> None:
     reference = {"weight_l2": 1.0, "weight_l2/a": math.nan, "spectral_norm": 1.0, "sharpness": math.nan}
     found = diagnosis(values, reference)
     reasons = {
-        "spectral_norm": "it is nan",
-        "feature_rank": "the reference has none",
-        "sharpness": "the reference's is nan",
+        "spectral_norm": "its value is nan",
+        "feature_rank": "the reference has no value",
+        "sharpness": "the reference's value is nan",
     }
     assert found.unjudged() == reasons
     (weight,) = found.findings()
     assert (weight.measure, weight.present, weight.layers) == ("weight_l2", True, ())
     listed = ", ".join(f"{name} ({why})" for name, why in reasons.items())
-    assert f"Could not be judged: {listed}." in found.verdict.splitlines()
+    assert f"Not judged: {listed}." in found.verdict.splitlines()
     assert "Not present" not in found.verdict
     assert "1 of 1 signs" in found.summary
     assert all(f"{name} could not be judged" in page(found, "") for name in reasons)
@@ -64,7 +64,7 @@ def test_a_sign_that_single_layers_show_alone_is_told() -> None:
     reference = {"dormant_fraction": 0.1, "dormant_fraction/0": 0.05, "dormant_fraction/2": 0.15, "weight_l2": 1.0}
     found = diagnosis(values, reference)
     lines = found.verdict.splitlines()
-    assert "Not present in the whole, but in single layers: dormant_fraction (2)." in lines
+    assert "Present only in single layers: dormant_fraction (2)." in lines
     assert "Not present: weight_l2." in lines
     assert "But in single layers: 2." in page(found, "")
 
@@ -118,7 +118,7 @@ def test_frozen_layers_are_no_sign(frozen: str) -> None:
 
 def test_without_any_reference_only_what_is_nan_is_named() -> None:
     found = diagnosis({"weight_l2": 3.0, "sharpness": math.nan, "dormant_fraction": 0.5}, {})
-    assert found.unjudged() == {"sharpness": "it is nan"}
+    assert found.unjudged() == {"sharpness": "its value is nan"}
     assert [finding.measure for finding in found.findings()] == ["dormant_fraction"]
 
 

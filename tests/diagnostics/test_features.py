@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from torch.nn.functional import softmax
 
 from pliant.diagnostics import diagnose, features
-from pliant.diagnostics.plasticity import Plasticity, error_rate, slope
+from pliant.diagnostics.batches import error_rate
+from pliant.diagnostics.plasticity import Plasticity, slope
 
 
 def hidden(samples: int, units: int, seed: int = 0) -> Tensor:

@@ -104,7 +104,7 @@ def test_the_error_is_that_of_classes_wherever_they_are() -> None:
     [
         (torch.randn(6, 1), torch.tensor([0, 1, 0, 1, 1, 1]), "logits of at least two classes"),
         (torch.randn(6), torch.tensor([0, 1, 0, 1, 1, 1]), r"got shapes \(6,\) and \(6,\)"),
-        (torch.randn(6, 3, 3), torch.zeros(6, 3, dtype=torch.long), r"of shape \(6, 3, 3\) do not tell"),
+        (torch.randn(6, 3, 3), torch.zeros(6, 3, dtype=torch.long), r"of shape \(6, 3, 3\) do not show"),
         (torch.randn(6, 3), torch.zeros(6, 3, dtype=torch.long), r"got shapes \(6, 3\) and \(6, 3\)"),
     ],
 )

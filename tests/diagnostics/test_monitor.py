@@ -374,7 +374,7 @@ def test_what_is_missing_is_named() -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="feature_rank needs a probe batch"):
         Monitor(model, optimizer, measures=["feature_rank"])
-    with pytest.raises(ValueError, match="hessian_rank needs a probe batch with labels and a loss_fn"):
+    with pytest.raises(ValueError, match="hessian_rank needs a loss_fn and labels in the probe batch"):
         Monitor(model, optimizer, measures=["hessian_rank"], probe=torch.ones(3, 12))
     with pytest.raises(ValueError, match="distance_l2 needs a reference"):
         Monitor(model, optimizer, measures=["distance_l2"])

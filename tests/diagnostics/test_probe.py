@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from pliant.diagnostics.diagnosis import diagnose
 from pliant.diagnostics.batches import Batch
+from pliant.diagnostics.diagnosis import diagnose
 from pliant.diagnostics.probe import batch_statistics, find_batch_norms, unwrap
 from pliant.running import undisturbed
 
@@ -56,7 +56,9 @@ def test_a_norm_layer_that_is_frozen_keeps_its_own_statistics() -> None:
     assert find_batch_norms(model, "batch") == [model[3]]
     found = diagnose(model, (X, Y), cross_entropy, model, measures=["loss"])
     assert found.values["loss"] == found.reference["loss"] == pytest.approx(in_training(model), rel=1e-5)
-    assert len(find_batch_norms(model.eval(), "batch")) == 2, "modes of a model in eval mode say nothing of its training"
+    assert len(find_batch_norms(model.eval(), "batch")) == 2, (
+        "modes of a model in eval mode say nothing of its training"
+    )
 
 
 @pytest.mark.parametrize("statistics", ["batch", "running"])
@@ -72,7 +74,7 @@ def test_a_norm_layer_without_running_statistics_has_those_of_the_batch(statisti
 
 def test_a_single_sample_has_no_statistics_and_a_note_says_so() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
-    said = "BatchNorm layers used their running statistics: a single sample has none of its own"
+    said = "BatchNorm layers used their running statistics, because a single sample has no variance"
     assert said in diagnose(model, (X[:1], Y[:1]), cross_entropy, measures=["loss"]).notes
     assert said not in diagnose(model, (X, Y), cross_entropy, measures=["loss"]).notes
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from pliant.diagnostics import diagnose, weights
+from pliant.diagnostics.probe import count_non_finite
 from pliant.diagnostics.spectra import singular_values
 
 
@@ -56,7 +57,7 @@ def test_frobenius_error_is_the_squared_distance() -> None:
 def test_wasserstein_is_the_best_pairing_and_never_exceeds_l2(seed: int) -> None:
     w, reference = matrix(2, 2, seed), matrix(2, 2, seed + 1)
     best = min(float((w.flatten()[list(order)] - reference.flatten()).norm()) for order in permutations(range(4)))
-    assert weights.wasserstein_distance(w, reference) == pytest.approx(best)
+    assert weights.wasserstein_distance([w], [reference]) == pytest.approx(best)
     assert best <= weights.distance([w], [reference]) + 1e-12
 
 
@@ -82,7 +83,7 @@ def test_soft_rescaling_never_worsens_the_balance(norms: list[float], initial: l
 
 def test_product_bound_holds_for_a_chain() -> None:
     layers = [matrix(8, 5), matrix(8, 8, 1), matrix(3, 8, 2)]
-    bound = weights.product_bound(float(singular_values(w)[0]) for w in layers)
+    bound = weights.product_bound([float(singular_values(w)[0]) for w in layers])
 
     def network(x: torch.Tensor) -> torch.Tensor:
         for w in layers[:-1]:
@@ -91,7 +92,7 @@ def test_product_bound_holds_for_a_chain() -> None:
 
     a, b = matrix(5, 1, 3), matrix(5, 1, 4)
     slope = float((network(a) - network(b)).norm() / (a - b).norm())
-    assert 0 < slope <= bound <= weights.product_bound(float(w.norm()) for w in layers)
+    assert 0 < slope <= bound <= weights.product_bound([float(w.norm()) for w in layers])
 
 
 CONVOLUTIONS: list[nn.Module] = [
@@ -159,9 +160,9 @@ def test_no_bound_is_told_of_a_weight_that_a_hook_computes() -> None:
     model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 3)))
     found = diagnose(model, measures=["spectral_norm", "lipschitz_bound", "frobenius_bound"])
     for name in ("lipschitz_bound", "frobenius_bound"):
-        assert found.skipped[name] == "the weight of 0 is computed from others, whose norms do not bound it"
+        assert found.skipped[name] == "the weight of 0 is computed from other tensors, whose norms do not bound it"
     assert found.values["spectral_norm"] > 0
-    assert found.notes[0].startswith("weights that a hook computes (0) are measured as they are stored")
+    assert found.notes[0].startswith("hooks compute the weights of these layers, and the stored tensors are measured")
 
 
 class Positions(nn.Module):
@@ -175,7 +176,7 @@ class Positions(nn.Module):
 def test_no_bound_is_told_of_what_may_be_no_weight() -> None:
     found = diagnose(Positions(), measures=["spectral_norm", "lipschitz_bound", "frobenius_bound"])
     for name in ("lipschitz_bound", "frobenius_bound"):
-        assert "not known whether positions is a weight" in found.skipped[name]
+        assert "positions may be a table of positions" in found.skipped[name]
     assert found.values["spectral_norm/positions"] == 0
 
 
@@ -205,12 +206,12 @@ def test_weights_that_may_be_several_matrices_have_no_singular_values() -> None:
     assert found.values["spectral_norm"] == pytest.approx(
         (found.values["spectral_norm/1"] + found.values["spectral_norm/2"]) / 2
     )
-    assert found.skipped == {"lipschitz_bound": "the weight of 0 may be several matrices, whose norms it does not tell"}
+    assert found.skipped == {"lipschitz_bound": "the weight of 0 may hold several matrices, whose norms are unknown"}
     assert "frobenius_error/0" in found.values  # which no matrix is needed for
     assert any("are left out where singular values are measured: 0" in note for note in found.notes)
     alone = diagnose(critics, measures=names[:1])
     assert alone.skipped["spectral_norm"] == (
-        "it needs a weight that is one matrix, and these may each be several: weight"
+        "it needs a weight that is one matrix, and these may hold several each: weight"
     )
 
 
@@ -219,12 +220,12 @@ def test_mismatches_are_named() -> None:
         weights.frobenius_error(torch.ones(2, 2), torch.ones(3))
     with pytest.raises(ValueError, match=r"side: .* is not allowed; it must be one of"):
         weights.isometry_deviation(torch.ones(2), (2, 2), side="left")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="equally many, got 1 and 2"):
+    with pytest.raises(ValueError, match="same length, got 1 and 2"):
         weights.layer_balance([1.0], [1.0, 2.0])
 
 
 def test_non_finite_entries_are_counted() -> None:
-    assert weights.non_finite(torch.tensor([math.nan, 1.0, -math.inf])) == 2
+    assert count_non_finite(torch.tensor([math.nan, 1.0, -math.inf])) == 2
 
 
 def test_complex_numbers_count_with_both_parts() -> None:
@@ -233,4 +234,4 @@ def test_complex_numbers_count_with_both_parts() -> None:
     assert weights.l2_norm([w]) == pytest.approx(26**0.5)
     assert weights.frobenius_error(w, reference) == pytest.approx(26)
     with pytest.raises(ValueError, match="must be real"):
-        weights.wasserstein_distance(w, reference)
+        weights.wasserstein_distance([w], [reference])

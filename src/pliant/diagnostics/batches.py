@@ -353,21 +353,15 @@ def _near(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
     return bool((ours - theirs).abs().max() <= torch.finfo(dtype).eps ** 0.7 * theirs.abs().max())
 
 
-def error_rate(output: Any, target: Any) -> float:
-    """Return the fraction of samples whose largest output is not at the target class.
-
-    The result is NaN if no target counts, or if an output that counts is NaN or +inf.
+def move_classes_last(output: Any, target: Any) -> Tensor:
+    """Return logits as [samples, …, classes], from that form or the form of torch's losses, [samples, classes, …].
 
     Args:
-        output: Logits, [samples, …, classes] or, as torch's losses have them, [samples, classes, …].
-        target: Class indices of the shape of `output` without the classes. Targets of `IGNORED` do not count.
+        output: The logits.
+        target: Class indices, of the shape of `output` without the classes.
 
     Raises:
         ValueError: If output and target do not have these shapes, or both dimensions could hold the classes.
-
-    Example:
-        >>> error_rate(torch.eye(2), torch.tensor([0, 0]))
-        0.5
     """
     if not isinstance(output, Tensor) or not isinstance(target, Tensor) or target.is_floating_point():
         raise ValueError("it needs a tensor of logits and integer labels")
@@ -380,8 +374,28 @@ def error_rate(output: Any, target: Any) -> float:
         )
     if len(places) > 1:
         raise ValueError(f"outputs of shape {tuple(output.shape)} do not show which dimension holds the classes")
+    return output.movedim(places[0], -1)
+
+
+def error_rate(output: Tensor, target: Tensor) -> float:
+    """Return the fraction of samples whose largest output is not at the target class.
+
+    The result is NaN if no target counts, or if an output that counts is NaN or +inf.
+
+    Args:
+        output: Logits, [samples, …, classes].
+        target: Class indices of the shape of `output` without the classes. Targets of `IGNORED` do not count.
+
+    Example:
+        >>> error_rate(torch.eye(2), torch.tensor([0, 0]))
+        0.5
+    """
+    if output.shape[:-1] != target.shape:
+        raise ValueError(
+            f"target must have the output's shape without classes, got {tuple(target.shape)} for {tuple(output.shape)}"
+        )
     counted = target != IGNORED
-    output, target = output.movedim(places[0], -1)[counted], target[counted]
+    output, target = output[counted], target[counted]
     if not (output < math.inf).all():  # −inf rules a class out
         return math.nan
     return float((output.argmax(-1) != target).double().mean())

@@ -4,8 +4,8 @@ Sharpness is the largest eigenvalue of the Hessian. The full matrices are d × d
 the cheap measures:
 
 - `hessian`: the Hessian of the mean loss;
-- `gauss_newton`: the mean of JᵀH_zJ, where J is the Jacobian of a sample's output and H_z the Hessian of its loss by the
-  output;
+- `gauss_newton`: the mean of JᵀH_zJ, where J is the Jacobian of a sample's output by the parameters, and H_z the
+  Hessian of its loss by the output;
 - `fisher`: the mean of ggᵀ with labels drawn from the network's own predictions (Curvature C.2 draws one per sample).
 
 The mean of ggᵀ with the true labels, the empirical Fisher, is the approximation whose rank `spectra.hessian_rank`

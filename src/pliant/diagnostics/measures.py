@@ -21,12 +21,12 @@ from pliant._names import suggest
 from pliant.diagnostics import curvature, features, spectra, weights
 from pliant.diagnostics.activations import Features
 from pliant.diagnostics.balance import balancedness
-from pliant.diagnostics.batches import error_rate
+from pliant.diagnostics.batches import error_rate, move_classes_last
 from pliant.diagnostics.probe import Need, Probe, same_parameters
 
 Cost = Literal["reading", "decomposition", "forward", "backward", "curvature", "matrix"]
-"""What a measure costs: reading the weights, decomposing them, a forward pass, a backward pass, many backward passes, or
-a full matrix of curvature (parameters × parameters), which fits in memory only for small networks."""
+"""What a measure costs: reading the weights, decomposing them, a forward pass, a backward pass, many backward passes,
+or a full matrix of curvature (parameters × parameters), which fits in memory only for small networks."""
 
 Values = dict[str, float]
 """Values by layer. The value for the whole network is stored under `TOTAL`."""
@@ -42,8 +42,8 @@ TOTAL = ""
 class Sign:
     """When a measure is a sign of lost plasticity, and what the sources say about it.
 
-    A value is a sign if it is worse than the reference's value by a factor or by an amount. Without a reference, it is a
-    sign if it is beyond a fixed level. The thresholds are conventions of Pliant; the sources do not give any.
+    A value is a sign if it is worse than the reference's value by a factor or by an amount. Without a reference, it is
+    a sign if it is beyond a fixed level. The thresholds are conventions of Pliant; the sources do not give any.
 
     Attributes:
         worse: Whether higher or lower values are worse.
@@ -294,7 +294,9 @@ def _kernel_places(probe: Probe) -> list[int]:
     """
     layers = probe.matrices
     for name in probe.computed_by_hooks:
-        raise ValueError(f"the weight of {name or 'the model'} is computed from other tensors, whose norms do not bound it")
+        raise ValueError(
+            f"the weight of {name or 'the model'} is computed from other tensors, whose norms do not bound it"
+        )
     for name in probe.matrix_names:
         if "weight" not in name.rpartition(".")[2]:
             raise ValueError(f"{name} may be a table of positions rather than a weight that multiplies the input")
@@ -316,6 +318,12 @@ def layer_balance(probe: Probe, reference: Probe | None) -> Values:
     return {**by_layer, TOTAL: largest(by_layer.values())}
 
 
+def error(probe: Probe) -> float:
+    """Return the fraction of samples that are classified wrongly."""
+    target = probe.batch.target
+    return error_rate(move_classes_last(probe.captured.output, target), target)
+
+
 def rank_or_nan(sigma: Tensor) -> float:
     """Return srank, or NaN if a singular value is not finite."""
     return float(spectra.srank(sigma)) if torch.isfinite(sigma).all() else math.nan
@@ -332,11 +340,12 @@ def _record(
 
 _RECORDS = (
     _record(
-        "loss", "batch labels loss", "forward", "mean loss over the batch", f"{_CURVATURE} §2", on_network(lambda p: p.loss)
+        "loss", "batch labels loss", "forward", "mean loss over the batch", f"{_CURVATURE} §2",
+        on_network(lambda p: p.loss),
     ),
     _record(
         "error", "batch labels", "forward", "fraction of samples classified wrongly", f"{_CURVATURE} §2",
-        on_network(lambda p: error_rate(p.captured.output, p.batch.target)),
+        on_network(error),
     ),
     _record(
         "weight_l1", "weights", "reading", "Σ|θ|; total over all parameters", f"{_CURVATURE} §3",
@@ -576,7 +585,8 @@ _RECORDS = (
     _record(
         "gauss_newton_rank", "batch labels loss", "matrix",
         "the same of the Gauss–Newton matrix over M samples of C classes, divided by min(d, M(C − 1))",
-        f"{_CURVATURE} §4.2", on_network(lambda p: curvature.gauss_newton_rank(p.model, p.batch, p.loss_fn, p.captured.output)),
+        f"{_CURVATURE} §4.2",
+        on_network(lambda p: curvature.gauss_newton_rank(p.model, p.batch, p.loss_fn, p.captured.output)),
     ),
     _record(
         "fisher_rank", "batch labels loss", "matrix",
@@ -636,10 +646,11 @@ _LACKING: dict[Need, str] = {
 
 def find_lacking(measure: Measure, probe: Probe, reference: Probe | None) -> list[Need]:
     """Return the needs of a measure that the probes do not meet."""
-    needs = measure.needs - probe.given
-    if "gradient" in needs:  # it is computed from the loss on the batch
-        needs = (needs | {"batch", "loss", "labels"}) - probe.given
-    return [need for need in _LACKING if need in needs and not (need == "reference" and reference is not None)]
+    given = probe.given | (frozenset[Need](["reference"]) if reference is not None else frozenset())
+    needs = measure.needs - given
+    if "gradient" in needs:  # the probe computes it from these
+        needs = frozenset[Need](["batch", "loss", "labels"]) - given
+    return [need for need in _LACKING if need in needs]
 
 
 def take(chosen: Sequence[Measure], probe: Probe, reference: Probe | None = None) -> Taken:

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+
 def l1_norm(tensors: Iterable[Tensor]) -> float:
     """Return Σ|θ| over all entries of all tensors.
 
@@ -156,9 +157,7 @@ def product_bound(norms: Sequence[float], places: Sequence[int] | None = None) -
         >>> product_bound([2.0, 3.0]), product_bound([2.0], [9])
         (6.0, 6.0)
     """
-    return math.prod(
-        norm * math.sqrt(count) for norm, count in zip(norms, places or [1] * len(norms), strict=True)
-    )
+    return math.prod(norm * math.sqrt(count) for norm, count in zip(norms, places or [1] * len(norms), strict=True))
 
 
 def _wide(tensor: Tensor) -> Tensor:

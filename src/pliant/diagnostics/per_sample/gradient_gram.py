@@ -171,7 +171,4 @@ def _one_by_one(
             loss = sample_losses(loss_fn, one.forward(model), one)[0]
             for name, gradient in _gradients(loss, parameters).items():
                 rows[name].append(gradient.reshape(matrix_shape(gradient)))
-    return {
-        name: gram([Dense(torch.stack(rows[name]))], batch.size, p)
-        for name, p in parameters.items()
-    }
+    return {name: gram([Dense(torch.stack(rows[name]))], batch.size, p) for name, p in parameters.items()}

@@ -2,9 +2,9 @@
 
 A torch function mode sees every call of a torch function, whichever module makes it. A *weight* is a tensor that is
 computed from parameters and does not grow with the number of samples: a parameter itself, a transposed, split or
-re-parametrized one, a position embedding. A *use* is a call that reads a weight and whose output grows with the samples.
-Which tensors grow, and in which dimension, follows from a comparison with the shapes of a pass over another number of
-samples.
+re-parametrized one, a position embedding. A *use* is a call that reads a weight and whose output grows with the
+samples. A comparison with the shapes of a pass over another number of samples shows which tensors grow, and in which
+dimension.
 
 Each torch function with a rule has one entry in `RULES`. A rule keeps what it needs from the forward pass, and says how
 that combines with the gradient at the output, δ. A linear layer keeps its input, since the gradient of a sample is
