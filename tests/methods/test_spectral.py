@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import LBFGS, SGD
 
 from pliant import ParsevalRegularization, SpectralNormPenalty, SpectralRegularization
-from pliant.methods.spectral import iterate_power_, leading_pair
+from pliant.methods._core.power_iteration import iterate_power_, leading_pair
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
 from tests.methods.trajectories import OPTIMIZERS, STEPS, assert_close, train_with_term

@@ -1,17 +1,20 @@
-"""Continual backprop: at every step, renew the few units that are of least use (Dohare et al. 2024).
+"""Continual backprop: at every step, renew the few units of least utility (Dohare et al. 2024).
 
-A unit's contribution is the mean of |w_out| · mean|h| over the weights that read it: each one's size times the mean
-absolute activation at its input; of several readers, at that of the first. (A channel that is flattened has an input
-for each of its pixels.) Its utility is the moving average of that, u ← ηu + (1−η)·contribution, divided by 1 − η^age.
-At every step each layer owes ρ renewals for every unit older than the maturity threshold; fractions are carried over,
-and whole units are paid with the mature units of least utility. Their incoming weights are drawn from
-U(±gain·√(3/fan_in)), bias and outgoing weights become zero, what they contributed on average, w_out·E[h], moves into
-the biases of their readers, their norm layer becomes the identity, and the moments of all these entries are cleared.
-Layer by layer, as the authors go: between two units that are renewed at once, the weight that the later layer draws
-stays.
+A unit's contribution is the mean of |w_out|·mean|h| over the weights that read it. mean|h| is measured at the input of
+the first layer that reads the unit; a flattened channel has one input per pixel. The utility is the moving average
+u ← ηu + (1−η)·contribution, divided by 1 − η^age.
 
-The count of mature units is kept on the host, where it can be known without asking the device, so that a step without
-a renewal needs no synchronization.
+At every step, each layer owes ρ renewals per unit older than the maturity threshold. Fractions carry over. Whole units
+are paid with the mature units of least utility:
+
+- their incoming weights are drawn from U(±gain·√(3/fan_in)), and their bias and outgoing weights become zero;
+- their mean contribution w_out·E[h] moves into the biases of the layers that read them;
+- their norm layer becomes the identity, and the moments of all these entries are cleared.
+
+Layers are renewed one after the other, as in the authors' code. A weight between two units that are renewed at the same
+step therefore keeps the value that the later layer draws.
+
+The number of mature units is tracked on the host, so that a step without a renewal does not synchronize the device.
 """
 
 import math
@@ -35,13 +38,13 @@ from pliant.methods._core.surgery import slice_mask
 
 @dataclass(frozen=True)
 class Outgoing:
-    """How a layer reads the units of another.
+    """How one layer reads the units of another.
 
     Attributes:
-        reader: The layer.
-        by_unit: Adds up over its inputs that belong to a unit.
-        entries: How many weights, of all layers, read the unit that an input belongs to: a number if always the same.
-        watched: Whether the units are watched at these inputs, or at others that belong to them.
+        reader: The reading layer.
+        by_unit: Sums values over the inputs that belong to each unit.
+        entries: For each input, the number of weights in all layers that read its unit; an int if it is constant.
+        watched: Whether activations are measured at these inputs.
     """
 
     reader: Reader
@@ -52,35 +55,55 @@ class Outgoing:
 
 @without_autocast
 def mean_outputs(weight: Tensor, dim: int, means: Tensor, stride: int = 1) -> Tensor:
-    """Return what a weight makes of the means of its inputs: w·E[h] for each of its outputs.
+    """Return w·E[h] for each output of a layer.
 
     Args:
         weight: The weight of a linear or convolution layer.
-        dim: The dimension along which its inputs lie.
+        dim: The dimension of its inputs.
         means: E[h] at each input.
-        stride: How many outputs of a transposed convolution share the kernel's places.
+        stride: The product of a transposed convolution's strides; 1 for other layers.
 
     Example:
         >>> mean_outputs(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), 1, torch.tensor([1.0, 10.0]))
         tensor([21., 43.])
     """
-    # A convolution sees the mean at every place of its kernel.
+    # A convolution reads the mean at every position of its kernel.
     products: Tensor = torch.tensordot(weight, means.to(weight.dtype), dims=([dim], [0]))
     return products.flatten(1).sum(1) / stride if products.ndim > 1 else products
 
 
+def least_useful(utilities: Tensor, mature: Tensor, count: int) -> Tensor:
+    """Return a mask of the mature units with the smallest utilities.
+
+    Args:
+        utilities: The utility of each unit.
+        mature: Whether each unit may be renewed.
+        count: How many units to choose, at most the number of mature units.
+
+    Example:
+        >>> utilities, mature = torch.tensor([3.0, 1.0, 2.0, 0.0]), torch.tensor([True, True, True, False])
+        >>> least_useful(utilities, mature, 2)
+        tensor([False,  True,  True, False])
+    """
+    # Dead units have equal utilities. A stable sort chooses the same ones on every device.
+    order = utilities.where(mature, torch.inf).argsort(stable=True)
+    chosen = torch.zeros_like(mature)
+    chosen[order[:count]] = True
+    return chosen
+
+
 class ContinualBackprop(Recycler):
-    """Renew the mature units of least utility, a small fraction at every step.
+    """Renew a small fraction of the mature units, those of least utility, at every step.
 
     Args:
         model: The model.
         example: An example input, from which the units are found.
-        rate: ρ, the fraction of the mature units that is renewed at each step.
-        maturity: The age in steps up to which a unit is left in peace.
+        rate: ρ, the fraction of the mature units to renew at each step.
+        maturity: The age in steps up to which a unit is not renewed.
         decay: η, the decay of the moving averages.
-        gain: What √(3/fan_in), the bound of the new weights, is multiplied by: √2 for ReLU, 5/3 for tanh.
-        seed: Draw from a stream of its own; from torch's global generators if None.
-        where: Whose units to renew, as a predicate on name and value of the weight that makes them; all if None.
+        gain: The factor of the new weights' bound √(3/fan_in): √2 for ReLU, 5/3 for tanh.
+        seed: The seed of a private random stream. None draws from torch's global generators.
+        where: Which layers' units to renew, as a predicate on the name and value of their weight; all if None.
     """
 
     name = "continual_backprop"
@@ -101,7 +124,7 @@ class ContinualBackprop(Recycler):
     ) -> None:
         self.rate = check_number("rate", rate, high=1.0)
         self.maturity = check_positive_int("maturity", maturity)
-        self.decay = check_number("decay", decay, high=1.0, below=True)  # with 1 the average would never move
+        self.decay = check_number("decay", decay, high=1.0, below=True)  # at 1 the averages would never move
         self.gain = check_number("gain", gain)
         super().__init__(model, example, where=where)
         self._outgoing = {name: self._find_outgoing(group) for name, group in self.groups.items()}
@@ -109,14 +132,14 @@ class ContinualBackprop(Recycler):
         self.draws = 0
         dtypes = {name: wide_dtype(self._weight(g).dtype) for name, g in self.groups.items()}
         self.utilities = {name: torch.zeros_like(n, dtype=dtypes[name]) for name, n in self.renewals.items()}
-        # E[h] at each input of the layer where the units are watched.
+        # E[h] at each input of the layer where the units are measured.
         self.means = {name: u.new_zeros(len(self._watched_at[name].weight.units)) for name, u in self.utilities.items()}
         self.ages = {name: torch.zeros_like(n) for name, n in self.renewals.items()}
         self.owed = dict.fromkeys(self.groups, 0.0)
         self._count_mature()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a state made by `state_dict()`; who is mature is told by this method's own threshold."""
+        """Restore a state made by `state_dict()`; the maturity threshold comes from construction."""
         super().load_state_dict(state_dict)
         self._count_mature()
 
@@ -138,7 +161,7 @@ class ContinualBackprop(Recycler):
         ]
 
     def _count_mature(self) -> None:
-        """Note how many units are older than the threshold, and of the others, [steps until they are, how many]."""
+        """Count the mature units of each layer; for the others keep [steps until maturity, number of units]."""
         ages = {name: Counter(ages.tolist()) for name, ages in self.ages.items()}
         self._mature = {name: sum(n for age, n in c.items() if age > self.maturity) for name, c in ages.items()}
         self._young = {
@@ -172,12 +195,12 @@ class ContinualBackprop(Recycler):
         means = [seen[name].mean for name in names]
         for averages, values in ((self.utilities, contributions), (self.means, means)):
             old = [averages[name] for name in names]
-            # An activation that overflowed would stay in its average for ever.
+            # An overflow would stay in the average forever.
             new = [value.where(value.isfinite(), kept) for value, kept in zip(values, old, strict=True)]
             torch._foreach_lerp_(old, new, 1 - self.decay)
 
     def _contributions(self, name: str, mean_size: Tensor) -> Tensor:
-        """Return the mean of |w|·mean|h| over all weights that read each unit, given mean|h| where it is watched."""
+        """Return the mean of |w|·mean|h| over all weights that read each unit, given the measured mean|h|."""
         terms = []
         for outgoing in self._outgoing[name]:
             reader = outgoing.reader
@@ -186,14 +209,11 @@ class ContinualBackprop(Recycler):
         return sum(terms[1:], start=terms[0])
 
     def _seen_by(self, name: str, outgoing: Outgoing, values: Tensor) -> Tensor:
-        """Return at each input of a reader what is known of it, given that where the units are watched.
-
-        Inputs of another reader are given their unit's mean.
-        """
+        """Return measured values at the inputs of a reader; inputs that are not measured get their unit's mean."""
         return values if outgoing.watched else _at_inputs(self._sums[name].mean(values), outgoing.reader)
 
     def _pay(self, name: str) -> int:
-        """Return how many units are to be renewed now, and carry the fraction over."""
+        """Return how many units to renew now, and carry the fraction over."""
         self.owed[name] += self.rate * self._mature[name]
         due = int(self.owed[name])
         self.owed[name] -= due
@@ -206,16 +226,13 @@ class ContinualBackprop(Recycler):
         name = group.name
         ages = self.ages[name]
         corrections = 1 - self.decay ** ages.to(self.utilities[name].dtype)
-        utilities = (self.utilities[name] / corrections).where(ages > self.maturity, torch.inf)
-        chosen = torch.zeros_like(ages, dtype=torch.bool)
-        # Units that are dead have equal utilities: a stable order makes the choice the same on every device.
-        chosen[utilities.argsort(stable=True)[:count]] = True
+        chosen = least_useful(self.utilities[name] / corrections, ages > self.maturity, count)
         watched = self._watched_at[name]
         self._move_means(group, self.means[name] / _at_inputs(corrections, watched), chosen)
         weight = self._weight(group)
         fan_in = weight.numel() // group.count
         bound = self.gain * (3 / fan_in) ** 0.5
-        # Drawn in the order of the entries, whatever their layout in memory.
+        # Fill a contiguous tensor, so that the draw does not depend on the weight's memory layout.
         fresh = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device).uniform_(-bound, bound)
         self._make_anew(name, chosen, fresh)
         self._zero_outgoing(name, chosen)
@@ -225,7 +242,7 @@ class ContinualBackprop(Recycler):
         return chosen
 
     def _move_means(self, group: UnitGroup, means: Tensor, chosen: Tensor) -> None:
-        """Add to the readers' biases what their weights make of the means of the chosen units."""
+        """Add w·E[h] of the chosen units to the biases of the layers that read them."""
         for outgoing in self._outgoing[group.name]:
             reader = outgoing.reader
             if reader.bias is None:
@@ -248,10 +265,10 @@ class ContinualBackprop(Recycler):
 
 
 def _at_inputs(values: Tensor, reader: Reader) -> Tensor:
-    """Return at each input of a reader the value of the unit that it belongs to; of one that belongs to none, any."""
+    """Return the value of each input's unit; inputs without a unit get an arbitrary one."""
     return values[reader.weight.units.clamp(min=0).to(values.device)]
 
 
 def _inputs_of(chosen: Tensor, reader: Reader) -> Tensor:
-    """Return for each input of a reader whether it belongs to a chosen unit."""
+    """Return a mask of the reader's inputs that belong to chosen units."""
     return slice_mask(chosen, reader.weight.units.to(chosen.device), 0, 1)

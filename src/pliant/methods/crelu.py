@@ -1,12 +1,11 @@
 """CReLU: concatenated ReLU, [relu(x), relu(−x)] (Shang et al. 2016; for plasticity, Abbas et al. 2023).
 
-A unit whose input is negative has no gradient behind a ReLU; behind a CReLU one of its two halves always has. The
-layer that reads it is twice as wide. `CReLU` is the module; `CReLUConversion` puts it in the place of every `nn.ReLU`
-of an existing model and widens the layers that read it.
+A ReLU passes no gradient where its input is negative; one half of a CReLU always does. The layers that read it are
+twice as wide. `CReLU` is the module. `CReLUConversion` replaces every `nn.ReLU` of an existing model by it and widens
+the layers that read it:
 
-With weights="keep" the new weights are zero: the converted model computes what the model computed, and learns to use
-the other half. With weights="fresh" the widened layers are initialized as layers of their new width: a network that
-was built with CReLU.
+- weights="keep" sets the new weights to zero, so that the converted model computes the same function;
+- weights="fresh" initializes the widened layers at their new width, as if the network had been built with CReLU.
 """
 
 from typing import Any, Literal, get_args
@@ -26,10 +25,10 @@ Weights = Literal["keep", "fresh"]
 
 
 class CReLU(nn.Module):
-    """Return relu(x) and relu(−x), one after the other along a dimension.
+    """Return relu(x) and relu(−x), concatenated along a dimension.
 
     Args:
-        dim: The dimension along which units lie: 1 for images, −1 for vectors.
+        dim: The dimension of the units: 1 for images, −1 for vectors.
 
     Example:
         >>> CReLU()(torch.tensor([[1.0, -2.0]]))
@@ -41,23 +40,23 @@ class CReLU(nn.Module):
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply both halves."""
+        """Return [relu(x), relu(−x)]."""
         return torch.cat([x, -x], self.dim).relu()
 
     def extra_repr(self) -> str:
-        """Return what the module's representation shows."""
+        """Return the arguments shown in the module's representation."""
         return f"dim={self.dim}"
 
 
 def widened_places(units: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
-    """Return where a reader's inputs lie after CReLU: the places of relu(x) and those of relu(−x).
+    """Return where a reader's inputs lie after CReLU: the positions of relu(x) and those of relu(−x).
 
     Args:
-        units: For each input of the reader the unit that it belongs to.
-        count: How many units there are.
+        units: For each input of the reader, the unit that it belongs to.
+        count: The number of units.
 
     Returns:
-        The places in an input that is twice as wide, None if they cannot be told: if the reader reads other values too.
+        The positions in an input of twice the width, or None if the reader also reads other values.
 
     Example:
         >>> widened_places(torch.tensor([0, 0, 1, 1]), 2)  # two channels of two pixels, flattened
@@ -78,17 +77,18 @@ def widened_places(units: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
 
 
 class CReLUConversion(Architecture):
-    """Replace ReLU modules by CReLU and widen the layers that read them, at once.
+    """Replace ReLU modules by CReLU and widen the layers that read them, at construction.
 
     Args:
-        model: The model; it is changed in place. Make the optimizer and other methods afterwards.
+        model: The model, changed in place. Make the optimizer and other methods afterwards.
         example: An example input, from which the layers are found.
-        weights: "keep" the function, with zeros for the new weights, or "fresh": initialize the widened layers anew.
-        seed: Draw from a stream of its own, for weights="fresh"; from torch's global generators if None.
-        where: Behind which layers, as a predicate on name and value of their weight; all if None.
+        weights: "keep" the function with zeros as new weights, or "fresh": re-initialize the widened layers.
+        seed: The seed of a private random stream, for weights="fresh". None draws from torch's global generators.
+        where: After which layers, as a predicate on the name and value of their weight; all if None.
 
-    Activations that are called as a function (`torch.relu`) cannot be replaced; the layers before them are listed in
-    `skipped`.
+    Attributes:
+        skipped: The layers whose ReLU stays, with the reason. A ReLU that is called as a function (`torch.relu`) cannot
+            be replaced.
     """
 
     name = "crelu"
@@ -113,9 +113,9 @@ class CReLUConversion(Architecture):
             return "no ReLU follows it" if not relus else "more than one ReLU follows it"
         relu = group.passages[relus[0]]
         if not replaceable(model, relu):
-            return "its ReLU is no module of its own"
+            return "its ReLU is not a module of its own"
         if relu.dim is None:
-            return "its ReLU does not tell where its units lie"
+            return "the dimension of its units at the ReLU is unknown"
         if any("norm" in passage.operator for passage in group.passages[relus[0] :]):
             return "a norm layer follows its ReLU"
         for reader in group.readers:
@@ -125,14 +125,15 @@ class CReLUConversion(Architecture):
             if not is_linear_or_convolution(module):
                 return f"it is read by {reader.module}, a {type(module).__name__}, which cannot be widened"
             if widened_places(reader.weight.units, group.count) is None:
-                return f"{reader.module} reads other values beside it"
+                return f"{reader.module} also reads other values"
             if self.weights == "fresh" and reset_function(module) is None:
-                return f"it is read by {reader.module}, a {type(module).__name__}, which cannot be initialized anew"
+                return f"it is read by {reader.module}, a {type(module).__name__}, which cannot be re-initialized"
         return None
 
     def _change(self, model: nn.Module, group: UnitGroup) -> None:
         relu = next(passage for passage in group.passages if passage.operator == "relu")
-        replace_module(model, relu.module, CReLU(relu.dim if relu.dim is not None else 1))
+        assert relu.dim is not None
+        replace_module(model, relu.module, CReLU(relu.dim))
         with seeded(self.seed, len(self.changed)):
             for reader in group.readers:
                 self._widen(model.get_submodule(reader.module), reader, group.count)

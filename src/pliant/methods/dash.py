@@ -1,14 +1,13 @@
-"""DASH: when data is new, shrink each weight vector the more, the less it points where the data pushes it.
+"""DASH: when data is new, shrink each weight vector by its alignment with the negative gradient (Shin et al. 2024).
 
-Paper: Shin et al. 2024, "DASH: warm-starting neural network training in stationary settings without loss of
-plasticity"; FIRE paper, A.3. The negative gradient of the loss is averaged over chunks of data,
-G ← (1−α)G + α(−∇), starting at zero; then every weight vector w shrinks by clamp(cos(g, w), λ, 1). A vector is the row
-of a linear layer (all that one unit reads), the kernel of a convolution from one channel to another, or a whole bias.
-Norm layers stay.
+Paper: "DASH: warm-starting neural network training in stationary settings without loss of plasticity"; FIRE paper, A.3.
+The negative gradient of the loss is averaged over chunks of data, G ← (1−α)G + α(−∇), starting at zero. Then each
+weight vector w is multiplied by clamp(cos(g, w), λ, 1). A vector is a row of a linear layer (all inputs of one unit),
+the kernel of a convolution from one channel to another, or a whole bias. Norm layers stay.
 
-Where we deviate. The authors' code takes every chunk of data that has arrived as one batch, oldest first; others run it
-on mini-batches, where α means something else. `accumulate` says which. Parameters that the paper does not speak of
-follow the same rule by their shape: the rows of an embedding are vectors, the last dimension of a class token is one.
+Where we deviate. The authors' code treats every chunk of data that has arrived as one batch, oldest first. Other code
+runs it on mini-batches, which changes the meaning of α. `accumulate` selects between them. Parameters that the paper
+does not mention follow the same rule by shape: the rows of an embedding are vectors, and so is a class token.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,15 +31,14 @@ Accumulate = Literal["chunk", "batch"]
 
 
 def shrink_factors(weight: Tensor, direction: Tensor, lam: float) -> Tensor:
-    """Return clamp(cos(direction, weight), λ, 1) for each vector of a weight, shaped to multiply it.
+    """Return clamp(cos(direction, weight), λ, 1) for each vector of a weight, shaped to multiply the weight.
 
     Args:
-        weight: [out, in], whose rows are the vectors; [out, in, *kernel], whose kernels are; or one vector.
-        direction: Where the data pushes it, of the same shape. Where it is zero, the factor is λ.
-        lam: The smallest factor.
+        weight: [out, in], whose rows are the vectors; [out, in, *kernel], whose kernels are; or a single vector.
+        direction: The averaged negative gradient, of the same shape. The factor of a zero vector is λ.
+        lam: λ, the smallest factor.
 
     Example:
-        >>> import torch
         >>> weight = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
         >>> shrink_factors(weight, torch.tensor([[3.0, 4.0], [0.0, -1.0]]), lam=0.3)
         tensor([[0.6000],
@@ -54,21 +52,20 @@ def shrink_factors(weight: Tensor, direction: Tensor, lam: float) -> Tensor:
 
 
 class DASH(Reinitializer):
-    """Shrink weights by how well they agree with the negative gradient on the new data, on `apply()`.
+    """Shrink weights by their alignment with the negative gradient on the new data, on `apply()`.
 
     Args:
-        model: The model. Gradients are taken in the mode that it is in; its `.grad`, buffers and the random generators
-            are left as they were.
-        lam: λ, the smallest factor, in [0, 1]: 1 leaves all weights as they are.
-        alpha: α in (0, 1], the weight of the newest chunk in the average of the gradients. It means nothing if there is
-            only one chunk.
-        accumulate: What counts as a chunk: "chunk" joins the batches into chunks of `chunk_size` examples (the authors'
-            way), "batch" takes each batch as one (the FIRE paper's code).
-        chunk_size: How many examples make a chunk, for accumulate="chunk"; all that is given if None. No batch is
+        model: The model. Gradients are computed in its current mode. Its `.grad`, its buffers and the random generators
+            stay as they were.
+        lam: λ in [0, 1], the smallest factor; 1 leaves all weights as they are.
+        alpha: α in (0, 1], the weight of the newest chunk in the average. It has no effect on a single chunk.
+        accumulate: "chunk" joins batches into chunks of `chunk_size` examples (as the authors do); "batch" treats each
+            batch as a chunk (as the FIRE paper's code does).
+        chunk_size: The examples per chunk, for accumulate="chunk"; all data is one chunk if None. Batches are not
             split: a chunk ends with the batch that fills it.
         optimizer_state: "keep" (as the authors do) or "reset" the moments of the parameters.
-        where: Which parameters to shrink; all learnable ones but those of norm layers if None. Norm layers are torch's;
-            the scales of one of your own shrink, unless you leave them out.
+        where: Which parameters to shrink; all learnable ones outside torch's norm layers if None. Use it to leave out
+            norm layers of your own.
     """
 
     name = "dash"
@@ -84,7 +81,7 @@ class DASH(Reinitializer):
         optimizer_state: OptimizerState = "keep",
         where: Filter | None = None,
     ) -> None:
-        learnable_parameters(model)  # An error that names what a model lacks, before anything looks into it.
+        learnable_parameters(model)  # rejects unsuitable parameters before their layers are examined
         norm_parameters = {
             id(p) for module in model.modules() if isinstance(module, NORM_LAYERS) for p in module.parameters()
         }
@@ -95,20 +92,20 @@ class DASH(Reinitializer):
         )
         warn_of_computed(self.name, model, self.parameters)
         self.lam = check_number("lam", lam, high=1.0)
-        self.alpha = check_number("alpha", alpha, high=1.0, above=True)  # with 0 the average stays at zero for ever
+        self.alpha = check_number("alpha", alpha, high=1.0, above=True)  # at 0 the average would stay zero
         check_choice("accumulate", accumulate, get_args(Accumulate))
         self.accumulate = accumulate
         if chunk_size is not None:
             check_positive_int("chunk_size", chunk_size)
             if accumulate == "batch":
-                raise ValueError(f"chunk_size: {chunk_size} means nothing with accumulate='batch'")
+                raise ValueError(f"chunk_size: {chunk_size} has no effect with accumulate='batch'; leave it out")
         self.chunk_size = chunk_size
         self._transposed = {m.parameter for m in find_matrices(model) if m.transposed}
 
     def _reinitialize(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
         if batches is None or loss_fn is None:
             missing = "batches" if batches is None else "loss_fn"
-            raise ValueError(f"{missing}: None, but dash looks at the new data: apply(batches=…, loss_fn=…)")
+            raise ValueError(f"{missing}: None, but dash needs the new data; call apply(batches=…, loss_fn=…)")
         free = self._free()
         average = {name: torch.zeros_like(p, dtype=wide_dtype(p.dtype)) for name, p in free.items()}
         chunks, reached = 0, set[str]()
@@ -121,9 +118,9 @@ class DASH(Reinitializer):
                     if name in gradients:
                         mean.sub_(gradients[name], alpha=self.alpha)
         if chunks == 0:
-            raise ValueError("batches: empty; dash needs the new data to see where it pushes the weights")
+            raise ValueError("batches: empty; dash needs at least one batch of the new data")
         if not reached:
-            raise ValueError("loss_fn: its gradient reaches none of the parameters that dash is to shrink by it")
+            raise ValueError("loss_fn: its gradient reaches none of the parameters that dash shrinks")
         shrunk = []
         for name, parameter in free.items():
             weight, direction = parameter.detach(), average[name]
@@ -148,7 +145,7 @@ class DASH(Reinitializer):
             inputs, targets = batch
             size = _count_examples(inputs, targets)
             with torch.enable_grad():
-                # Anything else is one argument: the list that a loader makes of a pair, a batch of graphs.
+                # Any other type is a single argument, such as a list from a data loader or a batch of graphs.
                 example = inputs if isinstance(inputs, Tensor | tuple | Mapping) else (inputs,)
                 loss = loss_fn(call_with(self.model, example), targets)
                 sought = free if loss.requires_grad else {}
@@ -166,10 +163,10 @@ class DASH(Reinitializer):
 
 
 def _count_examples(inputs: Any, targets: Any) -> int:
-    """Return how many examples a batch has: the length of its targets, or of the first tensor if they are none."""
+    """Return the length of the targets, or of the first tensor in the batch if the targets are not a tensor."""
     if isinstance(targets, Tensor) and targets.ndim:
         return len(targets)
     first = next((leaf for leaf in tree_leaves((inputs, targets)) if isinstance(leaf, Tensor) and leaf.ndim), None)
     if first is None:
-        raise ValueError("batches: neither inputs nor targets hold a tensor to count the examples of")
+        raise ValueError("batches: neither inputs nor targets hold a tensor, so the examples cannot be counted")
     return len(first)

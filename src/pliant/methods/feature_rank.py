@@ -1,20 +1,21 @@
-"""Feature rank: pull the largest and the smallest singular value of the last hidden features together.
+"""Feature rank regularization: pull the extreme singular values of the last hidden features together.
 
-The term is λ(σ₁²(Φ) − σ_d²(Φ)), Φ the batch of features that enter the classifier (Kumar et al. 2021; "Directions of
-Curvature as an Explanation for Loss of Plasticity", §3, where it raises the rank but does not save plasticity).
-σ_d is the smallest of the min(n, d) singular values of n examples and d features. With the singular pairs u₁, v₁ and
-u_d, v_d, the gradient at the features is 2(σ₁u₁v₁ᵀ − σ_d u_d v_dᵀ).
+The term is λ(σ₁²(Φ) − σ_d²(Φ)), where Φ is the batch of features that enter the classifier and σ_d is the smallest of
+its min(n, d) singular values for n examples and d features (Kumar et al. 2021). "Directions of Curvature as an
+Explanation for Loss of Plasticity", §3, finds that it raises the rank but does not keep plasticity. With the singular
+pairs u₁, v₁ and u_d, v_d, the gradient at the features is 2(σ₁u₁v₁ᵀ − σ_d u_d v_dᵀ).
 
-This penalty depends on data, so its gradient cannot be added before the step: it enters during the user's own
-`backward()`, at the features, and reaches the parameters together with the loss's. A hook on the classifier sees the
-features on their way in, in training mode only, and not while all parameters of the model are frozen: then the pass
-trains another one through it (an actor through its critic).
+This penalty depends on the batch, so its gradient enters during the user's own `backward()`: a hook on the classifier
+adds it at the features, in training mode only. The hook ignores passes that do not train the features, such as an actor
+that learns through a frozen critic.
 
-What the loop multiplies its loss by before `backward()` the method cannot see. Say it with `loss_scale`, so that the
-term weighs as it would in the loss: `scaler.get_scale` under a GradScaler, 1/n where n micro-batches are accumulated as
-a mean. (Each micro-batch has features, and a term, of its own.) Each backward pass that reaches the features takes the
-term along: where two of them go through one forward pass, `loss_scale=1/2`. In a second derivative the term counts as a
-constant.
+The method cannot see by what factor the loop multiplies its loss before `backward()`. Pass it as `loss_scale`:
+
+- `scaler.get_scale` under a GradScaler;
+- 1/n if n micro-batches are accumulated as a mean (each has features and a term of its own);
+- 1/2 if two backward passes go through one forward pass, since each adds the term.
+
+In a second derivative the term counts as a constant.
 """
 
 from collections.abc import Callable
@@ -42,10 +43,10 @@ LossScale = float | Callable[[], float | Tensor]
 
 @without_autocast
 def feature_rank(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Return σ₁² − σ_d² of a matrix, and its gradient.
+    """Return σ₁² − σ_d² of a matrix and its gradient 2(σ₁u₁v₁ᵀ − σ_d u_d v_dᵀ).
 
     Args:
-        features: Φ, one row an example.
+        features: Φ, one row per example.
 
     Example:
         >>> value, gradient = feature_rank(torch.diag(torch.tensor([3.0, 2.0, 1.0])))
@@ -69,8 +70,8 @@ class FeatureRankRegularization(Method):
             classifier is found: the last linear layer. Not needed if `classifier` is given.
         lam: λ.
         classifier: The name of the module whose input is Φ.
-        loss_scale: What the loop multiplies its loss by before `backward()`: a number, or a function that returns
-            it (`scaler.get_scale`).
+        loss_scale: The factor of the loss in `backward()`: a number, or a function that returns it
+            (`scaler.get_scale`).
     """
 
     name = "feature_rank"
@@ -90,7 +91,7 @@ class FeatureRankRegularization(Method):
         self.loss_scale = loss_scale if callable(loss_scale) else check_number("loss_scale", loss_scale)
         if classifier is None:
             if example is None:
-                raise ValueError("example: None, and no classifier is named; pass an example input or classifier=name")
+                raise ValueError("example: None, and classifier is not given; pass an example input or classifier=name")
             classifier = classifier_names(called_layers(model, example))[-1]
         (self.classifier,) = check_modules("classifier", model, [classifier])
         self._module = model.get_submodule(classifier)
@@ -100,14 +101,14 @@ class FeatureRankRegularization(Method):
         self._warned = False
 
     def attach(self, *optimizers: Optimizer) -> Self:
-        """Act on every forward and backward pass in training mode, as long as one of these optimizers lives."""
+        """Act on every forward and backward pass in training mode, as long as one of these optimizers exists."""
         super().attach(*optimizers)
         if self._handle is None:
             self._handle = self._module.register_forward_pre_hook(ModuleHook(self._module, self._see), with_kwargs=True)
         return self
 
     def detach(self, *optimizers: Optimizer) -> None:
-        """Stop acting for these optimizers, or for all if none is given; no hook is left when it was the last."""
+        """Stop acting for these optimizers, or for all if none is given. With the last one, the hook is removed."""
         super().detach(*optimizers)
         if not self._attachments and self._handle is not None:
             self._handle.remove()
@@ -115,17 +116,17 @@ class FeatureRankRegularization(Method):
 
     def step(self) -> None:
         """Raise a TypeError: the gradient enters during `backward()`."""
-        raise TypeError(f"{self.name} acts during backward(), on the features of the batch: call attach()")
+        raise TypeError(f"{self.name} acts during backward(), on the features of the batch; call attach()")
 
     def value(self) -> Tensor:
-        """Return λ(σ₁² − σ_d²) of the features that were seen last; 0 before any."""
+        """Return λ(σ₁² − σ_d²) of the last batch of features; 0 before the first one."""
         if self._features is None:
             return torch.zeros(())
         return self.lam * feature_rank(_as_matrix(self._features))[0]
 
     @property
     def receipt(self) -> Receipt | None:
-        """The term and its gradient's norm at the features that were seen last."""
+        """The term and the norm of its gradient at the last batch of features."""
         if self._features is None:
             return None
         value, gradient = feature_rank(_as_matrix(self._features))
@@ -143,8 +144,8 @@ class FeatureRankRegularization(Method):
         attachment = super()._match(optimizer)
         if ascending_names(optimizer, attachment.names, attachment.groups):
             raise ValueError(
-                f"optimizers: this {type(optimizer).__name__} maximizes, and {self.name} would be maximized with the "
-                "objective; negate the objective and minimize"
+                f"optimizers: this {type(optimizer).__name__} maximizes, so {self.name} would be maximized too; "
+                "negate the objective and minimize it"
             )
         return attachment
 
@@ -159,12 +160,12 @@ class FeatureRankRegularization(Method):
                 self._warned = True
                 warn_user(
                     f"{self.name} saw no features before this step: {self.classifier!r} was not called in training "
-                    "mode on an input that has a gradient, only inside torch.func, or was compiled before attach()"
+                    "mode on an input with a gradient, only inside torch.func, or was compiled before attach()"
                 )
             return None
 
         def closure_with_penalty() -> Any:
-            # A line search compares the values that the closure returns, so these must hold the term.
+            # A line search compares the returned values, so they must include the term.
             loss = closure()
             return loss if loss is None else loss + self.value().to(loss)
 
@@ -174,15 +175,15 @@ class FeatureRankRegularization(Method):
         features = input_of(args, kwargs)
         if not self._attachments or not module.training or not torch.is_grad_enabled() or not features.requires_grad:
             return
-        # A pass through a frozen critic trains the actor; by functional_call one may be of other parameters than the
-        # model's own, a target network's. In neither do the features learn that the term is for.
+        # The features do not learn if the network is frozen (an actor learns through its critic) or if functional_call
+        # has replaced its parameters (by a target network's).
         own = {id(parameter) for parameter in self.parameters.values()}
         if not any(p.requires_grad and id(p) in own for p in self._network.parameters()):
             return
         if features.ndim > 3:
             raise ValueError(
-                f"classifier: {self.classifier!r} takes inputs of shape {tuple(features.shape)}; features are "
-                "[examples, features] or [examples, tokens, features]: name the linear layer that reads them"
+                f"classifier: {self.classifier!r} takes inputs of shape {tuple(features.shape)}, but features are "
+                "[examples, features] or [examples, tokens, features]; name the linear layer that reads them"
             )
         self._features = seen = features.detach()
 
@@ -195,9 +196,9 @@ class FeatureRankRegularization(Method):
 
 
 def _as_matrix(features: Tensor) -> Tensor:
-    """Return the features as a matrix, one row an example (or a token), in float32 at least and finite.
+    """Return the features as a matrix with one row per example or token, finite and at least in float32.
 
-    A batch that overflowed must reach the GradScaler as an overflow of the loss, not fail in the eigenvalues here.
+    After an overflow the loss itself tells the GradScaler; the eigenvalue solver must not fail before.
     """
     rows = features.unsqueeze(0) if features.ndim == 1 else features.flatten(0, -2)
     return torch.nan_to_num(widen(rows), nan=0.0, posinf=0.0, neginf=0.0)

@@ -1,14 +1,17 @@
-"""FIRE: when data is new, replace weights by the nearest matrices that are orthogonal (Han et al. 2026).
+"""FIRE: when data is new, replace weights by the nearest isometries (Han et al. 2026).
 
 Paper: "FIRE: Frobenius-isometry reinitialization for balancing the stability–plasticity tradeoff", §3, Algorithm 1 and
-A.2. Of all matrices with DfI(W̃) = ‖W̃ᵀW̃ − I‖² = 0, the polar factor of W has the least SFE(W, W̃) = ‖W − W̃‖². FIRE
-approaches it by Newton–Schulz iteration from W/‖W‖ and scales it by √(d_out/d_in); a convolution's kernel is treated
-place by place, and scaled by √(C_out/C_in)/(k_h·k_w). Biases, norm layers and embeddings stay.
+A.2. Of all matrices W̃ with DfI(W̃) = ‖W̃ᵀW̃ − I‖² = 0, the polar factor of W has the smallest SFE(W, W̃) = ‖W − W̃‖².
+FIRE approaches it by Newton–Schulz iteration from W/‖W‖ and scales the result by √(d_out/d_in). A convolution is one
+matrix per kernel position, scaled by √(C_out/C_in)/(k_h·k_w). Biases, norm layers and embeddings stay.
 
-Where we deviate. Ten cubic iterations leave small singular values below 1 (a third of those of a square Gaussian matrix
-of size 512 stay below 0.9): that is the default, as in the paper, and the receipt states what is left of DfI;
-`polynomial="exact"` leaves nothing. Iterations are carried out on the spectrum of the small Gram matrix where that is
-cheaper (`pliant.methods._core.orthogonal`). A weight that is all zero stays zero instead of turning into NaN.
+Where we deviate:
+
+- Ten cubic iterations leave small singular values below 1 (for a square Gaussian matrix of size 512, a third of them
+  below 0.9). This is the default, as in the paper, and the receipt reports the remaining DfI. `polynomial="exact"`
+  leaves none.
+- Where it is cheaper, the iterations run on the spectrum of the small Gram matrix (`pliant.methods._core.orthogonal`).
+- A weight of zeros stays zero instead of becoming NaN.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,6 +29,7 @@ from pliant.anatomy.parameters import Matrix, Packed, find_computed, find_matric
 from pliant.methods._core.method import Batches, Filter, LossFunction
 from pliant.methods._core.orthogonal import (
     Iteration,
+    Orthogonalized,
     Polynomial,
     Solver,
     check_solver,
@@ -39,11 +43,11 @@ from pliant.methods._core.surgery import forget_state_, map_moments_, zero_momen
 Layers = Literal["auto", "all", "qk"]
 
 _CHUNK = 2**24
-"""How many entries to orthogonalize at once: enough to fill a device, little enough to fit beside the model."""
+"""The number of entries to orthogonalize at once: enough to fill a device, few enough to fit beside the model."""
 
 
 def isometric_scale(shape: Sequence[int]) -> float:
-    """Return √(d_out/d_in)/(k_h·k_w) for maps of shape [k_h, k_w, d_out, d_in], or √(d_out/d_in) for [d_out, d_in].
+    """Return √(d_out/d_in)/(k_h·k_w) for the shape [k_h, k_w, d_out, d_in], or √(d_out/d_in) for [d_out, d_in].
 
     Example:
         >>> isometric_scale((3, 3, 8, 2))
@@ -53,28 +57,45 @@ def isometric_scale(shape: Sequence[int]) -> float:
     return float((outputs / inputs) ** 0.5 / torch.Size(kernel).numel())
 
 
+def nearest_isometries(weights: Tensor, iteration: Iteration, solver: Solver = "auto") -> Orthogonalized:
+    """Return √(d_out/d_in)/(k_h·k_w) times the orthogonalized W/‖W‖ of each weight, with DfI and maps before scaling.
+
+    Args:
+        weights: [count, k_h, k_w, d_out, d_in], or [count, d_out, d_in].
+        iteration: The Newton–Schulz iteration, or its limit.
+        solver: How to compute it.
+
+    Example:
+        >>> nearest_isometries(torch.tensor([[[3.0, 0.0], [0.0, -0.5]]]), Iteration("exact")).matrices
+        tensor([[[ 1.,  0.],
+                 [ 0., -1.]]])
+    """
+    result = orthogonalize(weights.flatten(end_dim=-3), iteration, solver)
+    return result._replace(matrices=result.matrices.mul_(isometric_scale(weights.shape[1:])).view_as(weights))
+
+
 class FIRE(Reinitializer):
-    """Move weights to the nearest isometry, on `apply()`.
+    """Move weights to the nearest isometries, on `apply()`.
 
     Args:
         model: The model.
-        lam: How far to go, 0 (stay) to 1 (all the way, as in the paper).
-        iterations: Newton–Schulz iterations; the paper takes 10 for vision and 5 for language.
+        lam: How far to go, from 0 (stay) to 1 (all the way, as in the paper).
+        iterations: The number of Newton–Schulz iterations. The paper uses 10 for vision and 5 for language.
         polynomial: "cubic" (the paper's Algorithm 1), "quintic" (its A.2) or "exact" (the polar factor itself).
-        layers: "all" acts on every linear and convolution layer, with q, k and v apart where a weight packs them (the
-            paper's ResNet, VGG and GPT). "qk" acts on the q and k maps of attention alone (its ViT). "auto" is "qk" in
-            a model that has any, else "all"; maps of their own count if q and k lie in one module.
-        packed: Linear layers that pack q, k and v and are not recognized by their name: module names, or a mapping to
-            the three numbers of outputs.
-        solver: How to compute it: "auto", or one of `pliant.methods._core.orthogonal`.
+        layers: "all" acts on every linear and convolution layer, and on packed q, k and v separately (the paper's
+            ResNet, VGG and GPT). "qk" acts on the q and k projections of attention only (its ViT). "auto" is "qk" if
+            the model has such projections, else "all". Separate q and k projections count if one module holds both.
+        packed: Linear layers that pack q, k and v and are not recognized by name: their module names, or a mapping from
+            module name to the three numbers of outputs.
+        solver: How to compute it: "auto", or a solver of `pliant.methods._core.orthogonal`.
         optimizer_state: "reset" the moments of the weights (the paper starts a new optimizer), "keep" them, or
-            "rotate" them: a weight becomes W·T, so first moments become M·T and second moments V·(T∘T).
-        where: Which weights to act on, of those that `layers` names; all if None.
+            "rotate" them: if a weight becomes W·T, first moments become M·T and second moments V·(T∘T).
+        where: Which of the weights that `layers` selects to act on; all if None.
 
     Attributes:
-        skipped: What it leaves alone though one might expect it to act: layers whose weight is computed from others,
-            by name, and, unless q and k alone are meant, the weights of other modules than linear, convolution and
-            attention layers that `where` passes, by theirs: recurrent ones, experts, modules of one's own.
+        skipped: Weights that FIRE leaves alone although one might expect otherwise: the names of layers whose weight is
+            computed from other parameters, and, unless only q and k are meant, the names of matrices outside linear,
+            convolution and attention layers that pass `where` (recurrent layers, experts, custom modules).
     """
 
     name = "fire"
@@ -99,14 +120,14 @@ class FIRE(Reinitializer):
         check_solver(solver, polynomial)
         if optimizer_state == "rotate" and solver == "loop":
             raise ValueError(
-                "optimizer_state: 'rotate' needs the map from old to new weights, which 'loop' never forms"
+                "optimizer_state: 'rotate' needs the map from old to new weights, which solver='loop' does not form; "
+                "use 'eigh' or 'svd'"
             )
         self.solver: Solver = "eigh" if optimizer_state == "rotate" and solver == "auto" else solver
-        learnable_parameters(model)  # An error that names what a model lacks, before anything looks into it.
+        learnable_parameters(model)  # rejects unsuitable parameters before their layers are examined
         computed, known = find_computed(model), find_matrices(model, packed)
         found = _choose(known, layers, computed)
         chosen = {matrix.parameter for matrix in found}
-        # Where q and k alone are meant, nothing else is expected.
         unknown = _find_unknown(model, known, computed, where) if found is known else []
         super().__init__(
             model,
@@ -116,11 +137,14 @@ class FIRE(Reinitializer):
         self.matrices = [matrix for matrix in found if matrix.parameter in self.parameters]
         self.skipped = computed + unknown
         if computed and where is None:
-            warn_user(f"fire leaves these layers alone, their weights are computed from others: {', '.join(computed)}")
+            warn_user(
+                "fire leaves these layers alone, because their weights are computed from other parameters: "
+                f"{', '.join(computed)}"
+            )
         if unknown:
             warn_user(
-                "fire leaves these weights alone, they are of no linear, convolution or attention layer that it knows: "
-                f"{', '.join(unknown)} (where= leaves them out)"
+                "fire leaves these weights alone, because they are not in a linear, convolution or attention layer: "
+                f"{', '.join(unknown)}; exclude them with where= to silence this warning"
             )
         self._maps: dict[Matrix, Tensor] = {}
 
@@ -134,16 +158,14 @@ class FIRE(Reinitializer):
         self._maps = {}
         for group in _groups_of_equal_shape(views):
             old = torch.stack([views[matrix] for matrix in group])
-            result = orthogonalize(old.flatten(end_dim=-3), self.iteration, self.solver)
+            new, left, maps = nearest_isometries(old, self.iteration, self.solver)
             scale = isometric_scale(old.shape[1:])
-            new = result.matrices.mul_(scale).view_as(old)
-            left = result.deviation
             if self.lam < 1:
                 new = old.to(new.dtype).lerp(new, self.lam)
                 left = isometry_deviation(new.flatten(end_dim=-3) / scale)
             torch._foreach_copy_([views[matrix] for matrix in group], list(new.unbind()))
             if self.optimizer_state == "rotate":
-                self._remember_maps(group, old, result.maps, scale)
+                self._remember_maps(group, old, maps, scale)
             per_matrix = left.view(len(group), -1).sum(1).tolist()
             squares = (new.sub_(old).flatten(1).norm(dim=1) ** 2).tolist()
             deviation |= zip(map(str, group), per_matrix, strict=True)
@@ -154,7 +176,7 @@ class FIRE(Reinitializer):
         assert maps is not None
         norms = torch.linalg.matrix_norm(old.to(maps.dtype), keepdim=True)
         maps = maps.view(*norms.shape[:-2], *maps.shape[-2:]) * (scale * self.lam / norms)
-        # What is all zero stays as it is, and so do its moments.
+        # A weight of zeros stays, and so do its moments.
         maps = maps.where(norms > 0, self.lam * torch.eye(maps.shape[-1], dtype=maps.dtype, device=maps.device))
         maps.diagonal(dim1=-2, dim2=-1).add_(1 - self.lam)
         self._maps |= zip(group, maps.unbind(), strict=True)
@@ -169,7 +191,7 @@ class FIRE(Reinitializer):
                     zero_moments_(optimizers, parameter, torch.zeros((), dtype=torch.bool, device=parameter.device))
 
     def _is_whole(self, name: str) -> bool:
-        """Say whether the maps that are acted on make up the whole of a weight."""
+        """Return whether the matrices that FIRE acts on cover a whole parameter."""
         parameter = self.parameters[name]
         parts = [matrix.view(parameter).numel() for matrix in self.matrices if matrix.parameter == name]
         return sum(parts) == parameter.numel()
@@ -188,7 +210,7 @@ class FIRE(Reinitializer):
             if self._is_whole(name):
                 reset += forget_state_(optimizers, [parameter])
             else:
-                # A weight of which only some maps changed: the others' moments, and the step count, are still good.
+                # Only some matrices of this parameter changed. The moments of the others and the step count stay.
                 mask = torch.zeros_like(parameter, dtype=torch.bool)
                 for matrix in self.matrices:
                     if matrix.parameter == name:
@@ -199,7 +221,7 @@ class FIRE(Reinitializer):
 
 @dataclass(frozen=True)
 class _Rotation:
-    """Rewrites moments of a weight that became W·T: first moments to M·T, second moments to V·(T∘T)."""
+    """Rotates the moments of a weight that became W·T: first moments to M·T, second moments to V·(T∘T)."""
 
     matrix: Matrix
     new_from_old: Tensor
@@ -215,12 +237,13 @@ def _choose(found: list[Matrix], layers: Layers, computed: Sequence[str]) -> lis
     projections = [matrix for matrix in found if matrix.role in ("q", "k")]
     if layers == "qk" and not projections:
         raise ValueError(
-            "layers: 'qk', but no query and key maps were found in the model; name the layers that hold them in packed="
+            "layers: 'qk', but the model has no query and key projections that FIRE recognizes; name packed ones in "
+            "packed="
         )
     if layers == "all" or not projections:
         if not found:
-            why = f"; the weights of {', '.join(computed)} are computed from others" if computed else ""
-            raise ValueError(f"model: it has no linear and no convolution layer for fire to act on{why}")
+            why = f"; the weights of {', '.join(computed)} are computed from other parameters" if computed else ""
+            raise ValueError(f"model: it has no linear or convolution layer for fire to act on{why}")
         return found
     return projections
 
@@ -228,18 +251,15 @@ def _choose(found: list[Matrix], layers: Layers, computed: Sequence[str]) -> lis
 def _find_unknown(
     model: nn.Module, known: Sequence[Matrix], computed: Sequence[str], where: Filter | None
 ) -> list[str]:
-    """Return the weights that are matrices, or stacks of them, but of no layer whose matrices are known.
-
-    Embeddings are none, nor are tables that are called so.
-    """
+    """Return the matrices, or stacks of matrices, outside the known layers; embeddings do not count."""
     embeddings = (module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
     tables = {id(p) for module in embeddings for p in module.parameters()}
     names = {matrix.parameter for matrix in known}
-    told = tuple(path and f"{path}." for path in computed)  # by the name of the layer
+    prefixes = tuple(path and f"{path}." for path in computed)
     return [
         name
         for name, p in learnable_parameters(model).items()
-        if name not in names and not name.startswith(told)
+        if name not in names and not name.startswith(prefixes)
         if id(p) not in tables and "embed" not in name.rpartition(".")[2]
         if role_of(model, name, p) == "matrix" and (where is None or where(name, p))
     ]
@@ -257,6 +277,6 @@ def _groups_of_equal_shape(views: Mapping[Matrix, Tensor]) -> list[list[Matrix]]
 
 def _check_finite(views: Mapping[Matrix, Tensor]) -> None:
     for matrix, view in views.items():
-        # One pass without a copy; in half precision a norm would overflow before its weight does.
+        # The norm is one pass without a copy. In half precision it would overflow for finite weights.
         if not view.norm(dtype=wide_dtype(view.dtype)).isfinite():
-            raise ValueError(f"model: the weight {str(matrix)!r} holds NaN or infinity, which has no nearest isometry")
+            raise ValueError(f"model: the weight {str(matrix)!r} holds NaN or infinity; restore finite values first")

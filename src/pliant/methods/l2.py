@@ -1,7 +1,7 @@
-"""L2 regularization: λ/2 ‖θ‖² in the loss (Krogh & Hertz 1991; SWR paper, appendix D.2).
+"""L2 regularization: λ/2 ‖θ‖² in the loss (Krogh & Hertz 1991; SWR paper, D.2).
 
-This is the coupled form: the gradient λθ goes through the optimizer's moments. Decoupled weight decay is
-`torch.optim.AdamW(weight_decay=…)`, another method.
+The gradient λθ passes through the optimizer's moments. Decoupled weight decay, `torch.optim.AdamW(weight_decay=…)`,
+is another method.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,20 +15,35 @@ from pliant.methods._core.penalty import Penalty
 from pliant.methods._core.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
 
 
+def l2_penalty(parameters: Mapping[str, Tensor], strengths: Mapping[str, float]) -> Tensor:
+    """Return Σ λ/2 ‖θ‖², whose gradient is λθ.
+
+    Args:
+        parameters: θ by name.
+        strengths: λ by name; a parameter without one is left out.
+
+    Example:
+        >>> l2_penalty({"weight": torch.tensor([3.0, 4.0])}, {"weight": 0.1})
+        tensor(1.2500)
+    """
+    return half_squared_norm(parameters, strengths)
+
+
 class L2(Penalty):
     """Pull every learnable parameter towards zero.
 
     Args:
         model: The model.
-        lam: λ, one for all or by name pattern.
-        where: Which parameters to penalize; all learnable ones, biases and norm layers included, if None.
+        lam: λ, one number for all parameters or one per name pattern.
+        where: Which parameters to penalize; all learnable ones, including biases and norm layers, if None.
 
     Example:
-        >>> import torch
-        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> model = nn.Linear(1, 1, bias=False)
         >>> _ = model.weight.data.fill_(3.0)
-        >>> L2(model, lam=0.1).value()
-        tensor(0.4500)
+        >>> model.weight.grad = torch.zeros(1, 1)
+        >>> L2(model, lam=0.1).step()
+        >>> model.weight.grad
+        tensor([[0.3000]])
     """
 
     name = "l2"
@@ -40,10 +55,9 @@ class L2(Penalty):
 
     @torch.no_grad()
     def value(self, names: Sequence[str] | None = None) -> Tensor:
-        """Return λ/2 ‖θ‖²."""
-        return half_squared_norm(
-            {name: self.parameters[name] for name in (self.parameters if names is None else names)}, self.strengths
-        )
+        """Return Σ λ/2 ‖θ‖²."""
+        chosen = self.parameters if names is None else {name: self.parameters[name] for name in names}
+        return l2_penalty(chosen, self.strengths)
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
         add_scaled_(gradients, self.parameters, self.strengths, scale)

@@ -1,7 +1,7 @@
-"""L2 Init, or regenerative regularization: λ/2 ‖θ − θ₀‖² in the loss (Kumar et al. 2023; SWR paper, appendix D.2).
+"""L2 Init, or regenerative regularization: λ/2 ‖θ − θ₀‖² in the loss (Kumar et al. 2023; SWR paper, D.2).
 
-The name is used for several things elsewhere; here it is squared, with the ½, over all learnable parameters unless
-told otherwise (its authors leave norm layers out; `where=lambda name, p: p.ndim > 1` leaves these and biases out).
+Other code uses the name for other terms. Here the distance is squared, has the factor ½ and covers all learnable
+parameters. The authors leave norm layers out; `where=lambda name, p: p.ndim > 1` leaves out norm layers and biases.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,21 +15,40 @@ from pliant.methods._core.penalty import Penalty
 from pliant.methods._core.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
 
 
+def l2_init_penalty(
+    parameters: Mapping[str, Tensor], initial: Mapping[str, Tensor], strengths: Mapping[str, float]
+) -> Tensor:
+    """Return Σ λ/2 ‖θ − θ₀‖², whose gradient is λ(θ − θ₀).
+
+    Args:
+        parameters: θ by name.
+        initial: θ₀ by name; a parameter without one is left out.
+        strengths: λ by name.
+
+    Example:
+        >>> l2_init_penalty({"weight": torch.tensor([3.0])}, {"weight": torch.tensor([1.0])}, {"weight": 0.5})
+        tensor(1.)
+    """
+    distances = {name: theta - initial[name] for name, theta in parameters.items() if name in initial}
+    return half_squared_norm(distances, strengths)
+
+
 class L2Init(Penalty):
     """Pull every learnable parameter towards its value at construction.
 
     Args:
-        model: The model; its present values are θ₀.
-        lam: λ, one for all or by name pattern.
+        model: The model; its current values are θ₀.
+        lam: λ, one number for all parameters or one per name pattern.
         where: Which parameters to penalize; all learnable ones if None.
 
     Example:
-        >>> import torch
-        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> model = nn.Linear(1, 1, bias=False)
         >>> penalty = L2Init(model, lam=0.5)
         >>> _ = model.weight.data.add_(2.0)
-        >>> round(float(penalty.value()), 4)
-        1.0
+        >>> model.weight.grad = torch.zeros(1, 1)
+        >>> penalty.step()
+        >>> model.weight.grad.round(decimals=4)
+        tensor([[1.]])
     """
 
     name = "l2_init"
@@ -43,9 +62,9 @@ class L2Init(Penalty):
 
     @torch.no_grad()
     def value(self, names: Sequence[str] | None = None) -> Tensor:
-        """Return λ/2 ‖θ − θ₀‖²."""
-        chosen = [name for name in (self.parameters if names is None else names) if name in self.initial]
-        return half_squared_norm({name: self.parameters[name] - self.initial[name] for name in chosen}, self.strengths)
+        """Return Σ λ/2 ‖θ − θ₀‖²."""
+        chosen = self.parameters if names is None else {name: self.parameters[name] for name in names}
+        return l2_init_penalty(chosen, self.initial, self.strengths)
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
         add_scaled_(gradients, self.parameters, self.strengths, scale, self.initial)

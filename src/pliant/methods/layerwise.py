@@ -1,12 +1,11 @@
-"""Layerwise re-initialization: keep the first t blocks at their initial norms and re-draw the rest, t = 1, 2 and so on.
+"""Layerwise re-initialization: keep the first t blocks at their initial norms and re-draw the rest, for t = 1, 2, ….
 
 Paper: Alabdulmohsin et al. 2021, "The Impact of Reinitialization on Generalization in Convolutional Neural Networks",
-as the SWR paper states it in §2. Each `apply()` begins the next stage t: the weights of the first t blocks are scaled
-back to the norms that they had at the start, and all later blocks start anew. The last block is the head; it is
-re-drawn at every stage.
+as the SWR paper states it in §2. Each `apply()` begins the next stage t. The weights of the first t blocks are rescaled
+to their initial norms, and all later blocks are re-drawn. The last block is the head; every stage re-draws it.
 
-Where we deviate: the paper inserts a normalization layer after block t, computed from the data. That would change the
-model's architecture in the middle of training and is left out.
+Where we deviate. The paper inserts a normalization layer after block t, computed from the data. We leave it out, since
+it would change the architecture during training.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,11 +25,11 @@ from pliant.methods._core.reinitializer import OptimizerState, Reinitializer
 
 
 def rescale_to_norm_(weight: Tensor, norm: Tensor) -> None:
-    """Scale a weight in place to a Frobenius norm; one that is zero, or should be, is left alone.
+    """Rescale a weight in place to a Frobenius norm: W ← W·norm/‖W‖. If either norm is zero, W stays.
 
     Args:
-        weight: The weight.
-        norm: The norm to reach.
+        weight: W.
+        norm: The target norm.
 
     Example:
         >>> weight = torch.tensor([[3.0, 4.0]])
@@ -43,17 +42,16 @@ def rescale_to_norm_(weight: Tensor, norm: Tensor) -> None:
 
 
 class LayerwiseReset(Reinitializer):
-    """Re-draw the network from the top, one block less at each `apply()`.
+    """Re-draw all but the first blocks, one block fewer at each `apply()`.
 
     Args:
-        model: The model; its weights' present norms are the ones to keep.
-        example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), from which the
-            blocks are read: each layer with a weight matrix in order of its call, with the norm layers that follow it.
-            Not needed if `blocks` is given.
-        blocks: The blocks in order, each a list of module names. Parameters in none of them are left alone.
-        optimizer_state: "reset" (default: a stage is a training of its own) or "keep" the moments.
-        init: What else initializes a model in place, after each module's own `reset_parameters`.
-        seed: Draw from a stream of its own; from torch's global generators if None.
+        model: The model; its weights' current norms are the initial norms.
+        example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), on which
+            `called_blocks` finds the blocks. Not needed if `blocks` is given.
+        blocks: The blocks in order, each a list of module names. Parameters outside the blocks are left alone.
+        optimizer_state: "reset" (default: a stage starts a new training) or "keep" the moments.
+        init: A function that initializes the model in place, run after every module's own `reset_parameters`.
+        seed: The seed of a private random stream. None draws from torch's global generators.
         where: Which parameters to touch; all learnable ones if None.
     """
 
@@ -74,20 +72,22 @@ class LayerwiseReset(Reinitializer):
         super().__init__(model, optimizer_state=optimizer_state, where=where)
         if blocks is None:
             if example is None:
-                raise ValueError("example: None, and no blocks are named; pass an example input or blocks=[[names], …]")
+                raise ValueError("example: None, and blocks is not given; pass an example input or blocks=[[names], …]")
             layers = called_layers(model, example)
             blocks = called_blocks(model, layers)
             for name in self.parameters:
                 if not _is_of_called_layer(name, {layer.name for layer in layers}):
                     raise ValueError(
-                        f"model: the parameter {name!r} belongs to no layer that was called on the example; "
-                        "list the blocks with blocks=[[module names], …]"
+                        f"model: parameter {name!r} is not in a layer that was called on the example; "
+                        "pass blocks=[[module names], …]"
                     )
         if len(blocks) < 2:
-            raise ValueError(f"blocks: {blocks!r}; there must be two at least, one to keep and one to re-draw")
+            raise ValueError(
+                f"blocks: {blocks!r} is too short; it must hold at least two, one to keep and one to re-draw"
+            )
         self.blocks = tuple(check_modules(f"blocks[{i}]", model, block) for i, block in enumerate(blocks))
         self._members = _members(model, self.blocks, self.parameters)
-        check_redrawable(model, init, [name for members in self._members[1:] for name in members])  # the first is kept
+        check_redrawable(model, init, [name for members in self._members[1:] for name in members])  # never the first
         self.init = init
         self.seed = check_seed(seed)
         self.norms = {
@@ -102,7 +102,7 @@ class LayerwiseReset(Reinitializer):
             bare = bare_modules(self.model, [name for block in self.blocks[kept:] for name in block])
             free = self._free()
             redraw_(self.model, {name: free[name] for name in fresh if name in free}, self.init, bare)
-        # After the draw, which may fail: then nothing has changed, and the stage is still to come.
+        # If the draw above fails, nothing has changed yet and the stage can be repeated.
         for name in (name for block in self._members[:kept] for name in block):
             if name in self.norms:
                 rescale_to_norm_(self.parameters[name], self.norms[name])
@@ -115,11 +115,11 @@ class LayerwiseReset(Reinitializer):
 
 
 def called_blocks(model: nn.Module, layers: Sequence[Layer]) -> list[list[str]]:
-    """Return the blocks of a model: each layer with a weight matrix begins one, other layers join the one before.
+    """Return the blocks of a model: a layer with a weight matrix starts a block, other layers join the last block.
 
     Args:
         model: The model.
-        layers: Its layers in order of their call.
+        layers: Its layers in order of their calls.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.ReLU(), nn.Linear(3, 1))
@@ -142,7 +142,10 @@ def called_blocks(model: nn.Module, layers: Sequence[Layer]) -> list[list[str]]:
 
 
 def _is_of_called_layer(parameter: str, called: set[str]) -> bool:
-    """Say whether a layer that is called holds a parameter, itself or in a part that it does not call (attention)."""
+    """Return whether a called layer owns a parameter, directly or in a submodule that it reads without a call.
+
+    `nn.MultiheadAttention` reads the weight of its `out_proj` that way.
+    """
     owner = path = parameter.rpartition(".")[0]
     while path and path not in called:
         path = path.rpartition(".")[0]
@@ -151,8 +154,8 @@ def _is_of_called_layer(parameter: str, called: set[str]) -> bool:
 
 
 def _members(model: nn.Module, blocks: Sequence[Sequence[str]], parameters: Iterable[str]) -> list[list[str]]:
-    """Return the parameters of each block: those of its modules and of what lies below them."""
-    # A module may go by several names; parameters have the first of them.
+    """Return the parameters of each block's modules and of their submodules."""
+    # A module may have several names; parameter names use the first one.
     names = {module: name for name, module in model.named_modules()}
     block_of = {names[model.get_submodule(name)]: number for number, block in enumerate(blocks) for name in block}
     members: list[list[str]] = [[] for _ in blocks]

@@ -1,12 +1,14 @@
 """Parseval regularization: keep the rows of every weight orthogonal and of one length (Chung et al. 2024).
 
-As the FIRE paper states it (A.3): λ‖WWᵀ − sI‖² for every weight, a convolution as [C_out, C_in·kh·kw]. Its gradient is
-4λ(WWᵀ − sI)W, two products where the term in the loss takes three.
+The FIRE paper (A.3) states it as λ‖WWᵀ − sI‖² for every weight, a convolution read as [C_out, C_in·kh·kw]. The
+gradient is 4λ(WWᵀ − sI)W: two matrix products, where the term in the loss takes three.
 
-Where we deviate. A weight with more rows than columns cannot have orthogonal rows; there the columns are kept
-orthogonal, λ‖WᵀW − sI‖², the smaller side, where zero can be reached. The method's authors weigh each layer by
-(64/width)² and use s = 2 for relu (the squared gain of the initialization): set `s`, and λ by pattern, for that. FIRE's
-code also adds λ‖γ² − 1‖² for the scales of norm layers; here that is `norm_scales=True`.
+Where we deviate. The rows of a weight with more rows than columns cannot be orthogonal. There we keep the columns
+orthogonal, λ‖WᵀW − sI‖², which can reach zero.
+
+What other code does. The authors weight each layer by (64/width)² and use s = 2 for ReLU (the squared gain of the
+initialization): set `s`, and λ per name pattern. FIRE's code adds λ‖γ² − 1‖² for the scales of norm layers: set
+`norm_scales=True`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +27,11 @@ from pliant.methods._core.strengths import Strength, add_scaled_, half_squared_n
 
 @without_autocast
 def deviation(weight: Tensor, s: float) -> Tensor:
-    """Return WWᵀ − sI, or WᵀW − sI if that is smaller.
+    """Return WWᵀ − sI, or WᵀW − sI if W has more rows than columns.
 
     Args:
         weight: W.
-        s: The squared length that rows (columns) should have.
+        s: The squared length that rows (or columns) should have.
 
     Example:
         >>> import torch
@@ -44,24 +46,31 @@ def deviation(weight: Tensor, s: float) -> Tensor:
 
 
 @without_autocast
-def add_parseval_gradient_(gradient: Tensor, weight: Tensor, s: float, factor: float, scale: Tensor | None) -> None:
-    """Add factor · scale · 4(WWᵀ − sI)W to a gradient in place.
+def add_parseval_gradient_(gradient: Tensor, weight: Tensor, s: float, lam: float, scale: Tensor | None = None) -> None:
+    """Add scale · 4λ(WWᵀ − sI)W to a gradient in place, or scale · 4λW(WᵀW − sI) if W has more rows than columns.
 
     Args:
-        gradient: A tensor of any memory layout, of the weight's number of rows.
+        gradient: A tensor of any memory layout with as many entries as W.
         weight: W as a matrix.
-        s: The squared length that rows (columns) should have.
-        factor: λ.
-        scale: One more factor, on the device; none if None.
+        s: The squared length that rows (or columns) should have.
+        lam: λ.
+        scale: A loss scale on the device; 1 if None.
+
+    Example:
+        >>> import torch
+        >>> gradient = torch.zeros(1, 2)
+        >>> add_parseval_gradient_(gradient, torch.tensor([[2.0, 0.0]]), s=1.0, lam=0.5)  # 4·½·(2² − 1)·2
+        >>> gradient
+        tensor([[12.,  0.]])
     """
     excess = deviation(weight, s)
     if scale is not None:
         excess.mul_(scale)
     left, right = (excess, weight) if len(excess) == len(weight) else (weight, excess)
     if gradient.is_contiguous():
-        gradient.view(weight.shape).addmm_(left, right, alpha=4 * factor)
+        gradient.view(weight.shape).addmm_(left, right, alpha=4 * lam)
     else:
-        gradient.add_((left @ right).view(gradient.shape), alpha=4 * factor)
+        gradient.add_((left @ right).view(gradient.shape), alpha=4 * lam)
 
 
 class ParsevalRegularization(Penalty):
@@ -69,17 +78,17 @@ class ParsevalRegularization(Penalty):
 
     Args:
         model: The model.
-        lam: λ, one for all or by name pattern.
+        lam: λ, one number for all parameters or one per name pattern.
         s: The squared length that rows should have.
-        norm_scales: Whether the scales of norm layers are pulled towards ±1 too, by λ‖γ² − 1‖²; other vectors that
-            scale by name, such as the gamma of a LayerScale, are pulled with them, unless `where` leaves them out.
+        norm_scales: Whether to pull the scales of norm layers towards ±1 too, by λ‖γ² − 1‖². This includes other
+            vectors that are scales by name, such as the gamma of a LayerScale.
         where: Which parameters to penalize; all learnable weights (and scales) if None.
 
     Example:
         >>> import torch
         >>> model = nn.Linear(2, 2)
         >>> _ = model.weight.data.copy_(torch.diag(torch.tensor([2.0, 1.0])))
-        >>> round(float(Parseval(model, lam=0.5).value()), 4)  # ½·(2² − 1)²
+        >>> round(float(ParsevalRegularization(model, lam=0.5).value()), 4)  # ½·(2² − 1)²
         4.5
     """
 
@@ -102,7 +111,7 @@ class ParsevalRegularization(Penalty):
         self._scales = {name for name in self.strengths if role_of(model, name, self.parameters[name]) == "scale"}
 
     def value(self, names: Sequence[str] | None = None) -> Tensor:
-        """Return λ Σ‖WWᵀ − sI‖², and λ Σ‖γ² − 1‖² with the scales of norm layers."""
+        """Return λ Σ‖WWᵀ − sI‖², plus λ Σ‖γ² − 1‖² if norm scales are penalized."""
         excesses = {}
         for name in self.parameters if names is None else names:
             if name in self.strengths:

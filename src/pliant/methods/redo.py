@@ -1,13 +1,13 @@
-"""ReDo: renew dormant units every so often (Sokar et al. 2023, "The dormant neuron phenomenon"; spectral paper, §5).
+"""ReDo: renew dormant units at regular intervals (Sokar et al. 2023, "The dormant neuron phenomenon").
 
-A unit's score is its mean absolute activation over the average of its layer, mean|h_i| / (mean_j mean|h_j| + 1e-9).
-Units with a score of τ or less are renewed: the weights that make them are drawn anew, their bias and the weights that
-read them become zero, so that the function stays nearly the same, their norm layer becomes the identity, and the
-moments of all these entries are cleared. A weight between two renewed units is both drawn and read: it becomes zero.
+A unit's score is its mean absolute activation divided by the mean of its layer, mean|h_i| / (mean_j mean|h_j| + 1e-9).
+Units with a score of at most τ are renewed: their incoming weights are re-drawn, their bias and outgoing weights become
+zero, their norm layer becomes the identity, and the moments of all these entries are cleared. The function hardly
+changes. A weight between two renewed units is both incoming and outgoing; it becomes zero.
 
-Where we deviate. Scores are taken on the batch (or the accumulated batches) of the step after which units are renewed;
-the authors draw another batch from the replay buffer. New weights come from the layer's own initial distribution,
-which in the authors' networks is Xavier's.
+Where we deviate. Scores are measured on the batch (or the accumulated batches) of the step after which units are
+renewed; the authors draw another batch from the replay buffer. New weights come from the layer's own initial
+distribution, which is Xavier's in the authors' networks.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ from pliant.methods._core.recycler import Activity, Recycler
 def dormancy_scores(mean_size: Tensor) -> Tensor:
     """Return mean|h_i| / (mean_j mean|h_j| + 1e-9), given mean|h_i| of the units of a layer.
 
-    As its authors have it. The diagnostic of dormant units divides by the layer's mean alone.
-    Beside a unit that overflowed none can be told dormant: the scores are NaN.
+    This is the authors' score; the diagnostic of dormant units divides by the layer's mean alone. If any activation
+    overflowed, all scores of the layer are NaN.
 
     Example:
         >>> dormancy_scores(torch.tensor([0.0, 1.0, 2.0]))
@@ -39,18 +39,18 @@ def dormancy_scores(mean_size: Tensor) -> Tensor:
 
 
 class ReDo(Recycler):
-    """Renew the units whose score is τ or less, every n steps.
+    """Renew the units with a score of at most τ, every n steps.
 
     Args:
         model: The model.
         example: An example input, from which the units are found.
-        tau: τ, the score up to which a unit counts as dormant.
-        every: How many steps lie between two renewals.
-        first: The step of the first renewal, counted from 1; `every` if None. Where tasks last a multiple of
-            `every`, it says how far from their ends the method acts.
-        init: What else initializes a layer in place, after the layer's own `reset_parameters`.
-        seed: Draw from a stream of its own; from torch's global generators if None.
-        where: Whose units to renew, as a predicate on name and value of the weight that makes them; all if None.
+        tau: τ, the largest score of a dormant unit.
+        every: The number of steps between two renewals.
+        first: The step of the first renewal, counted from 1; `every` if None. If the length of a task is a multiple of
+            `every`, `first` sets how far from the task's end the method acts.
+        init: A function that initializes a layer in place, run after the layer's own `reset_parameters`.
+        seed: The seed of a private random stream. None draws from torch's global generators.
+        where: Which layers' units to renew, as a predicate on the name and value of their weight; all if None.
     """
 
     name = "redo"
@@ -87,13 +87,10 @@ class ReDo(Recycler):
                 activity = seen[group.name]
                 mean_size = self._sums[group.name].mean(activity.total_size, activity.entries)
                 chosen = dormancy_scores(mean_size) <= self.tau
-                fresh = draw_fresh(self._layer(group), self.init)
-                self._make_anew(group.name, chosen, fresh[group.weight.tensor.rpartition(".")[2]])
+                path, _, leaf = group.weight.tensor.rpartition(".")
+                self._make_anew(group.name, chosen, draw_fresh(self.model.get_submodule(path), self.init)[leaf])
                 self._chosen[group.name] = chosen
-        # After all draws, or those of the next layer would be read by its renewed units.
+        # Only after all draws: a later layer's draw must not overwrite these zeros.
         for name, chosen in self._chosen.items():
             self._zero_outgoing(name, chosen)
         self.draws += 1
-
-    def _layer(self, group: UnitGroup) -> nn.Module:
-        return self.model.get_submodule(group.weight.tensor.rpartition(".")[0])

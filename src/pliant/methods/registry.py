@@ -13,17 +13,19 @@ from pliant.methods.crelu import CReLUConversion
 from pliant.methods.dash import DASH
 from pliant.methods.feature_rank import FeatureRankRegularization
 from pliant.methods.fire import FIRE
+from pliant.methods.full_reset import FullReset
 from pliant.methods.hare_tortoise import HareTortoise
+from pliant.methods.head_reset import HeadReset
 from pliant.methods.l2 import L2
 from pliant.methods.l2_init import L2Init
 from pliant.methods.layer_norm import LayerNormInsertion
 from pliant.methods.layerwise import LayerwiseReset
 from pliant.methods.parseval import ParsevalRegularization
 from pliant.methods.redo import ReDo
-from pliant.methods.resets import FullReset, HeadReset
 from pliant.methods.shrink import Shrink
 from pliant.methods.shrink_perturb import ShrinkPerturb
-from pliant.methods.spectral import SpectralNormPenalty, SpectralRegularization
+from pliant.methods.spectral import SpectralRegularization
+from pliant.methods.spectral_norm import SpectralNormPenalty
 from pliant.methods.streaming_ewc import StreamingEWC
 from pliant.methods.swr import SWR
 from pliant.methods.upgd import UPGD

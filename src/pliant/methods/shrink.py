@@ -1,8 +1,8 @@
-"""Shrink all weights by one factor when data is new, with or without care for the function.
+"""Shrink: multiply all weights by one factor when data is new.
 
-Paper: "Recovering Plasticity of Neural Networks via Soft Weight Rescaling", §3.2 and figure 1: a network whose weights
-are scaled down learns on better than one left alone, and if its biases follow (theorem 1), it loses nothing at that
-moment. Each weight is multiplied by 1 − λ, or comes as near to it as the function allows where layers join.
+Paper: "Recovering Plasticity of Neural Networks via Soft Weight Rescaling", §3.2 and figure 1. A network with smaller
+weights learns new data better. If the biases follow (theorem 1), the outputs are only multiplied by a constant. Each
+weight is multiplied by 1 − λ. Where layers join, the factor is the nearest one to 1 − λ that keeps the function.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pliant._validation import check_number
 from pliant.anatomy.export import GraphError
@@ -21,18 +21,34 @@ from pliant.methods._core.reinitializer import OptimizerState, Reinitializer
 from pliant.methods._core.selection import check_not_frozen
 
 
+def rescaling_factors(matrix: Tensor, chosen: Tensor, lam: float) -> Tensor:
+    """Return exp(M·c·log(1 − λ)), the factor of each tensor that a rescaling plan writes.
+
+    Args:
+        matrix: M, the plan's map from log factors of weights to log factors of all tensors that must follow.
+        chosen: c, 1 for each weight to shrink and 0 for the others.
+        lam: λ.
+
+    Example:
+        >>> matrix = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])  # two weights, and the bias of the second
+        >>> rescaling_factors(matrix, torch.tensor([1.0, 1.0]), 0.5)
+        tensor([0.5000, 0.5000, 0.2500])
+    """
+    return (matrix @ (chosen * math.log1p(-lam))).exp()
+
+
 class Shrink(Reinitializer):
     """Multiply the weights by 1 − λ, on `apply()`.
 
     Args:
         model: The model.
-        example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), on which the model is
-            analyzed.
-        lam: λ in [0, 1), how much of each weight to give up.
-        proportional: Whether the other parameters follow, so that the output is only multiplied by a constant. If
-            not, the weights shrink alone, and the function changes with them.
+        example: An example input on which the model is analyzed: a tensor, a tuple of arguments or a dictionary of
+            keyword arguments.
+        lam: λ in [0, 1), the share of each weight to give up.
+        proportional: Whether the other parameters follow, so that the outputs are only multiplied by a constant. If
+            not, only the weights shrink and the function changes.
         optimizer_state: "keep" or "reset" the moments of the parameters.
-        where: Which weights to shrink; all if None. What must follow them is written all the same.
+        where: Which weights to shrink; all if None. Parameters that must follow them are rescaled in any case.
     """
 
     name = "shrink"
@@ -48,9 +64,9 @@ class Shrink(Reinitializer):
         where: Filter | None = None,
     ) -> None:
         super().__init__(model, optimizer_state=optimizer_state)
-        self.lam = check_number("lam", lam, high=1.0, below=True)  # with 1 nothing would be left of the weights
+        self.lam = check_number("lam", lam, high=1.0, below=True)  # 1 would erase the weights
         if example is None:
-            raise ValueError(f"example: None, but {self.name} analyses the model on one; pass an example input")
+            raise ValueError(f"example: None, but {self.name} analyzes the model on one; pass an example input")
         try:
             scales = analyze(model, example)
         except GraphError as error:
@@ -60,25 +76,23 @@ class Shrink(Reinitializer):
             raise ValueError(
                 "model: no weight can be rescaled without changing the function; see pliant.anatomy.analyze"
             )
-        everything = [scales.blocks[number] for number in sorted(scales.system.weights)]
-        free = [block for block in everything if model.get_parameter(block.name).requires_grad]
-        owners = [block.name for block in (plan.wishes if proportional else free)]
-        chosen = [where is None or where(name, model.get_parameter(name)) for name in owners]
-        self._wish = torch.tensor([math.log1p(-lam) if one else 0.0 for one in chosen], dtype=torch.float64)
-        self._matrix = plan.matrix if proportional else torch.eye(len(free), dtype=torch.float64)
-        targets = plan.targets if proportional else free
-        self._written = BlockTensors(model, targets)
-        self._wished = [model.get_parameter(name) for name in owners]
-        self._blocks = targets
+        weights = [scales.blocks[number] for number in sorted(scales.system.weights)]
+        learnable = [block for block in weights if model.get_parameter(block.name).requires_grad]
+        names = [block.name for block in (plan.wishes if proportional else learnable)]
+        self._weights = [model.get_parameter(name) for name in names]
+        self._chosen = [where is None or where(name, p) for name, p in zip(names, self._weights, strict=True)]
+        self._matrix = plan.matrix if proportional else torch.eye(len(learnable), dtype=torch.float64)
+        self._blocks = plan.targets if proportional else learnable
+        self._tensors = BlockTensors(model, self._blocks)
         self._shrunk: list[nn.Parameter] = []
 
     def _reinitialize(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
-        # A weight that was frozen since is not shrunk.
-        wish = self._wish * torch.tensor([weight.requires_grad for weight in self._wished])
-        log_factors = self._matrix @ wish
-        followers = [(str(self._blocks[row]), p) for row, p in self._written.parameters() if log_factors[row]]
+        # Weights that were frozen after construction do not shrink.
+        chosen = [c and weight.requires_grad for c, weight in zip(self._chosen, self._weights, strict=True)]
+        factors = rescaling_factors(self._matrix, torch.tensor(chosen, dtype=torch.float64), self.lam).tolist()
+        followers = [(str(self._blocks[row]), p) for row, p in self._tensors.parameters() if factors[row] != 1]
         check_not_frozen(self.name, followers)
-        for tensor, factor in zip(self._written.get(), log_factors.exp().tolist(), strict=True):
+        for tensor, factor in zip(self._tensors.get(), factors, strict=True):
             tensor.mul_(factor)
         self._shrunk = [parameter for _, parameter in followers]
         return {}

@@ -1,10 +1,10 @@
 """Shrink & perturb: move the weights part of the way back when data is new (Ash & Adams 2020).
 
-Three things go by this name; `toward` says which one:
+Three rules have this name. `toward` selects one:
 
 - "initial" (default): θ ← (1−λ)θ + λθ₀ with the stored initial values (SWR paper D.2, FIRE A.3, Hare & Tortoise);
-- "fresh": θ ← (1−λ)θ + λθ' with θ' newly drawn from the initial distribution;
-- "noise": θ ← (1−λ)θ + ε, ε ~ N(0, noise_std²), the original form (DASH uses 1−λ = 0.3, noise_std = 0.01).
+- "fresh": θ ← (1−λ)θ + λθ' with θ' drawn from the initial distribution;
+- "noise": θ ← (1−λ)θ + ε with ε ~ N(0, noise_std²), the original form (DASH uses 1−λ = 0.3, noise_std = 0.01).
 """
 
 from collections.abc import Mapping
@@ -22,36 +22,54 @@ Toward = Literal["initial", "fresh", "noise"]
 
 
 def shrink_toward_(parameters: list[Tensor], targets: list[Tensor], lam: float) -> None:
-    """Move the parameters in place: θ ← (1−λ)θ + λ·target.
+    """Move the parameters towards targets in place: θ ← (1−λ)θ + λ·target.
 
     Args:
-        parameters: The parameters.
-        targets: Where each moves to.
-        lam: How far, 0 (stay) to 1 (arrive).
+        parameters: θ.
+        targets: The target of each parameter.
+        lam: λ, from 0 (stay) to 1 (arrive).
 
     Example:
-        >>> import torch
         >>> theta = torch.tensor([4.0])
         >>> shrink_toward_([theta], [torch.tensor([0.0])], 0.25)
         >>> theta
         tensor([3.])
     """
-    torch._foreach_lerp_(parameters, targets, lam)  # exact where both are equal: that nothing moved is seen
+    torch._foreach_lerp_(parameters, targets, lam)  # leaves a parameter that equals its target exactly unchanged
+
+
+def shrink_and_add_(parameters: list[Tensor], noise: list[Tensor], lam: float) -> None:
+    """Shrink the parameters and add noise in place: θ ← (1−λ)θ + ε.
+
+    Args:
+        parameters: θ.
+        noise: ε of each parameter.
+        lam: λ, the share of the old values to give up.
+
+    Example:
+        >>> theta = torch.tensor([4.0])
+        >>> shrink_and_add_([theta], [torch.tensor([0.5])], 0.25)
+        >>> theta
+        tensor([3.5000])
+    """
+    torch._foreach_mul_(parameters, 1 - lam)
+    torch._foreach_add_(parameters, noise)
 
 
 class ShrinkPerturb(Reinitializer):
-    """Shrink the learnable parameters and perturb them, on `apply()`.
+    """Shrink and perturb the learnable parameters, on `apply()`.
 
     Args:
-        model: The model; its present values are θ₀.
-        lam: λ in [0, 1], how much of the old weights to give up.
+        model: The model; its current values are θ₀.
+        lam: λ in [0, 1], the share of the old weights to give up.
         toward: "initial", "fresh" or "noise".
-        noise_std: The noise's standard deviation, for toward="noise".
-        optimizer_state: "keep" (as in the sources) or "reset" the moments of the parameters.
-        init: What else initializes a model in place, after each module's own `reset_parameters`, for toward="fresh".
-        seed: Draw from a stream of its own; from torch's global generators if None.
-        where: Which parameters to move; all learnable ones if None. Buffers are left alone; noise does not spare the
-            row of an embedding that stands for padding.
+        noise_std: The standard deviation of the noise, for toward="noise".
+        optimizer_state: "keep" (as in the papers) or "reset" the moments of the parameters.
+        init: A function that initializes the model in place, run after every module's own `reset_parameters`, for
+            toward="fresh".
+        seed: The seed of a private random stream. None draws from torch's global generators.
+        where: Which parameters to move; all learnable ones if None. Buffers stay. Noise is also added to the padding
+            row of an embedding.
     """
 
     name = "shrink_perturb"
@@ -87,11 +105,11 @@ class ShrinkPerturb(Reinitializer):
         parameters: list[Tensor] = list(self.parameters.values())
         with seeded(self.seed, self.draws):
             if self.toward == "noise":
-                torch._foreach_mul_(parameters, 1 - self.lam)
-                torch._foreach_add_(parameters, [each.mul_(self.noise_std) for each in draw_normal(parameters)])
+                noise = [each.mul_(self.noise_std) for each in draw_normal(parameters)]
+                shrink_and_add_(parameters, noise, self.lam)
             else:
                 targets = self.initial if self.toward == "initial" else draw_fresh(self.model, self.init)
-                # The model may have been cast or moved since.
+                # The model may have been cast or moved since the targets were stored.
                 shrink_toward_(parameters, [targets[name].to(p) for name, p in self.parameters.items()], self.lam)
         self.draws += 1
         return {}

@@ -1,12 +1,13 @@
 """Weight clipping: after every step, clamp each weight to a multiple of its initial bound (Elsayed et al. 2024).
 
-Paper: "Weight Clipping for Deep Continual and Reinforcement Learning". Weights and biases of a layer are kept in
-[−κb, κb] with b = 1/√fan_in, the bound of the uniform distribution that torch draws both from. (A recurrent layer's
-weights it draws within 1/√hidden_size, a bilinear one's within 1/√in1_features: that is b there. The packed weight of
-attention it draws by another rule, within 1.22/√fan_in; b is 1/√fan_in all the same.) The bound follows from the
-layer's shape, never from values that training has moved already, and a bias is bounded by the fan-in of the weight that
-it belongs to. Norm layers, embeddings and parameters that belong to no weight have no such bound; they are left alone.
-Nor is the fan-in known of a weight that may hold several matrices, [n, in, out] or [n, out, in].
+Paper: "Weight Clipping for Deep Continual and Reinforcement Learning". The weight and bias of a layer stay in [−κb, κb]
+with b = 1/√fan_in, the bound of the uniform distribution from which torch draws both. b follows from the layer's shape,
+not from its values, which training may have moved.
+
+- A recurrent layer has b = 1/√hidden_size and a bilinear layer b = 1/√in1_features, as in torch's initialization.
+- The packed weight of attention has b = 1/√fan_in too, although torch draws it within 1.22/√fan_in.
+- Norm layers, embeddings and parameters without a weight have no bound and are left alone. So are weights that may
+  hold several matrices, [n, in, out] or [n, out, in], since their fan-in is unknown.
 """
 
 from collections.abc import Sequence
@@ -24,11 +25,27 @@ from pliant.methods._core.selection import learnable_parameters, warn_of_compute
 from pliant.running import eval_mode
 
 
-def initial_bounds(model: nn.Module) -> dict[str, float]:
-    """Return b = 1/√fan_in of every weight, and of the biases that belong to it, by name.
+def clip_weights_(weights: list[Tensor], bounds: list[float]) -> None:
+    """Clamp each weight in place: w ← min(max(w, −b), b).
 
-    Norm layers, embeddings and what may hold several matrices have none. A weight that is tied has the bound of the
-    first of its modules that gives it one: an output layer's, not an embedding's.
+    Args:
+        weights: The weights.
+        bounds: b of each weight.
+
+    Example:
+        >>> weight = torch.tensor([-3.0, 0.5, 2.0])
+        >>> clip_weights_([weight], [1.0])
+        >>> weight
+        tensor([-1.0000,  0.5000,  1.0000])
+    """
+    torch._foreach_clamp_max_(weights, bounds)
+    torch._foreach_clamp_min_(weights, [-bound for bound in bounds])
+
+
+def initial_bounds(model: nn.Module) -> dict[str, float]:
+    """Return b = 1/√fan_in of every weight, and of its biases, by name.
+
+    A tied weight has the bound of the first module that gives it one: an output layer, not an embedding.
 
     Args:
         model: The model.
@@ -48,7 +65,7 @@ def initial_bounds(model: nn.Module) -> dict[str, float]:
 def _bound(model: nn.Module, path: str, leaf: str) -> float | None:
     module = model.get_submodule(path)
     leaf = leaf.replace("bias", "weight")
-    with eval_mode(module):  # to read a weight that a spectral norm computes is a step of its training otherwise
+    with eval_mode(module):  # in training mode, reading a spectrally normalized weight would change its buffers
         weight = getattr(module, leaf, None)
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) or not isinstance(weight, Tensor):
         return None
@@ -61,8 +78,8 @@ def _bound(model: nn.Module, path: str, leaf: str) -> float | None:
         return float(module.hidden_size**-0.5)
     if isinstance(module, nn.Bilinear):
         return float(module.in1_features**-0.5)
-    stored_backwards = is_linear(module) and not isinstance(module, nn.Linear)
-    return float((len(weight) if stored_backwards else weight.numel() / len(weight)) ** -0.5)
+    stored_transposed = is_linear(module) and not isinstance(module, nn.Linear)
+    return float((len(weight) if stored_transposed else weight.numel() / len(weight)) ** -0.5)
 
 
 class WeightClipping(AfterStep):
@@ -70,7 +87,7 @@ class WeightClipping(AfterStep):
 
     Args:
         model: The model.
-        kappa: κ, how many times the initial bound is allowed.
+        kappa: κ, the multiple of the initial bound.
         where: Which parameters to clamp; all learnable weights and their biases if None.
 
     Example:
@@ -84,7 +101,7 @@ class WeightClipping(AfterStep):
     name = "weight_clipping"
 
     def __init__(self, model: nn.Module, *, kappa: float = 2.0, where: Filter | None = None) -> None:
-        learnable_parameters(model)  # An error that names what a model lacks, before anything looks into it.
+        learnable_parameters(model)  # rejects unsuitable parameters before their bounds are computed
         bounds = initial_bounds(model)
         single = without_stacks(self.name, model, where)
         super().__init__(model, where=lambda name, p: name in bounds and single(name, p))
@@ -93,13 +110,13 @@ class WeightClipping(AfterStep):
         self.bounds = {name: self.kappa * bounds[name] for name in self.parameters}
 
     def step(self) -> None:
-        """Clamp once, all weights and biases."""
+        """Clamp all weights and biases once."""
         names = tuple(self.parameters)
         self._clamp(names, names[0])
 
     @property
     def receipt(self) -> Receipt | None:
-        """How many entries sit at their bound now, and how often the method acted."""
+        """The number of entries that are at their bound now, and of steps so far."""
         if not self.steps:
             return None
         served = {name: self.parameters[name].detach() for name in self._served()}
@@ -109,16 +126,13 @@ class WeightClipping(AfterStep):
         return Receipt(self.name, "clamp", len(clamped), entries, details)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        # After a step that was skipped there is nothing to clamp, since the step before was clamped.
+        # Clamping after a skipped step is harmless: the weights are still within their bounds.
         attachment = self._attachment(optimizer)
         self._clamp(attachment.names, attachment.counter)
 
     @torch.no_grad()
     def _clamp(self, names: Sequence[str], counter: str) -> None:
         self._count_step(counter)
-        names = [name for name in names if self.parameters[name].requires_grad]  # the others were frozen since
-        if not names:
-            return
-        parameters: list[Tensor] = [self.parameters[name] for name in names]
-        torch._foreach_clamp_max_(parameters, [self.bounds[name] for name in names])
-        torch._foreach_clamp_min_(parameters, [-self.bounds[name] for name in names])
+        learnable = [name for name in names if self.parameters[name].requires_grad]  # some may be frozen by now
+        if learnable:
+            clip_weights_([self.parameters[name] for name in learnable], [self.bounds[name] for name in learnable])

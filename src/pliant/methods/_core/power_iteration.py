@@ -1,0 +1,186 @@
+"""Power iteration, and the penalties on largest singular values that it serves."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pliant._precision import widen, without_autocast
+from pliant._seeding import generator
+from pliant.anatomy.parameters import as_matrix, role_of
+from pliant.methods._core.method import Filter
+from pliant.methods._core.penalty import Penalty
+from pliant.methods._core.selection import warn_of_computed
+from pliant.methods._core.strengths import Strength, resolve_strengths
+
+_TINY = 1e-18
+"""Far below the rounding error of any nonzero product; its square is still representable in float32."""
+
+_SMALL = 1e-12
+"""A matrix is rescaled if its largest entry is below this, or above its inverse: squares would under- or overflow."""
+
+
+@without_autocast
+def leading_pair(weight: Tensor, size: int = 30) -> tuple[Tensor, Tensor]:
+    """Return the leading singular vectors (u, v) of a matrix, with uᵀWv within a fraction of a percent of σ₁.
+
+    They are the best pair in a Krylov space of WᵀW. The largest singular values of a random matrix lie close together,
+    so plain power iteration would need hundreds of rounds.
+
+    Args:
+        weight: The matrix.
+        size: The dimension of the Krylov space.
+
+    Example:
+        >>> weight = torch.diag(torch.tensor([1.0, 3.0]))
+        >>> u, v = leading_pair(weight)
+        >>> round(float(u @ weight @ v), 4)
+        3.0
+    """
+    matrix = widen(weight)
+    largest = matrix.abs().max()
+    if 0 < largest < _SMALL or largest > 1 / _SMALL:
+        matrix = matrix / largest
+    random = generator("leading pair")
+    vector = torch.randn(len(matrix), generator=random).to(matrix) @ matrix
+    if not vector.any():  # the weight is zero: any pair will do
+        vector = torch.randn(matrix.shape[1], generator=random).to(matrix)
+    basis = matrix.new_zeros(0, matrix.shape[1])
+    for _ in range(min(size, *matrix.shape)):
+        for _ in range(2):  # the second pass removes the first one's rounding error
+            vector = vector - (basis @ vector) @ basis
+        if not vector.any():
+            break
+        direction = vector / vector.norm()
+        if (basis @ direction).norm() > 1e-4:  # the rank is reached; the rest is rounding error
+            break
+        basis = torch.cat([basis, direction.unsqueeze(0)])
+        vector = (matrix @ basis[-1]) @ matrix
+    u, _, v = torch.linalg.svd(matrix @ basis.mT, full_matrices=False)
+    return u[:, 0].contiguous(), v[0] @ basis
+
+
+@without_autocast
+def iterate_power_(weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Do one power iteration in place, v ← Wᵀu/‖Wᵀu‖ and u ← Wv/‖Wv‖, and return σ = uᵀWv = ‖Wv‖.
+
+    If the weight is all zero, u becomes zero and v stays, so that the iteration recovers when the weight grows.
+    If the weight holds NaN or infinity, both vectors restart.
+
+    Args:
+        weight: W.
+        left: u.
+        right: v.
+
+    Example:
+        >>> u, v = torch.tensor([0.6, 0.8]), torch.tensor([1.0, 0.0])
+        >>> iterate_power_(torch.diag(torch.tensor([3.0, 0.0])), u, v)
+        tensor(3.)
+    """
+    if weight.dtype == left.dtype:
+        right.addmv_(weight.mT, left, beta=_TINY)
+        right.div_(torch.linalg.vector_norm(right))
+        left.addmv_(weight, right, beta=0)
+    else:
+        right.mul_(_TINY).add_(weight.mT @ left.to(weight.dtype))
+        right.div_(torch.linalg.vector_norm(right))
+        left.copy_(weight @ right.to(weight.dtype))
+    sigma: Tensor = torch.linalg.vector_norm(left)
+    left.div_(sigma.clamp_min(_TINY))
+    if not (sigma.is_cpu and math.isfinite(sigma.item())):  # on other devices item() would synchronize
+        for vector in (left, right):
+            vector.nan_to_num_(nan=1.0, posinf=1.0, neginf=1.0)
+    return sigma
+
+
+class SingularValuePenalty(Penalty):
+    """A penalty Σ λ·cost(σ₁(W)) over the matrices of a model; power iteration tracks each σ₁.
+
+    Args:
+        model: The model.
+        lam: λ, one number for all parameters or one per name pattern.
+        where: Which parameters to penalize.
+
+    Attributes:
+        left: u of each matrix, by name.
+        right: v of each matrix, by name.
+    """
+
+    saved: ClassVar[tuple[str, ...]] = ("left", "right")
+
+    def __init__(self, model: nn.Module, *, lam: Strength, where: Filter) -> None:
+        super().__init__(model, where=where)
+        warn_of_computed(self.name, model, self.parameters)
+        self.strengths = resolve_strengths(lam, self.parameters)
+        self.roles = {name: role_of(model, name, self.parameters[name]) for name in self.strengths}
+        matrices = [name for name, role in self.roles.items() if role == "matrix"]
+        pairs = {name: leading_pair(as_matrix(self.parameters[name])) for name in matrices}
+        self.left = {name: u for name, (u, _) in pairs.items()}
+        self.right = {name: v for name, (_, v) in pairs.items()}
+        self._fresh: dict[str, Tensor] = {}
+
+    @without_autocast
+    def sigma(self, name: str) -> Tensor:
+        """Return uᵀWv, the estimate of a weight's largest singular value."""
+        weight, u, v = as_matrix(self.parameters[name]), self.left[name], self.right[name]
+        return u @ (weight @ v.to(weight.dtype)).to(u.dtype)
+
+    def value(self, names: Sequence[str] | None = None) -> Tensor:
+        """Return the term at the current parameters, with the singular vectors of the last step."""
+        terms = [self._term(name) for name in (self.parameters if names is None else names) if name in self.strengths]
+        return sum(terms, start=torch.zeros(()))
+
+    @abstractmethod
+    def _cost(self, sigma: Tensor) -> Tensor:
+        """Return the cost of a singular value."""
+
+    @abstractmethod
+    def _slopes(self, sigmas: list[Tensor]) -> list[Tensor]:
+        """Return the derivative of the cost at each singular value."""
+
+    def _term(self, name: str) -> Tensor:
+        return self.strengths[name] * self._cost(self.sigma(name))
+
+    def _observe(self, gradients: Mapping[str, Tensor], scale: Tensor | None, found_inf: Tensor | None) -> None:
+        for name in gradients:
+            if name in self.left:
+                weight = as_matrix(self.parameters[name])
+                self._fresh[name] = iterate_power_(weight, self.left[name], self.right[name])
+
+    def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
+        names = [name for name in gradients if name in self.left]
+        if not names:
+            return
+        # This step's iteration has just computed σ. Other callers compute it with one more product.
+        fresh, self._fresh = self._fresh, {}
+        slopes = self._slopes([fresh[name] if name in fresh else self.sigma(name) for name in names])
+        for name, slope in zip(names, slopes, strict=True):
+            left = self.left[name] * (slope if scale is None else slope * scale)
+            add_outer_(gradients[name], left, self.right[name], self.strengths[name])
+
+
+def add_outer_(gradient: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
+    """Add factor · left ⊗ right to a gradient in place.
+
+    Args:
+        gradient: A tensor of any memory layout, read as the matrix [first dimension, all others].
+        left: One entry per row of that matrix.
+        right: One entry per column.
+        factor: The factor.
+
+    Example:
+        >>> gradient = torch.zeros(2, 2)
+        >>> add_outer_(gradient, torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.0]), 0.5)
+        >>> gradient
+        tensor([[1.5000, 0.0000],
+                [3.0000, 0.0000]])
+    """
+    if left.dtype != gradient.dtype:
+        left, right = left.to(gradient.dtype), right.to(gradient.dtype)
+    if gradient.is_contiguous():
+        gradient.flatten(1).addr_(left, right, alpha=factor)
+    else:
+        gradient.add_(torch.outer(left, right).view(gradient.shape), alpha=factor)
