@@ -250,13 +250,13 @@ def test_settings_that_make_no_sense_are_errors() -> None:
         DASH(model, alpha=0)
     with pytest.raises(ValueError, match="accumulate: 'epoch' is not allowed; it must be one of 'chunk', 'batch'"):
         DASH(model, accumulate="epoch")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="chunk_size: 5 means nothing with accumulate='batch'"):
+    with pytest.raises(ValueError, match="chunk_size: 5 has no effect with accumulate='batch'"):
         DASH(model, accumulate="batch", chunk_size=5)
-    with pytest.raises(ValueError, match="batches: None, but dash looks at the new data"):
+    with pytest.raises(ValueError, match="batches: None, but dash needs the new data"):
         DASH(model).apply()
-    with pytest.raises(ValueError, match="loss_fn: None, but dash looks at the new data"):
+    with pytest.raises(ValueError, match="loss_fn: None, but dash needs the new data"):
         DASH(model).apply(batches=data("mlp"))
-    with pytest.raises(ValueError, match="batches: empty; dash needs the new data"):
+    with pytest.raises(ValueError, match="batches: empty; dash needs at least one batch"):
         DASH(model).apply(batches=[], loss_fn=cross_entropy)
 
 

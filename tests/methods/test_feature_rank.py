@@ -255,7 +255,7 @@ def test_by_hand_it_says_what_to_do() -> None:
     assert penalty.receipt is None
     with pytest.raises(TypeError, match=r"acts during backward\(\)"):
         penalty.step()
-    with pytest.raises(ValueError, match="example: None, and no classifier is named"):
+    with pytest.raises(ValueError, match="example: None, and classifier is not given"):
         FeatureRankRegularization(zoo.build("mlp"))
     with pytest.raises(ValueError, match="loss_scale: -1"):
         FeatureRankRegularization(zoo.build("mlp"), classifier="4", loss_scale=-1)
@@ -264,7 +264,7 @@ def test_by_hand_it_says_what_to_do() -> None:
 def test_an_optimizer_that_maximizes_is_refused() -> None:
     model = zoo.build("mlp")
     method = FeatureRankRegularization(model, zoo.batch("mlp")[0])
-    with pytest.raises(ValueError, match="this SGD maximizes, and feature_rank would be maximized"):
+    with pytest.raises(ValueError, match="this SGD maximizes, so feature_rank would be maximized"):
         method.attach(SGD(model.parameters(), lr=0.1, maximize=True))
 
 
@@ -306,7 +306,7 @@ def test_images_are_no_features() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1), head)
     optimizer = SGD(model.parameters(), lr=0.1)
     FeatureRankRegularization(model, classifier="1").attach(optimizer)
-    with pytest.raises(ValueError, match=r"classifier: '1' takes inputs of shape \(5, 2, 2, 2\); features are"):
+    with pytest.raises(ValueError, match=r"classifier: '1' takes inputs of shape \(5, 2, 2, 2\), but features are"):
         model(torch.ones(5, 1, 2, 2))
 
 

@@ -97,9 +97,9 @@ def test_named_blocks() -> None:
     method.apply()
     changed = {name for name, value in snapshot(model).items() if not torch.allclose(value, before[name])}
     assert changed == {"7.weight", "7.bias"}  # "9" is in no block, the others are at their initial norms still
-    with pytest.raises(ValueError, match=r"blocks: .* two at least"):
+    with pytest.raises(ValueError, match=r"blocks: .* at least two"):
         LayerwiseReset(model, blocks=[["0"]])
-    with pytest.raises(ValueError, match="example: None, and no blocks are named"):
+    with pytest.raises(ValueError, match="example: None, and blocks is not given"):
         LayerwiseReset(model)
 
 
@@ -128,7 +128,7 @@ def test_a_parameter_that_no_layer_uses_is_an_error() -> None:
     model = zoo.build("mlp")
     model.register_module("spare", nn.Linear(2, 2))
     model.forward = lambda x: model[4](torch.relu(model[2](torch.relu(model[0](x)))))
-    with pytest.raises(ValueError, match=r"'spare\.weight' belongs to no layer that was called"):
+    with pytest.raises(ValueError, match=r"'spare\.weight' is not in a layer that was called"):
         LayerwiseReset(model, zoo.batch("mlp")[0])
 
 
@@ -213,7 +213,7 @@ class WithToken(nn.Module):
 
 def test_what_is_not_called_does_not_belong_to_what_holds_the_model_together() -> None:
     LayerwiseReset(WithToken(aside=False), torch.zeros(1, 3))
-    with pytest.raises(ValueError, match=r"'aside.weight' belongs to no layer that was called"):
+    with pytest.raises(ValueError, match=r"'aside.weight' is not in a layer that was called"):
         LayerwiseReset(WithToken(aside=True), torch.zeros(1, 3))
 
 

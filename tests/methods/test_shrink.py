@@ -63,7 +63,7 @@ def test_strength_out_of_range_is_refused(lam: float) -> None:
 
 
 def test_an_example_is_needed() -> None:
-    with pytest.raises(ValueError, match="example: None, but shrink analyses the model on one"):
+    with pytest.raises(ValueError, match="example: None, but shrink analyzes the model on one"):
         Shrink(zoo.build("mlp"))
 
 

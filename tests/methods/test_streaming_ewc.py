@@ -1,4 +1,4 @@
-"""Streaming EWC: the closed form, bias correction, and what a GradScaler hides."""
+"""Streaming EWC: the closed form, bias correction and skipped steps."""
 
 import pytest
 import torch
@@ -7,7 +7,6 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam
 
 from pliant import StreamingEWC
-from pliant.methods._core.averages import average_weights
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
 from tests.methods.trajectories import OPTIMIZERS, STEPS, assert_close
@@ -54,22 +53,7 @@ def test_value_is_the_term() -> None:
     assert float(penalty.value()) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.5, 0.999, 1 - 1e-7])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_weights_of_a_corrected_average(beta: float, dtype: torch.dtype) -> None:
-    """x̄ ← x̄ + w(x − x̄) must be the average over all values, each weighted by a power of β; it must also forget."""
-    values = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    average = torch.tensor(123.0, dtype=dtype)
-    for t, value in enumerate(values, start=1):
-        weight = average_weights(torch.tensor(float(t), dtype=dtype), beta)
-        average = average + weight * (value.to(dtype) - average)
-    powers = beta ** torch.arange(49, -1, -1, dtype=torch.float64)
-    expected = (powers * values).sum() / powers.sum()
-    tolerance = 1e-9 if dtype == torch.float64 else 2e-5
-    assert float(average) == pytest.approx(float(expected), rel=tolerance, abs=tolerance)
-
-
-def test_a_skipped_step_leaves_the_averages_and_their_count_alone() -> None:
+def test_skipped_step_does_not_change_the_averages() -> None:
     """GradScalers begin with steps that overflow: were they counted, the first averages would be far too small."""
     model, control = zoo.build("mlp"), zoo.build("mlp")
     made = {}
@@ -93,7 +77,7 @@ def test_a_skipped_step_leaves_the_averages_and_their_count_alone() -> None:
     assert torch.equal(made[model].averages["counts"], torch.full((6,), 6.0, dtype=torch.float64))
 
 
-def test_a_parameter_without_gradient_keeps_its_own_count() -> None:
+def test_steps_without_a_gradient_are_not_counted() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)).double()
     penalty = StreamingEWC(model, beta=0.5)
     model[0].weight.grad = torch.ones_like(model[0].weight)
@@ -117,12 +101,12 @@ def test_half_precision_averages_move() -> None:
     assert float(penalty.averages["values"]["weight"].mean()) == pytest.approx(1.6, abs=2e-3)
 
 
-def test_an_average_that_never_moves_is_an_error() -> None:
+def test_beta_of_one_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"beta: 1\.0 is not allowed; it must be a number that is in \[0, 1\)"):
         StreamingEWC(zoo.build("mlp"), beta=1.0)
 
 
-def test_an_optimizer_may_hold_nothing_that_is_penalized() -> None:
+def test_optimizer_may_hold_no_penalized_parameter() -> None:
     model, alone = zoo.build("mlp"), zoo.build("mlp")
     body = SGD(model[:4].parameters(), lr=0.1)
     head = SGD(model[4].parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""CReLU and LayerNorm put into existing models."""
+"""CReLU modules, and their conversion of existing models."""
 
 import copy
 from typing import Any
@@ -9,13 +9,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam
 
-from pliant import CReLU, CReLUConversion, LayerNormInsertion, ReDo
-from pliant.models import create
+from pliant import CReLU, CReLUConversion, ReDo
 from tests import zoo
 from tests.reference import architecture as reference
 
 
-def test_crelu_matches_the_reference() -> None:
+def test_module_matches_the_reference() -> None:
     x = torch.randn(3, 5, dtype=torch.float64)
     expected = torch.tensor([reference.crelu(row) for row in x.tolist()], dtype=torch.float64)
     assert torch.equal(CReLU()(x), expected)
@@ -89,7 +88,7 @@ def test_conversion_keeps_the_function(name: str, training: bool) -> None:
             assert module.weight.shape[1] == module.in_channels
 
 
-def test_fresh_weights_make_a_network_that_was_built_with_crelu() -> None:
+def test_fresh_weights_give_a_network_built_with_crelu() -> None:
     model = zoo.build("mlp")
     CReLUConversion(model, zoo.batch("mlp")[0], weights="fresh", seed=3)
     assert [tuple(model[i].weight.shape) for i in (0, 2, 4)] == [(16, 12), (16, 32), (5, 32)]
@@ -119,7 +118,7 @@ def test_the_new_half_learns() -> None:
     assert model[2].weight[:, 16:].any()
 
 
-def test_units_of_a_converted_model_are_found() -> None:
+def test_both_halves_belong_to_the_same_unit() -> None:
     """Both halves of a unit are its own: to renew it clears both of its columns."""
     model = zoo.build("mlp")
     x = zoo.batch("mlp")[0]
@@ -128,7 +127,7 @@ def test_units_of_a_converted_model_are_found() -> None:
     assert redo.groups["0"].readers[0].weight.units.tolist() == [*range(16), *range(16)]
 
 
-def test_an_optimizer_from_before_is_refused() -> None:
+def test_optimizer_made_before_the_conversion_is_rejected() -> None:
     model = zoo.build("mlp")
     early = Adam(model.parameters())
     made = CReLUConversion(model, zoo.batch("mlp")[0])
@@ -140,17 +139,6 @@ def test_an_optimizer_from_before_is_refused() -> None:
     made.attach(Adam(model.parameters()))
     with pytest.raises(TypeError, match="crelu changed the model when it was made"):
         made.step()
-
-
-def test_an_optimizer_without_the_new_norm_layers_is_refused() -> None:
-    model = zoo.build("mlp")
-    early = Adam(model.parameters())
-    made = LayerNormInsertion(model, zoo.batch("mlp")[0])
-    with pytest.raises(
-        ValueError, match=r"this Adam holds '0.weight' but not '1.0.weight', which layer_norm made; make"
-    ):
-        made.attach(early)
-    made.attach(Adam([*model[0].parameters(), *model[1].parameters()]), Adam(model[4].parameters()))
 
 
 class Functional(nn.Module):
@@ -165,12 +153,12 @@ class Functional(nn.Module):
         return self.four(self.tanh(self.three(x)))
 
 
-def test_what_cannot_be_converted_says_why() -> None:
+def test_layers_that_cannot_be_converted_state_the_reason() -> None:
     x = torch.zeros(2, 4)
     with pytest.raises(ValueError, match="crelu fits behind none of its layers") as caught:
         CReLUConversion(Functional(), x)
     for reason in (
-        "one: its ReLU is no module of its own",
+        "one: its ReLU is not a module of its own",
         "two: a norm layer follows its ReLU",
         "three: no ReLU follows it",
         "four: it is an output of the model",
@@ -179,7 +167,7 @@ def test_what_cannot_be_converted_says_why() -> None:
     shared = Functional()
     shared.forward = lambda x: shared.three(shared.act(shared.two(shared.act(shared.one(x)))))  # type: ignore[method-assign]
     with pytest.raises(
-        ValueError, match="one: its ReLU is no module of its own; two: its ReLU is no module of its own"
+        ValueError, match="one: its ReLU is not a module of its own; two: its ReLU is not a module of its own"
     ):
         CReLUConversion(shared, x)
     with pytest.raises(ValueError, match="weights: 'old' is not allowed; it must be one of 'keep', 'fresh'"):
@@ -199,7 +187,7 @@ class FixedSizes(nn.Module):
         return self.head(self.relu(self.conv(x)).view(-1, 256))
 
 
-def test_a_model_that_no_longer_runs_is_said_at_once() -> None:
+def test_model_that_fails_after_the_conversion_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"with crelu behind conv it no longer runs .*view\(-1, 256\)"):
         CReLUConversion(FixedSizes(), torch.zeros(2, 3, 8, 8))
 
@@ -212,62 +200,17 @@ def test_where_chooses_layers() -> None:
     assert model[4].in_features == 32
 
 
-def test_layer_norm_matches_the_reference() -> None:
-    model = zoo.build("mlp")
-    x = zoo.batch("mlp")[0]
-    hidden = model[0](x)
-    made = LayerNormInsertion(model, x)
-    assert made.changed == ["0", "2"]
-    expected = torch.stack([reference.normalize(row) for row in hidden]).relu()
-    torch.testing.assert_close(model[1](hidden), expected, rtol=1e-10, atol=1e-12)
-    assert {"0.weight", "2.weight", "4.weight", "1.0.weight", "1.0.bias"} <= set(dict(model.named_parameters()))
-    assert made.receipt.tensors == 4
-    assert made.receipt.entries == 64
-
-
-def test_layer_norm_behind_convolutions_is_over_channels_and_places() -> None:
-    model = zoo.build("cnn")
-    x = zoo.batch("cnn")[0]
-    hidden = model[0](x)
-    LayerNormInsertion(model, x)
-    expected = torch.stack([reference.normalize(image) for image in hidden]).relu()
-    torch.testing.assert_close(model[1](hidden), expected, rtol=1e-10, atol=1e-12)
-    assert isinstance(model[4][0], nn.GroupNorm)
-    assert isinstance(model[8][0], nn.LayerNorm)
-
-
-def test_layer_norm_leaves_alone_what_has_a_norm_layer() -> None:
-    model = zoo.build("cnn_bn")
-    made = LayerNormInsertion(model, zoo.batch("cnn_bn")[0])
-    assert made.changed == ["9"]
-    assert made.skipped["0"] == "it has a norm layer already"
-    with pytest.raises(
-        ValueError, match=r"layer_norm fits behind none of its layers \(.*its activation is no module of its own"
-    ):
-        LayerNormInsertion(Functional(), torch.zeros(2, 4), where=lambda n, _: n == "one.weight")
-    vit = create("vit_tiny", (3, 8, 8), 5, width=6, depth=1, heads=2)
-    assert LayerNormInsertion(vit, torch.zeros(2, 3, 8, 8)).changed == ["1.mlp.0"]
-
-
-def test_a_reader_that_cannot_be_drawn_anew_is_named_before_anything_changes() -> None:
+def test_reader_without_initializer_is_an_error_and_changes_nothing() -> None:
     from transformers.pytorch_utils import Conv1D
 
     model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Conv1D(3, 8)), torch.ones(2, 4)
     kept = str(model)
-    with pytest.raises(ValueError, match="it is read by 2, a Conv1D, which cannot be initialized anew"):
+    with pytest.raises(ValueError, match="it is read by 2, a Conv1D, which cannot be re-initialized"):
         CReLUConversion(model, x, weights="fresh")
     assert str(model) == kept
     before = model(x)
     CReLUConversion(model, x)
     torch.testing.assert_close(model(x), before)
-
-
-@pytest.mark.parametrize("training", [False, True])
-def test_dropout_is_not_taken_for_an_activation(training: bool) -> None:
-    model = nn.Sequential(nn.Linear(4, 5), nn.Dropout(), nn.ReLU(), nn.Linear(5, 6), nn.Dropout(), nn.Linear(6, 2))
-    method = LayerNormInsertion(model.train(training), torch.zeros(1, 4))
-    assert [name for name, _ in model.named_parameters() if "0" in name.split(".")[1:]] == ["2.0.weight", "2.0.bias"]
-    assert method.skipped["3"] == "no activation follows it"
 
 
 class ReadTwice(nn.Module):
@@ -283,7 +226,7 @@ class ReadTwice(nn.Module):
         return self.out(self.last(self.b(self.relu(h)))), self.c(h)
 
 
-def test_units_that_are_read_before_their_relu_are_left_alone() -> None:
+def test_units_read_before_their_relu_are_skipped() -> None:
     model, x = ReadTwice(), torch.randn(4, 8)
     before = [output.detach() for output in model(x)]
     made = CReLUConversion(model, x)

@@ -1,4 +1,4 @@
-"""L2 and L2 Init: the closed-form gradient gives the trajectory of the term in the loss."""
+"""What all penalties share: strengths, receipts and line searches."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -15,7 +15,6 @@ from pliant import L2, L2Init, Method, SpectralRegularization, StreamingEWC, Wei
 from pliant.methods import create
 from tests import zoo
 from tests.loops import differs, snapshot, train
-from tests.methods.trajectories import OPTIMIZERS, STEPS, assert_close, train_with_term
 
 LAM = 0.05
 
@@ -29,24 +28,6 @@ def l2_init_term(model: nn.Module, initial: list[Tensor]) -> Tensor:
 
 
 CASES = [(L2, l2_term), (L2Init, l2_init_term)]
-
-
-def sgd_with_momentum(model: nn.Module) -> SGD:
-    return SGD(model.parameters(), lr=0.02, momentum=0.9)
-
-
-@pytest.mark.parametrize("make_optimizer", [*OPTIMIZERS.values(), sgd_with_momentum], ids=[*OPTIMIZERS, "momentum"])
-@pytest.mark.parametrize("name", ["mlp", "cnn", "vgg", "tied"])
-@pytest.mark.parametrize(("cls", "term"), CASES)
-def test_same_trajectory_as_the_term_in_the_loss(cls, term, name, make_optimizer) -> None:
-    closed, slow = zoo.build(name), zoo.build(name)
-    initial = [p.detach().clone() for p in slow.parameters()]
-    optimizer = make_optimizer(closed)
-    penalty = cls(closed, lam=LAM).attach(optimizer)
-    train(closed, optimizer, name, range(STEPS[name]))
-    train_with_term(slow, name, make_optimizer(slow), lambda model: term(model, initial))
-    assert_close(closed, slow)
-    assert float(penalty.value()) == pytest.approx(term(slow, initial).item(), rel=1e-9)
 
 
 @pytest.mark.parametrize(("cls", "term"), CASES)
@@ -77,7 +58,7 @@ def test_line_search_sees_the_penalty(cls, term) -> None:
         torch.testing.assert_close(left, right, rtol=1e-7, atol=1e-9)
 
 
-def test_by_hand_before_clipping_gives_the_in_loss_meaning() -> None:
+def test_add_gradient_before_clipping_equals_the_term_in_the_loss() -> None:
     model, slow = zoo.build("mlp"), zoo.build("mlp")
     penalty = L2(model, lam=LAM)
     inputs, labels = zoo.batch("mlp")
@@ -103,7 +84,7 @@ def test_strengths_by_pattern() -> None:
     assert (added["0.weight"] == 0).all()
 
 
-def test_filter_keeps_the_rest_untouched() -> None:
+def test_where_leaves_other_parameters_alone() -> None:
     model, control = zoo.build("mlp"), zoo.build("mlp")
     penalty = L2Init(model, lam=0.5, where=lambda name, p: name.startswith("4"))
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -131,7 +112,7 @@ def test_two_penalties_add_up() -> None:
         torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-15)
 
 
-def test_receipt_tells_value_and_gradient_norm() -> None:
+def test_receipt_holds_value_and_gradient_norm() -> None:
     model = zoo.build("mlp")
     penalty = L2(model, lam=0.1)
     assert penalty.receipt is None
@@ -143,7 +124,7 @@ def test_receipt_tells_value_and_gradient_norm() -> None:
     assert penalty.receipt.details["gradient_norm"] == pytest.approx(0.1 * squares**0.5, rel=1e-6)
 
 
-def test_receipt_counts_both_parts_of_complex_numbers() -> None:
+def test_gradient_norm_of_complex_parameters() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -157,7 +138,7 @@ def test_receipt_counts_both_parts_of_complex_numbers() -> None:
     assert penalty.receipt.details["gradient_norm"] == pytest.approx(26**0.5)
 
 
-def test_sparse_gradients_are_an_error_that_names_the_parameter() -> None:
+def test_sparse_gradient_is_an_error_that_names_the_parameter() -> None:
     model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
     optimizer = SGD(model.parameters(), lr=0.1)
     L2(model).attach(optimizer)
@@ -166,7 +147,7 @@ def test_sparse_gradients_are_an_error_that_names_the_parameter() -> None:
         optimizer.step()
 
 
-def test_the_receipt_counts_what_has_a_strength() -> None:
+def test_receipt_counts_parameters_with_a_strength() -> None:
     model = zoo.build("mlp")
     method = L2(model, lam={"4.*": 0.1})
     for parameter in model.parameters():
@@ -176,21 +157,21 @@ def test_the_receipt_counts_what_has_a_strength() -> None:
     assert (method.receipt.tensors, method.receipt.entries) == (2, 16 * 5 + 5)
 
 
-def test_no_strength_at_all_is_an_error() -> None:
+def test_empty_strengths_are_an_error() -> None:
     for make in (L2, StreamingEWC):
         with pytest.raises(ValueError, match=r"lam: \{\} gives no parameter a strength"):
             make(zoo.build("mlp"), lam={})
 
 
 @pytest.mark.parametrize("lam", [np.float32(0.5), np.float64(0.5), np.int64(1), Fraction(1, 2)])
-def test_a_strength_may_be_any_real_number(lam: Any) -> None:
+def test_any_real_number_is_a_strength(lam: Any) -> None:
     strengths = L2(zoo.build("mlp"), lam=lam).strengths
     assert strengths == dict.fromkeys(strengths, float(lam))
     assert WeightRescaling(zoo.build("mlp"), every=np.int64(3)).every == 3
 
 
 @pytest.mark.parametrize("missing", ["steps", "state"])
-def test_a_state_without_its_parts_is_an_error(missing: str) -> None:
+def test_incomplete_state_is_an_error(missing: str) -> None:
     method = L2Init(zoo.build("mlp"))
     state = {key: value for key, value in method.state_dict().items() if key != missing}
     with pytest.raises(ValueError, match=f"state_dict: '{missing}' is missing"):
@@ -201,7 +182,7 @@ OF_PARAMETERS = ["l2", "l2_init", "spectral", "spectral_norm", "wasserstein", "p
 
 
 @pytest.mark.parametrize("name", [name for name in OF_PARAMETERS if name != "streaming_ewc"])
-def test_a_strength_that_is_changed_counts_at_once(name: str) -> None:
+def test_changed_strength_takes_effect_at_once(name: str) -> None:
     model = zoo.build("mlp")
     penalty = create(name, model, example=zoo.batch("mlp")[0], lam=0.5)
     assert set(penalty.strengths.values()) == {0.5}
@@ -214,7 +195,7 @@ def test_a_strength_that_is_changed_counts_at_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OF_PARAMETERS)
-def test_the_term_of_no_parameter_is_zero(name: str) -> None:
+def test_term_without_parameters_is_zero(name: str) -> None:
     model = zoo.build("mlp")
     penalty = create(name, model, example=zoo.batch("mlp")[0])
     with torch.no_grad():
@@ -225,7 +206,7 @@ def test_the_term_of_no_parameter_is_zero(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [L2, L2Init, SpectralRegularization, WeightClipping])
-def test_receipts_count_what_the_optimizers_hold(kind: Callable[[nn.Module], Method]) -> None:
+def test_receipts_count_parameters_of_the_attached_optimizers(kind: Callable[[nn.Module], Method]) -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
     optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
     method = kind(model).attach(optimizer)

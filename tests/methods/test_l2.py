@@ -1,0 +1,32 @@
+"""L2: the closed-form gradient gives the trajectory of the term in the loss."""
+
+import pytest
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from pliant import L2
+from tests import zoo
+from tests.loops import train
+from tests.methods.trajectories import OPTIMIZERS, STEPS, assert_close, train_with_term
+
+LAM = 0.05
+
+
+def sgd_with_momentum(model: nn.Module) -> SGD:
+    return SGD(model.parameters(), lr=0.02, momentum=0.9)
+
+
+def l2_term(model: nn.Module) -> Tensor:
+    return LAM / 2 * sum((p**2).sum() for p in model.parameters())
+
+
+@pytest.mark.parametrize("make_optimizer", [*OPTIMIZERS.values(), sgd_with_momentum], ids=[*OPTIMIZERS, "momentum"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "vgg", "tied"])
+def test_same_trajectory_as_the_term_in_the_loss(name, make_optimizer) -> None:
+    closed, slow = zoo.build(name), zoo.build(name)
+    optimizer = make_optimizer(closed)
+    penalty = L2(closed, lam=LAM).attach(optimizer)
+    train(closed, optimizer, name, range(STEPS[name]))
+    train_with_term(slow, name, make_optimizer(slow), l2_term)
+    assert_close(closed, slow)
+    assert float(penalty.value()) == pytest.approx(l2_term(slow).item(), rel=1e-9)
