@@ -75,7 +75,7 @@ def test_exactly_proportional(name: str) -> None:
 @pytest.mark.parametrize("name", ["densenet", "unet", "gpt_tied", "encoder"])
 def test_eval_mode_gives_the_same_plan(name: str) -> None:
     model, example = prepared(name)
-    plans = [analyze(model.train(training), example, check=False).plan() for training in (True, False)]
+    plans = [analyze(model.train(training), example).plan() for training in (True, False)]
     assert plans[0].wishes == plans[1].wishes
     assert plans[0].targets == plans[1].targets
     torch.testing.assert_close(plans[0].matrix, plans[1].matrix, rtol=0, atol=0)
@@ -84,7 +84,7 @@ def test_eval_mode_gives_the_same_plan(name: str) -> None:
 
 def test_every_parameter_is_covered() -> None:
     model, example = prepared("cross_attention")
-    graph = analyze(model, example, check=False)
+    graph = analyze(model, example)
     for name, parameter in model.named_parameters():
         covered = torch.zeros_like(parameter)
         for block in graph.blocks:
@@ -94,7 +94,7 @@ def test_every_parameter_is_covered() -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "preact_resnet", "vit_relu", "gpt_tied", "hf_llama"])
-def test_default_epsilons_drift_little_and_say_so(name: str) -> None:
+def test_default_epsilons_drift_little_and_are_reported(name: str) -> None:
     model, example = prepared(name, torch.float32, eps=None)
     graph = analyze(model, example)
     rescaling = graph.rescale_(random_wishes([str(block) for block in graph.plan().wishes], spread=0.1))
@@ -103,7 +103,7 @@ def test_default_epsilons_drift_little_and_say_so(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "preact_resnet", "vit_relu"])
-def test_predictions_on_ten_thousand_inputs_stay(name: str) -> None:
+def test_predictions_on_ten_thousand_inputs_are_kept(name: str) -> None:
     model, example = prepared(name)
     model.eval()
     graph = analyze(model, example)

@@ -171,7 +171,7 @@ class Half(nn.Module):
 
 
 class Blurring(nn.Module):
-    """An ensemble that blurs its frames: the convolution uses the kernel of four dimensions, not the weight of three."""
+    """An ensemble that blurs its frames: the convolution uses the kernel of four dimensions only."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -103,7 +103,7 @@ def test_random_networks_are_proportional(steps: list[tuple[str, ...]]) -> None:
     example = torch.randn(5, WIDTH, dtype=torch.float64)
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
-    graph = analyze(model, example, unreached="fix")
+    graph = analyze(model, example, strict=False)
     wishes = {str(block): float((0.5 * torch.randn(())).exp()) for block in graph.plan().wishes}
 
     def run(training: bool) -> list[Tensor]:

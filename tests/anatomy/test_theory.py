@@ -97,7 +97,7 @@ def test_the_projection_is_the_nearest_solution(
 
 @settings(max_examples=100, deadline=None)
 @given(systems(), st.integers(1, UNKNOWNS))
-def test_wishes_that_nothing_ties_are_granted_to_the_letter(equations: list[dict[int, Fraction]], wishing: int) -> None:
+def test_untied_wishes_are_granted_exactly(equations: list[dict[int, Fraction]], wishing: int) -> None:
     wishes = list(range(wishing))
     matrix = project(equations, UNKNOWNS, wishes, [])
     between = System(equations, order=lambda unknown: (unknown not in wishes, unknown))
@@ -195,7 +195,7 @@ def test_free_weights_stay_below_the_bound(lam: float) -> None:
     assert free.norm() > initial + 0.9 * (1 - lam) * push / lam
 
 
-def test_tied_weights_keep_what_the_function_needs() -> None:
+def test_tied_weights_are_balanced_and_keep_the_function() -> None:
     """Queries and keys cannot shrink together: SWR leaves the product that makes the scores, and evens it out."""
     torch.manual_seed(0)
     model, example = ALL["cross_attention"]()

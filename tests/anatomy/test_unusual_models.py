@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from pliant import SWR, ReDo
 from pliant.anatomy import GraphError
-from pliant.anatomy.units import find_units
+from pliant.anatomy.unit_tracker import find_units
 
 
 class Computed(nn.Module):
@@ -40,7 +40,7 @@ NOISE = torch.randn(8, 8, dtype=torch.float64)
         lambda a, b: a + b @ b,
     ],
 )
-def test_what_a_weight_is_computed_from_is_pulled(make: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_tensors_that_a_weight_is_computed_from_are_weights(make: Callable[[Tensor, Tensor], Tensor]) -> None:
     model, x = Computed(make).double(), torch.randn(4, 8, dtype=torch.float64)
     swr = SWR(model, x, lam=1.0)
     assert set(swr._block_names) == {"a", "b", "out.weight"}
@@ -73,7 +73,7 @@ class Centred(nn.Module):
 
 
 @pytest.mark.parametrize("on_conflict", ["preserve", "rescale"])
-def test_what_has_no_scale_is_no_weight(on_conflict: str) -> None:
+def test_a_tensor_without_a_scale_is_not_a_weight(on_conflict: str) -> None:
     assert SWR(Centred(), torch.randn(4, 8), on_conflict=on_conflict)._block_names == ["inner.weight", "out.weight"]
 
 
@@ -121,7 +121,7 @@ class Interleaving(nn.Module):
         return self.out(F.relu(turned))
 
 
-def test_what_is_allocated_and_written_later_is_followed() -> None:
+def test_tensors_that_are_allocated_first_and_written_later() -> None:
     for _ in range(5):
         swr = SWR(Interleaving(), torch.randn(2, 5, 8))
         assert swr._block_names == ["query.weight", "out.weight"]
@@ -155,7 +155,7 @@ class Trace(nn.Module):
         return self.out(x) * torch.einsum("ii", self.weight)
 
 
-def test_einsum_may_leave_its_result_open() -> None:
+def test_einsum_without_an_arrow() -> None:
     assert set(SWR(Trace(), torch.randn(4, 8))._block_names) == {"weight", "out.weight"}
 
 
@@ -171,12 +171,12 @@ class Masked(nn.Module):
 
 
 @pytest.mark.parametrize("method", [SWR, ReDo])
-def test_a_size_that_depends_on_data_is_named_with_its_place(method: type) -> None:
+def test_a_size_that_depends_on_data_is_an_error_with_its_line(method: type) -> None:
     with pytest.raises(GraphError, match=r"the size of index in the model \(Masked\), .*depends on the values of the"):
         method(Masked(), (torch.randn(4, 8), torch.tensor([True, False, True, True])))
 
 
-def test_an_example_of_another_precision_is_named() -> None:
+def test_an_example_of_another_precision_is_an_error() -> None:
     with pytest.raises(GraphError, match=r"^example: Linear cannot be called with it: .*same dtype.*Float$"):
         SWR(nn.Linear(4, 2), torch.randn(3, 4).double())
 
@@ -200,13 +200,13 @@ class GELUNet(nn.Module):
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU6(), nn.SELU(), nn.CELU(), nn.GELU(), ReLUSquared()])
-def test_nothing_is_approximated_that_was_not_asked_for(activation: nn.Module) -> None:
+def test_only_the_given_activations_are_approximated(activation: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(8, 8), activation, nn.Linear(8, 8), nn.ELU(), nn.Linear(8, 2))
     told = SWR(model, torch.randn(4, 8), approximate={"elu"}).explain().splitlines()[-1]
-    assert told == "Treated as relu, so that the function is kept approximately: 1 × elu."
+    assert told == "Treated as relu, so the function is kept approximately: 1 × elu."
 
 
-def test_a_model_that_is_named_for_an_activation_is_none() -> None:
+def test_a_model_named_after_an_activation_is_not_approximated() -> None:
     assert "Treated as relu" not in SWR(GELUNet(), torch.randn(4, 8), approximate={"gelu"}).explain()
 
 

@@ -336,7 +336,7 @@ def test_a_weight_that_is_pruned_after_all_is_named() -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
     SWR(model, zoo.batch("mlp")[0]).attach(optimizer)
     prune.l1_unstructured(model[2], "weight", 0.5)
-    with pytest.raises(ValueError, match="a tensor 'weight' is gone since it was analyzed"):
+    with pytest.raises(ValueError, match="the tensor 'weight' was removed after the analysis"):
         train(model, optimizer, "mlp", [0])
 
 

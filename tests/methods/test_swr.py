@@ -402,7 +402,7 @@ def test_chains_that_cannot_be_expressed_are_errors() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.layer(torch.relu(self.layer(x)))
 
-    with pytest.raises(ValueError, match=r"'shift' belongs to no linear"):
+    with pytest.raises(ValueError, match=r"'shift' does not belong to a linear"):
         SWR(Shared(), torch.ones(1, 4), order="forward")
     with pytest.raises(ValueError, match=r"'layer\.bias' is used twice"):
         SWR(Shared(), torch.ones(1, 4), order=["layer", "layer"])

@@ -1,8 +1,8 @@
-"""Rules for what computes: activations, arithmetic, reductions, pooling, norm layers, recurrent layers, losses.
+"""Rules for calls that compute: activations, arithmetic, reductions, pooling, norm layers, recurrent layers, losses.
 
-A rule says how a call maps the scales of what it reads to the scale of what it returns: for h with h(kx) = k^d h(x)
-for every k > 0, the scale passes through with degree d. A call that has no such d is fixed: what it reads keeps its
-scale, and so does what it returns. Every rule here is checked against the call itself in tests/anatomy/test_rules.py.
+A rule maps the scales of a call's operands to the scale of its result. If h(kx) = k^d h(x) for every k > 0, the scale
+passes through with degree d. A call without a degree is fixed: its operands and its result keep their scale. The tests
+check every rule against the call itself.
 """
 
 import math
@@ -12,33 +12,31 @@ from fractions import Fraction
 from torch import Tensor, fx
 
 from pliant.anatomy import labels as lb
-from pliant.anatomy.operators import POOLS, pooled_dimensions
+from pliant.anatomy.operators import (
+    BATCH_NORMS,
+    CLAMPS,
+    FIXED,
+    HOMOGENEOUS,
+    LAYER_NORMS,
+    NONLINEAR,
+    POOLS,
+    POWERS,
+    REDUCTIONS,
+    SUMS,
+    pooled_dimensions,
+)
 from pliant.anatomy.walk import Value, Walk, rule
 
-APPROXIMABLE = frozenset({"gelu", "silu", "mish", "elu", "celu", "selu", "softplus", "hardswish"})
-"""Activations near enough to relu, far from zero, that a caller may ask to have them treated as one."""
-
 _EPSILON = 1e-3
-"""The largest constant that is taken for a guard against division by zero."""
-
-_FIXED = (
-    *sorted(APPROXIMABLE), "tanh", "sigmoid", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "erfc",
-    "erfinv", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "softmax",
-    "log_softmax", "logsumexp", "logcumsumexp", "log_sigmoid", "hardsigmoid", "hardtanh", "relu6",
-    "glu", "logit", "floor", "ceil", "round", "trunc", "frac", "fmod", "remainder", "floor_divide",
-    "prod", "cumprod", "bernoulli", "cross_entropy_loss", "nll_loss_nd",
-    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "binary_cross_entropy",
-    "binary_cross_entropy_with_logits", "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell",
-    "rnn_tanh_cell", "rnn_relu_cell",
-)  # fmt: skip
+"""The largest constant that counts as a guard against division by zero."""
 
 
-@rule(*_FIXED)
+@rule(*NONLINEAR, *FIXED)
 def _fixed(walk: Walk, node: fx.Node) -> Value:
     return walk.fix_all(node)
 
 
-@rule("relu", "leaky_relu", "rrelu", "neg", "abs", "nan_to_num")
+@rule(*HOMOGENEOUS)
 def _homogeneous(walk: Walk, node: fx.Node) -> Value:
     return walk.of(node.args[0])
 
@@ -55,7 +53,7 @@ def _prelu(walk: Walk, node: fx.Node) -> Value:
     return walk.get(node, "self")
 
 
-@rule("clamp", "clamp_min", "clamp_max", "threshold")
+@rule(*CLAMPS)
 def _clamp(walk: Walk, node: fx.Node) -> Value:
     limits = [argument for argument in node.args[1:] if argument is not None]
     limits += [argument for argument in node.kwargs.values() if argument is not None]
@@ -66,15 +64,9 @@ def _clamp(walk: Walk, node: fx.Node) -> Value:
     return walk.join(node, labels, *(walk.of(limit) for limit in limits)).expand(labels.shape)
 
 
-@rule("square", "sqrt", "rsqrt", "reciprocal")
+@rule(*POWERS)
 def _root(walk: Walk, node: fx.Node) -> Value:
-    degrees: dict[str, int | Fraction] = {
-        "square": 2,
-        "sqrt": Fraction(1, 2),
-        "rsqrt": Fraction(-1, 2),
-        "reciprocal": -1,
-    }
-    return walk.power(walk.of(node.args[0]), degrees[walk.graph.operator(node)])
+    return walk.power(walk.of(node.args[0]), POWERS[walk.graph.operator(node)])
 
 
 @rule("pow")
@@ -86,7 +78,7 @@ def _power(walk: Walk, node: fx.Node) -> Value:
     return lb.uniform(lb.ONE, walk.shape(node))
 
 
-@rule("add", "sub", "rsub", "maximum", "minimum", "hypot")
+@rule(*SUMS)
 def _add(walk: Walk, node: fx.Node) -> Value:
     left, right = node.args[:2]
     if walk.graph.operator(node) == "add" and _is_guard(walk, node, [right]):
@@ -133,16 +125,10 @@ def _interpolate(walk: Walk, node: fx.Node) -> Value:
     return walk.join(node, walk.get(node, "self"), walk.get(node, "end")).expand(walk.shape(node))
 
 
-# Reductions: what is summed or compared must share a scale.
-
-_REDUCTIONS = {
-    "mean": 1, "sum": 1, "amax": 1, "amin": 1, "max": 1, "min": 1, "median": 1, "linalg_vector_norm": 1, "std": 1,
-    "var": 2, "std_mean": 1, "var_mean": 2, "aminmax": 1, "argmax": 0, "argmin": 0, "any": 0, "all": 0,
-    "count_nonzero": 0,
-}  # fmt: skip
+# Reductions: all entries that are reduced must have one scale.
 
 
-@rule(*_REDUCTIONS)
+@rule(*REDUCTIONS)
 def _reduce(walk: Walk, node: fx.Node) -> Value:
     name = walk.graph.operator(node)
     if name in ("max", "min") and len(node.args) > 1 and isinstance(node.args[1], fx.Node):
@@ -155,7 +141,7 @@ def _reduce(walk: Walk, node: fx.Node) -> Value:
     results = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]
     values = []
     for position, result in enumerate(results):
-        degree = 0 if counts or not result.is_floating_point() else 1 if position else _REDUCTIONS[name]
+        degree = 0 if counts or not result.is_floating_point() else 1 if position else REDUCTIONS[name]
         values.append(walk.power(merged, degree).reshape(result.shape))
     return values if isinstance(node.meta["val"], tuple | list) else values[0]
 
@@ -163,7 +149,7 @@ def _reduce(walk: Walk, node: fx.Node) -> Value:
 @rule("cumsum", "sort", "topk", "argsort", "cummax", "cummin", "diff", "kthvalue")
 def _along(walk: Walk, node: fx.Node) -> Value:
     dim = walk.graph.argument(node, "dim")
-    parts = [walk.of(source) for source in node.all_input_nodes]  # more than one if `diff` is given edges
+    parts = [walk.of(source) for source in node.all_input_nodes]  # `diff` may have several inputs
     merged = walk.join(node, *(walk.merge(node, part, [dim] if part.ndim else []) for part in parts))
     many = isinstance(node.meta["val"], tuple | list)
     values = []
@@ -188,11 +174,11 @@ def _pool(walk: Walk, node: fx.Node) -> Value:
     return [merged.expand(values.shape), lb.uniform(lb.ONE, indices.shape)]
 
 
-# Norm layers: the scale of the input is gone, that of the output is γ's (and β must have it too).
+# Norm layers remove the scale of their input. The output has the scale of γ, which β must have too.
 
 
 def _normalized(walk: Walk, node: fx.Node, *tail: int) -> Tensor:
-    """Return the labels of γ and β, spread over the result; `tail` are the dimensions after theirs."""
+    """Return the labels of γ and β, broadcast over the result; `tail` are the dimensions after theirs."""
     walk.epsilons[node] = walk.graph.argument(node, "eps") or 0.0
     weight = walk.graph.argument(node, "weight")
     walk.factor(weight)
@@ -202,7 +188,7 @@ def _normalized(walk: Walk, node: fx.Node, *tail: int) -> Tensor:
     return labels.reshape(*labels.shape, *tail) if labels.ndim else labels
 
 
-@rule("layer_norm", "rms_norm")
+@rule(*LAYER_NORMS)
 def _layer_norm(walk: Walk, node: fx.Node) -> Value:
     width = len(walk.graph.argument(node, "normalized_shape"))
     walk.merge(node, walk.get(node, "input"), range(-width, 0))
@@ -218,15 +204,12 @@ def _group_norm(walk: Walk, node: fx.Node) -> Value:
     return _first(walk, node, _normalized(walk, node, *[1] * (labels.ndim - 2)))
 
 
-@rule(
-    "_native_batch_norm_legit", "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training",
-    "instance_norm",
-)  # fmt: skip
+@rule(*BATCH_NORMS)
 def _batch_norm(walk: Walk, node: fx.Node) -> Value:
     labels = walk.get(node, "input")
     mean = walk.graph.find_argument(node, "running_mean")
     var = walk.graph.find_argument(node, "running_var")
-    # Instance norm looks at each example apart, but its statistics, where kept, are shared.
+    # Instance norm normalizes each sample alone, but running statistics are shared between samples.
     apart = walk.graph.operator(node) == "instance_norm" and mean is None
     merged = walk.merge(node, labels, [dim for dim in range(labels.ndim) if dim not in ((0, 1) if apart else (1,))])
     if mean is not None:
@@ -236,18 +219,18 @@ def _batch_norm(walk: Walk, node: fx.Node) -> Value:
             if statistic in walk.graph.buffers:
                 walk.meaning.statistic(walk.graph.buffers[statistic], own, node)
             else:
-                walk.join(node, walk.of(statistic), own)  # of the call before, or nothing that could be rescaled
+                walk.join(node, walk.of(statistic), own)  # computed by an earlier call, or a constant
     result = _normalized(walk, node, *[1] * (labels.ndim - 2))
     if mean is None or not isinstance(node.meta["val"], tuple | list) or len(node.meta["val"]) < 5:
         return _first(walk, node, result)
-    # The functional form returns the new statistics too.
+    # The functional form also returns the new statistics.
     first = _first(walk, node, result)
     assert isinstance(first, Sequence)
     return [*first[:3], *scales]
 
 
 def _first(walk: Walk, node: fx.Node, labels: Tensor) -> Value:
-    """Return labels for the first result of a call; the others, saved for backward passes, get none."""
+    """Return labels for the first result of a call and None for the others, which are saved for the backward pass."""
     result = node.meta["val"]
     if isinstance(result, Tensor):
         return labels.expand(result.shape)
@@ -262,17 +245,17 @@ def _weight_norm(walk: Walk, node: fx.Node) -> Value:
     return _first(walk, node, walk.get(node, "g"))
 
 
-# Guards against division by zero, which norm layers written by hand contain.
+# Guards against division by zero, in norm layers written by hand.
 
 _EVEN = {"square", "abs", "var", "std", "linalg_vector_norm", "relu"}
 _KEEPS_SIGN = {"mean", "sum", "amax", "view", "unsqueeze", "squeeze", "clone", "_to_copy", "expand", "sqrt"}
 
 
 def _is_guard(walk: Walk, node: fx.Node, others: Sequence[object]) -> bool:
-    """Say whether a call adds a small number to a size, to divide by the sum: `rsqrt(x.pow(2).mean() + eps)`.
+    """Say whether a call adds a small number to a nonnegative value and then divides: `rsqrt(x.pow(2).mean() + eps)`.
 
-    What it guards is homogeneous as long as the number is small beside the size, which is the case that it is
-    written for. The number is kept as an epsilon, to be reported like those of norm layers.
+    The result is homogeneous as long as the number is small compared to the value. The number is recorded as an epsilon
+    and reported like the epsilons of norm layers.
     """
     if len(others) != 1 or not isinstance(others[0], int | float) or not 0 < others[0] <= _EPSILON:
         return False
@@ -283,7 +266,7 @@ def _is_guard(walk: Walk, node: fx.Node, others: Sequence[object]) -> bool:
 
 
 def _is_size(walk: Walk, value: object) -> bool:
-    """Say whether a value cannot be negative, seen from the calls that made it."""
+    """Say whether the calls that make a value show that it is not negative."""
     while isinstance(value, fx.Node) and value.op == "call_function":
         name = walk.graph.operator(value)
         if name in _EVEN or (name == "mul" and value.args[0] is value.args[1]):
@@ -297,7 +280,7 @@ def _is_size(walk: Walk, value: object) -> bool:
 
 
 def _divides(walk: Walk, user: fx.Node, node: fx.Node) -> bool:
-    """Say whether a call divides by a node, or takes its root in order to."""
+    """Say whether a call divides by a node, maybe after a root, a cast or a reshape."""
     name = walk.graph.operator(user)
     if name == "div":
         return user.args[1] is node and user.args[0] is not node

@@ -1,8 +1,8 @@
-"""The scale plan of a chain of layers: theorem 1 of the SWR paper, and its Algorithm 1.
+"""The plan of a chain of layers: theorem 1 and Algorithm 1 of the SWR paper.
 
-For layers in a row with homogeneous activations, W_l ← c_l W_l and b_l ← (Π c_i) b_l, the product over the layers since
-the last norm layer, keep the function up to a factor. `analyze` finds this by itself for any architecture; this module
-is for a model that cannot be analyzed, whose layers the user lists, and for the paper's algorithm to the letter.
+In a chain of layers with homogeneous activations, W_l ← c_l W_l and b_l ← (Π c_i) b_l keep the function up to a factor.
+The product runs over the layers since the last norm layer. `analyze` finds this for any architecture. This module
+serves models that cannot be analyzed, whose layers the user lists, and the paper's own algorithm.
 """
 
 from collections.abc import Sequence
@@ -23,28 +23,28 @@ def chain_plan(layers: Sequence[Layer], mode: Mode = "exact") -> ScalePlan:
 
     Args:
         layers: Weight layers (linear, convolution) and norm layers, in order.
-        mode: "exact" scales every bias by the product since the last norm layer and moves the running statistics of
-            batch norm with their input. "paper" is Algorithm 1 with its cumulation mended to start *at* the final norm
-            layer, not before it (`l > k` for the printed `l ≥ k`): before that layer a bias is scaled by
-            its own layer's factor alone, and no statistic moves.
+        mode: "exact" scales every bias by the product since the last norm layer, and scales the running statistics of
+            batch norm with their input. "paper" is Algorithm 1, corrected to cumulate from the final norm layer on
+            (`l > k` instead of the printed `l ≥ k`): before that layer, a bias is scaled by its own layer's factor
+            only, and running statistics are not scaled.
 
     Returns:
-        The plan. A frozen weight wishes for nothing, and nothing that is frozen is written.
+        The plan. Frozen weights have no wish, and no frozen tensor is a target.
 
     Raises:
-        ValueError: If a layer is of an unknown kind, is used twice with a bias or has a frozen bias behind a weight
-            that trains, which a chain cannot express.
+        ValueError: If a layer is of another kind, is used twice with a bias, or has a frozen bias after a trained
+            weight.
     """
     for layer in layers:
         if not isinstance(layer.module, CHAIN_LAYERS):
             raise ValueError(
-                f"layers: {layer.name!r} is a {type(layer.module).__name__}; a chain is made of linear, convolution "
+                f"layers: {layer.name!r} is a {type(layer.module).__name__}; a chain consists of linear, convolution "
                 "and norm layers"
             )
         if "weight" not in layer.module._parameters:
             raise ValueError(
-                f"layers: {layer.name!r} computes its weight (by a parametrization or a hook); a chain scales weights "
-                "that are parameters"
+                f"layers: {layer.name!r} computes its weight by a parametrization or a hook; in a chain, weights must "
+                "be parameters"
             )
     weights = [w for layer in layers if isinstance(w := layer.module.weight, Tensor) and w.requires_grad]
     columns = {key: column for column, key in enumerate(dict.fromkeys(map(id, weights)))}
@@ -60,13 +60,13 @@ def chain_plan(layers: Sequence[Layer], mode: Mode = "exact") -> ScalePlan:
         block = tensors.setdefault(id(tensor), Block(f"{layer.name}.{leaf}" if layer.name else leaf))
         if block in rows and not torch.equal(rows[block], form):
             raise ValueError(
-                f"layers: {block.name!r} is used twice and would need two scales; leave order='graph', "
+                f"layers: {block.name!r} is used twice and would need two scales; use order='graph', "
                 "which finds the nearest rescaling that keeps the function"
             )
         if isinstance(tensor, nn.Parameter) and not tensor.requires_grad and form.any():
             raise ValueError(
                 f"layers: {block.name!r} is frozen but would have to be scaled with the weights before it; "
-                "leave order='graph', which keeps frozen parameters as they are"
+                "use order='graph', which keeps frozen parameters as they are"
             )
         rows[block] = form
 
@@ -94,17 +94,17 @@ def chain_plan(layers: Sequence[Layer], mode: Mode = "exact") -> ScalePlan:
 
 
 def chain_layers(model: nn.Module, called: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Return the layers of a chain among those that were called, if they hold all of the model's parameters.
+    """Return the called layers that can be part of a chain.
 
     Raises:
-        ValueError: If a parameter of the model belongs to none of them; names the first.
+        ValueError: If a parameter of the model does not belong to one of these layers.
     """
     layers = tuple(layer for layer in called if isinstance(layer.module, CHAIN_LAYERS))
     covered = {id(p) for layer in layers for p in layer.module.parameters(recurse=False)}
     for name, parameter in model.named_parameters():
         if id(parameter) not in covered:
             raise ValueError(
-                f"model: the parameter {name!r} belongs to no linear, convolution or norm layer that was called on the "
-                "example; list the layers to rescale with order=[module names]"
+                f"model: the parameter {name!r} does not belong to a linear, convolution or norm layer that was called "
+                "on the example; list the layers to rescale with order=[module names]"
             )
     return layers

@@ -1,6 +1,6 @@
-"""Rules for calls that sum products: linear and convolution layers, matrix products, embedding, attention.
+"""Rules for sums of products: linear and convolution layers, matrix products, embedding, attention.
 
-The scale of Σ_i x_i w_i is that of x_i w_i, which must not depend on i.
+The scale of Σ_i x_i w_i is the scale of x_i w_i, which must be the same for every i.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def contract(walk: Walk, node: fx.Node, operands: Sequence[Operand], out: str) -
     Args:
         walk: The pass.
         node: The call.
-        operands: Label tensors, each with a letter a dimension.
+        operands: Label tensors, each with one letter for each dimension.
         out: The letters of the result.
     """
     tensors = [tensor for tensor, _ in operands]
@@ -110,7 +110,7 @@ def _einsum(walk: Walk, node: fx.Node) -> Value:
         term = term.replace("...", dots[width - (tensor.ndim - len(term) + 3) :] if "..." in term else "")
         for letter in sorted({letter for letter in term if term.count(letter) > 1}):
             first, second = term.index(letter), term.rindex(letter)
-            tensor = tensor.diagonal(dim1=first, dim2=second)  # a repeated letter walks along the diagonal
+            tensor = tensor.diagonal(dim1=first, dim2=second)  # a repeated letter takes the diagonal
             term = term[:first] + term[first + 1 : second] + term[second + 1 :] + letter
         operands.append((tensor, term))
     if not arrow:
@@ -141,7 +141,7 @@ def _convolution(walk: Walk, node: fx.Node) -> Value:
     weight = "gio" if "transpose" in walk.graph.operator(node) else "goi"
     batched = x.ndim == w.ndim
     x = x if batched else x.unsqueeze(0)
-    # Windows overlap, so positions must share a scale; the zeros around the image have every scale.
+    # Windows overlap, so all positions must have one scale. The zeros of the padding have any scale.
     x = walk.merge(node, x, range(2, x.ndim)).reshape(x.shape[0], groups, -1)
     w = walk.merge(node, w, range(2, w.ndim)).reshape(groups, -1, w.shape[1])
     product = contract(walk, node, [(x, "bgi"), (w, weight)], "bgo").flatten(1)
@@ -153,7 +153,7 @@ def _convolution(walk: Walk, node: fx.Node) -> Value:
 @rule("embedding")
 def _embedding(walk: Walk, node: fx.Node) -> Value:
     walk.factor(walk.graph.argument(node, "weight"))
-    # Which rows are read depends on data.
+    # The data decides which rows are used.
     return walk.merge(node, walk.get(node, "weight"), [0]).squeeze(0).expand(walk.shape(node))
 
 
@@ -170,7 +170,7 @@ def _attention(walk: Walk, node: fx.Node) -> Value:
 
 
 def _letters(count: int) -> str:
-    """Return letters for leading dimensions, none of those that rules name themselves."""
+    """Return capital letters for leading dimensions; rules name other dimensions with small letters."""
     return "".join(chr(ord("A") + i) for i in range(count))
 
 

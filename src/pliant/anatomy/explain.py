@@ -1,4 +1,4 @@
-"""The scale graph as a table that a person reads."""
+"""The system of scales as a table for people."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,22 +6,23 @@ from fractions import Fraction
 
 from torch import fx
 
-from pliant.anatomy.arithmetic import APPROXIMABLE
 from pliant.anatomy.export import ModelGraph
 from pliant.anatomy.linear_forms import Form, System
+from pliant.anatomy.operators import APPROXIMABLE
 from pliant.anatomy.scales import Demand, ScaleSystem
 
 _MOST = 4
-"""How many factors of a product are written out."""
+"""The number of factors of a product that are written out."""
 
 
 def explain(graph: ModelGraph, system: ScaleSystem, demands: Sequence[Demand]) -> str:
-    """Return a table of a system: each parameter, its state, how it hangs together with others, and why.
+    """Return a table with each parameter, its state, the relation of its factor to others, and the reason.
 
-    States: *free*, any factor; *tied*, part of an equation between weights; *follows*, given by others; *fixed*, 1.
+    States: *free*: any factor is allowed. *tied*: the factor is part of an equation between weights. *follows*: the
+    factor is determined by others. *fixed*: the factor is 1.
     """
     weights = system.weights
-    # Solve for what is no weight first, so that equations between weights stand alone.
+    # Solve for biases and shifts first, so that the remaining equations are between weights.
     solution = System((demand.form for demand in demands), order=lambda n: (n not in weights, n))
     ties: dict[int, int] = {}
     for unknown, form in solution.solved.items():
@@ -55,34 +56,34 @@ def explain(graph: ModelGraph, system: ScaleSystem, demands: Sequence[Demand]) -
 
 
 def _notes(graph: ModelGraph, system: ScaleSystem, demands: Sequence[Demand]) -> list[str]:
-    """Return remarks on what is approximate and on what is not kept."""
+    """Return remarks on epsilons, approximated activations and dropped demands."""
     notes = []
     if system.epsilons:
         values = sorted(set(system.epsilons.values()))
         listed = ", ".join(f"{value:g}" for value in values if value) or "the smallest of its type"
         notes.append(
-            f"{len(system.epsilons)} norm layers add an epsilon ({listed}): proportional as long as it is small "
-            "beside the variance."
+            f"{len(system.epsilons)} norm layers add an epsilon ({listed}): the function is kept as long as it is "
+            "small compared to the variance."
         )
     if system.approximated:
         counts = Counter(_activation(graph, node) for node in system.approximated)
         listed = ", ".join(f"{count} × {name}" for name, count in counts.items())
-        notes.append(f"Treated as relu, so that the function is kept approximately: {listed}.")
+        notes.append(f"Treated as relu, so the function is kept approximately: {listed}.")
     dropped = [demand for demand in system.demands if demand not in demands]
     if dropped:
-        notes.append('Not kept, because of on_conflict="rescale": the scale of what is read by')
+        notes.append('Not kept, because of on_conflict="rescale": the scale of the operands of')
         notes += [f"  {demand.reason} ({_product(system, demand.form)})" for demand in dropped]
     return ["", *notes] if notes else []
 
 
 def _activation(graph: ModelGraph, node: fx.Node) -> str:
-    """Name an approximated activation: by its op, or by its module if it is written out by hand."""
+    """Name an approximated activation by its operator, or by its module if it is written by hand."""
     name = graph.operator(node)
     return name if name in APPROXIMABLE else graph.module_type(node)
 
 
 def _reason(demands: Sequence[Demand], reasons: frozenset[int], number: int) -> str:
-    """Name the demands behind a row, those that speak of the unknown itself before others."""
+    """Name the demands behind a row, preferring those that contain the unknown itself."""
     chosen = [demands[i] for i in sorted(reasons) if number in demands[i].form]
     chosen = chosen or [demands[i] for i in sorted(reasons)]
     names = list(dict.fromkeys(demand.reason for demand in chosen))
@@ -94,7 +95,7 @@ def _relation(system: ScaleSystem, unknown: int, form: Form) -> str:
 
 
 def _product(system: ScaleSystem, form: Form) -> str:
-    """Write a form as the product of factors that it is the logarithm of."""
+    """Write the product of factors whose logarithm is the form."""
     terms = []
     for unknown, coefficient in sorted(form.items()):
         power = "" if coefficient == 1 else f"^{coefficient}"

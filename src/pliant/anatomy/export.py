@@ -1,24 +1,18 @@
-"""A model as a graph of ATen calls: the ground that scales (and units) are worked out on.
+"""A model as a graph of ATen calls, from which scales and units are computed.
 
-`export_graph(model, example)` traces the model with `torch.export`, in the mode that it is in, and returns a
-`ModelGraph`:
+`export_graph(model, example)` traces the model with `torch.export`, in its current mode, and returns a `ModelGraph`:
 
-- `nodes`: the calls, in order of execution, free of mutation (`add_` has become `add`; writes to buffers are
-  listed in `mutations`). Composite calls stay whole where torch has one for them: `linear`, `conv2d`,
-  `layer_norm`, `group_norm`, `rms_norm`, `embedding`, `scaled_dot_product_attention`, `softmax`, `einsum`,
-  `matmul`, `lstm`. Batch norm appears as `_native_batch_norm_legit_functional` (training) or
-  `_native_batch_norm_legit_no_training` (eval), dropout as `native_dropout` or `clone`; calls with several
-  results have `getitem` calls after them. Bodies of `no_grad` are inlined, `autocast` has no effect.
-- `parameters`, `buffers`, `constants`, `inputs`: what each placeholder stands for. A tensor that the model
-  knows by two names (tied weights) appears under one: its name in `model.named_parameters()`.
-- `outputs`: the tensors that the model returns, by a readable path such as `logits` or `heads.0`.
-- `operator(node)`: the op's name without overload (`"linear"`, `"getitem"`); `argument(node, "bias")`: an
-  argument by its name in the op's schema, default filled in; `shape(node)`: the sizes of its value.
-- `module_path(node)`, `module_type(node)`: the submodule whose `forward` made the call; `location(node)`: the
-  line of source; `describe(node)`: op and module in one phrase, for messages. `module_call(node)` tells apart
-  several calls of one submodule; `first_uses()` says where each placeholder is first read.
+- `nodes`: the calls in order of execution. In-place calls are replaced (`add_` by `add`), and writes to buffers are
+  listed in `mutations`. These composite calls are not decomposed: `linear`, `conv2d`, `layer_norm`, `group_norm`,
+  `rms_norm`, `embedding`, `scaled_dot_product_attention`, `softmax`, `einsum`, `matmul`, `lstm`. Batch norm appears as
+  `_native_batch_norm_legit_functional` (training) or `_native_batch_norm_legit_no_training` (eval), dropout as
+  `native_dropout` or `clone`. A call with several results is followed by `getitem` calls. Bodies of `no_grad` are
+  inlined, and `autocast` has no effect.
+- `parameters`, `buffers`, `constants`, `inputs`: the meaning of each placeholder. A tied weight has one name: its name
+  in `model.named_parameters()`.
+- `outputs`: the tensors that the model returns, by a path such as `logits` or `heads.0`.
 
-Sizes are those of the example: nothing here is symbolic.
+Sizes are those of the example. Nothing is symbolic.
 """
 
 import contextlib
@@ -41,23 +35,23 @@ from pliant.running import Example, call_with, check_callable, left_as_it_was, s
 
 _TORCH = str(Path(torch.__file__).parent)
 _WRAPPERS = ("torch.nn.parallel.distributed", "torch.distributed.")
-"""Where models that train in several processes are defined."""
+"""The modules that define wrappers for training in several processes."""
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 _ALIASES = {
     "absolute": "abs", "clip": "clamp", "concat": "cat", "concatenate": "cat", "divide": "div", "greater": "gt",
     "greater_equal": "ge", "less": "lt", "less_equal": "le", "multiply": "mul", "negative": "neg", "not_equal": "ne",
     "special_erf": "erf", "special_softmax": "softmax", "subtract": "sub", "true_divide": "div",
 }  # fmt: skip
-"""Names under which torch has a call a second time, with the same arguments."""
+"""Second names of calls with the same arguments."""
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s+(?P<code>.*)')
 
 
 class GraphError(ValueError):
-    """A model that cannot be analyzed; the message names the call and where it stands."""
+    """The model cannot be analyzed. The message names the call and its line of code."""
 
 
 class ExampleError(GraphError):
-    """An example that the model cannot be called with."""
+    """The model cannot be called with the example."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,7 @@ class ModelGraph:
     mutations: dict[str, fx.Node]
 
     def operator(self, node: fx.Node) -> str:
-        """Return the name of the op that a node calls, without namespace and overload."""
+        """Return the name of the operator that a node calls, without namespace and overload, such as "linear"."""
         target = node.target
         if isinstance(target, torch._ops.OpOverload):
             name = target._schema.name.removeprefix("aten::")
@@ -83,7 +77,7 @@ class ModelGraph:
         return getattr(target, "__name__", str(target))
 
     def argument(self, node: fx.Node, name: str) -> Any:
-        """Return an argument of a call by its name in the op's schema, its default if it was not given."""
+        """Return an argument of a call by its name in the operator's schema, or its default."""
         target = node.target
         assert isinstance(target, torch._ops.OpOverload)
         for position, argument in enumerate(target._schema.arguments):
@@ -95,13 +89,13 @@ class ModelGraph:
         raise KeyError(f"{target} has no argument {name!r}")
 
     def find_argument(self, node: fx.Node, name: str) -> Any:
-        """Return an argument of a call by its name in the op's schema, None if the op has no such argument."""
+        """Return an argument of a call like `argument`, or None if the operator has no such argument."""
         with contextlib.suppress(KeyError):
             return self.argument(node, name)
         return None
 
     def shape(self, node: fx.Node) -> torch.Size:
-        """Return the sizes of a node's value, which must be one tensor."""
+        """Return the shape of a node's value, which must be a single tensor."""
         value = node.meta["val"]
         assert isinstance(value, torch.Tensor)
         return value.shape
@@ -118,7 +112,7 @@ class ModelGraph:
         return False
 
     def first_uses(self) -> dict[fx.Node, tuple[int, int]]:
-        """Return where each placeholder is first read: the place of the call, and the place among what it reads."""
+        """Return the first use of each node: the position of the call, and the position among its inputs."""
         uses: dict[fx.Node, tuple[int, int]] = {}
         for place, node in enumerate(self.nodes):
             for position, source in enumerate(node.all_input_nodes):
@@ -134,12 +128,12 @@ class ModelGraph:
         return _innermost(node)[1].rpartition(".")[2] or type(self.model).__name__
 
     def module_call(self, node: fx.Node) -> str:
-        """Return a name for the call of the submodule, which tells apart several calls of one submodule."""
+        """Return a name for this call of the submodule, which differs between several calls of one submodule."""
         stack = node.meta.get("nn_module_stack") or {}
         return str(next(reversed(stack), ""))
 
     def location(self, node: fx.Node) -> str:
-        """Return where the call stands: the innermost line outside torch, else the innermost."""
+        """Return the line of code of the call: the innermost outside torch, if there is one."""
         frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
         frames = [frame for frame in frames if not frame["file"].startswith("<") and frame["file"] != __file__]
         if not frames:
@@ -149,13 +143,13 @@ class ModelGraph:
         return f"{frame['file']}:{frame['line']}: {frame['code'].strip()}"
 
     def describe(self, node: fx.Node) -> str:
-        """Return op, module and class in one phrase, such as "softmax in blocks.0.attention (Attention)"."""
+        """Return operator, module and class in one phrase, such as "softmax in blocks.0.attention (Attention)"."""
         path = self.module_path(node)
         return f"{self.operator(node)} in {path or 'the model'} ({self.module_type(node)})"
 
 
 def check_runs(model: nn.Module, example: Example) -> None:
-    """Raise a GraphError if the model cannot even be called with the example, and leave it as it was."""
+    """Raise an ExampleError if the model cannot be called with the example. The model is left as it was."""
     try:
         with left_as_it_was(model), torch.no_grad():
             call_with(model, example)
@@ -166,9 +160,10 @@ def check_runs(model: nn.Module, example: Example) -> None:
 
 
 def _export(shell: nn.Module, arguments: tuple[Any, ...]) -> ExportedProgram:
-    """Export, without casts of the model's own if it can be: calls under `autocast` lose the modules that make them.
+    """Export a model.
 
-    Distributions that a policy's forward() makes do not check their arguments meanwhile: that looks at the data.
+    `autocast` inside the model is switched off if possible, since calls under it lose their module path. Distributions
+    do not validate their arguments, since validation depends on the data.
     """
     with _without_validation():
         exported = torch.export.export(shell, arguments, strict=False)
@@ -202,12 +197,12 @@ def _without_autocast() -> Iterator[None]:
 
 
 def export_graph(model: nn.Module, example: Example) -> ModelGraph:
-    """Export a model, in the mode that it is in, on an example.
+    """Export a model in its current mode.
 
     Args:
         model: Any module that `torch.export` can trace. It is left as it was.
-        example: What the model is called with: a tensor, a tuple of positional arguments, or a
-            mapping of keyword arguments. (A model whose one argument is a dict takes a tuple that holds it.)
+        example: An input of the model: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+            (For a model whose one argument is a dict, pass a tuple that holds it.)
 
     Returns:
         The graph of the call.
@@ -219,13 +214,13 @@ def export_graph(model: nn.Module, example: Example) -> ModelGraph:
     check_callable(model)
     if any(kind.__module__.startswith(_WRAPPERS) for kind in type(model).__mro__):
         raise GraphError(
-            f"model: a {type(model).__name__} cannot be traced; pass the model itself, and make methods before it is "
-            "wrapped."
+            f"model: a {type(model).__name__} cannot be traced; pass the model inside it, and create methods before "
+            "wrapping."
         )
     arguments, keywords = split_example(example)
     shell = _Shell(model)
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    # The fused inference kernel of nn.TransformerEncoderLayer is one opaque call; without it its parts show.
+    # Trace the parts of nn.TransformerEncoderLayer, not its fused inference kernel.
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with warnings.catch_warnings(), torch.enable_grad():
@@ -285,8 +280,8 @@ def export_graph(model: nn.Module, example: Example) -> ModelGraph:
     for node in graph.nodes:
         if any(isinstance(size, torch.SymInt) for part in tree_leaves(node.meta.get("val")) for size in _sizes(part)):
             raise GraphError(
-                f"the size of {graph.describe(node)}, {graph.location(node)}, depends on the values of the data, of "
-                "which a graph knows nothing."
+                f"the size of {graph.describe(node)}, {graph.location(node)}, depends on the data, so the model cannot "
+                "be analyzed."
             )
     return graph
 
@@ -296,9 +291,9 @@ def _sizes(value: Any) -> tuple[Any, ...]:
 
 
 class _Shell(nn.Module):
-    """Calls a model and returns the tensors of its result by path, so that any type of result exports.
+    """Calls a model and returns the tensors of its result by path, so that results of any type can be exported.
 
-    What is no tensor and holds none in plain containers (a cache object, a number) is left out.
+    Other parts of the result, such as numbers and cache objects, are left out.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -310,7 +305,7 @@ class _Shell(nn.Module):
 
 
 def _tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Walk a result depth first and yield its tensors with their paths."""
+    """Yield the tensors of a result with their paths, depth first."""
     prefix = f"{path}." if path else ""
     if isinstance(value, torch.Tensor):
         yield path, value
@@ -332,7 +327,7 @@ def _lookup(root: nn.Module, target: str | None) -> Any:
 
 
 def _innermost(node: fx.Node) -> tuple[str, str]:
-    """Return path and class of the innermost module on a node's stack, leaving out the shell."""
+    """Return path and class of the innermost module on a node's stack, without the shell."""
     stack = node.meta.get("nn_module_stack") or {}
     path, kind = list(stack.values())[-1] if stack else ("", "")
     kind = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"

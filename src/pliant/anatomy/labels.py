@@ -1,13 +1,12 @@
-"""Label tensors: the scale of every entry of a tensor, as an integer that stands for it.
+"""Label tensors: an integer for every entry of a tensor, which stands for the scale of that entry.
 
-A tensor need not have one scale: the output of a packed projection holds queries, keys and values, a concatenation
-what was concatenated. So every tensor of a graph gets a *label tensor* of its own shape. Shape operations act on
-labels as they act on values (they are run on them), which is what lets a scale be followed through any sequence of
-reshapes, permutations and splits without a rule for each. Entries with one label are the rule and not the
-exception: labels are kept as expanded views, and work is done on the entries that differ.
+The entries of a tensor may differ in scale: the output of a packed projection holds queries, keys and values. So every
+tensor of a graph gets a *label tensor* of its own shape. Shape operations are run on labels as they are run on values,
+so scales follow any sequence of reshapes, permutations and splits. Most label tensors hold a single label: they are
+kept as expanded views, and operations run on the distinct entries only.
 
-Two labels mean the same everywhere: `ONE`, the scale of what no rescaling touches, and `ANY`, the scale of what is
-zero or infinite, which has every scale at once.
+Two labels have a fixed meaning. `ONE` is the scale of values that no rescaling changes. `ANY` is the scale of zeros and
+infinities, which are equal to any multiple of themselves.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,12 +19,12 @@ ONE = 0
 
 
 def uniform(label: int, shape: Sequence[int]) -> Tensor:
-    """Return a label tensor with one label, without memory for its entries."""
+    """Return a label tensor with a single label, as an expanded view."""
     return torch.tensor(label).expand(torch.Size(shape))
 
 
 def compact(labels: Tensor) -> Tensor:
-    """Return the labels with every expanded dimension cut down to one entry."""
+    """Return the labels with every expanded dimension reduced to one entry."""
     for dim, (size, stride) in enumerate(zip(labels.shape, labels.stride(), strict=True)):
         if stride == 0 and size > 1:
             labels = labels.narrow(dim, 0, 1)
@@ -33,7 +32,7 @@ def compact(labels: Tensor) -> Tensor:
 
 
 def single(labels: Tensor) -> int | None:
-    """Return the label that all entries share, `None` if they differ (or if there is no entry)."""
+    """Return the label that all entries share, or None if they differ or there are no entries."""
     distinct = torch.unique(compact(labels))
     return int(distinct) if len(distinct) == 1 else None
 
@@ -45,12 +44,12 @@ def same_along(labels: Tensor, dim: int) -> bool:
 
 
 def combine(left: Tensor, right: Tensor, rule: Callable[[int, int], int]) -> Tensor:
-    """Combine two label tensors entry by entry, broadcasting; the rule is called once a pair of labels."""
+    """Combine two label tensors entry by entry, with broadcasting. The rule is called once for each pair of labels."""
     shape = torch.broadcast_shapes(left.shape, right.shape)  # type: ignore[no-untyped-call]
     first, second = torch.broadcast_tensors(compact(left), compact(right))  # type: ignore[no-untyped-call]
     if not first.numel():
         return uniform(ANY, shape)
-    # A pair of labels as one number: finding distinct numbers is much faster than finding distinct rows.
+    # Encode a pair of labels as one number: finding distinct numbers is much faster than finding distinct rows.
     base = int(second.max()) + 2
     distinct, where = torch.unique((first - ANY) * base + (second - ANY), return_inverse=True)
     results = torch.tensor([rule(pair // base + ANY, pair % base + ANY) for pair in distinct.tolist()])
@@ -58,7 +57,7 @@ def combine(left: Tensor, right: Tensor, rule: Callable[[int, int], int]) -> Ten
 
 
 def reduce(labels: Tensor, dims: Sequence[int], rule: Callable[[list[int]], int]) -> Tensor:
-    """Reduce dimensions to size one; the rule is called once a combination of two or more labels."""
+    """Reduce dimensions to size one. The rule is called once for each set of two or more labels."""
     dims = sorted({dim % labels.ndim for dim in dims}) if labels.ndim else []
     shape = [1 if dim in dims else size for dim, size in enumerate(labels.shape)]
     if not labels.numel():
@@ -83,7 +82,7 @@ def reduce(labels: Tensor, dims: Sequence[int], rule: Callable[[list[int]], int]
 
 
 def tidy(labels: Tensor) -> Tensor:
-    """Return the same labels with every dimension along which they are constant expanded, which takes no memory."""
+    """Return the same labels, with each dimension along which they are constant turned into an expanded view."""
     shape = labels.shape
     for dim, (size, stride) in enumerate(zip(shape, labels.stride(), strict=True)):
         if size > 1 and stride and same_along(labels, dim):

@@ -1,4 +1,4 @@
-"""The layers of a model in the order in which it calls them, seen by running an example."""
+"""The layers of a model in order of call, found by running an example."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from pliant.running import call_with, undisturbed
 
 @dataclass(frozen=True)
 class Layer:
-    """A module that holds parameters of its own, or a norm layer without any.
+    """A module that holds parameters directly, or a norm layer.
 
     Attributes:
-        name: Its name in the model.
+        name: The module's name in the model.
         module: The module.
     """
 
@@ -26,17 +26,17 @@ class Layer:
 
 
 NORM_LAYERS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-"""The layers that undo a scale of their input (batch and instance norm share `_NormBase`)."""
+"""Layers whose output does not depend on the scale of their input. Batch and instance norm share `_NormBase`."""
 
 WEIGHT_LAYERS = (nn.Linear, _ConvNd)
-"""The layers whose output is linear in weight and input, plus a bias."""
+"""Layers that compute a product of weight and input, plus a bias."""
 
 
 def called_layers(model: nn.Module, example: Any) -> tuple[Layer, ...]:
     """Return the layers of a model in the order in which it calls them on the example.
 
-    Those are the modules with parameters of their own, and all norm layers. A module that is called twice appears
-    twice. The model runs once in eval mode without gradients and is left as it was.
+    A module that is called twice appears twice. The model runs once, in eval mode and without gradients, and is left
+    as it was.
     """
     called: list[Layer] = []
     handles = []
@@ -54,18 +54,18 @@ def called_layers(model: nn.Module, example: Any) -> tuple[Layer, ...]:
 
 
 def classifier_names(layers: Sequence[Layer]) -> tuple[str, ...]:
-    """Return the names of the classifier: the linear layers at the end, up to the first layer of another kind.
+    """Return the names of the linear layers at the end of a model: its classifier.
 
-    A network of linear layers alone is no classifier from top to bottom: there it is the last layer.
+    If all layers are linear, the classifier is the last one.
 
     Args:
-        layers: The layers in order of their call.
+        layers: The layers in order of call.
 
     Raises:
-        ValueError: If the last layer is not linear, so that the classifier must be named.
+        ValueError: If the last layer is not linear.
     """
     names: list[str] = []
-    layers = [layer for layer in layers if not isinstance(layer.module, nn.PReLU)]  # an activation, learned or not
+    layers = [layer for layer in layers if not isinstance(layer.module, nn.PReLU)]  # PReLU is an activation
     for layer in reversed(layers):
         if not isinstance(layer.module, nn.Linear):
             break

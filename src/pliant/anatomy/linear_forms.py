@@ -1,14 +1,14 @@
-"""Linear forms with exact coefficients, and what a system of them leaves free.
+"""Linear forms with exact coefficients, and systems of linear equations between them.
 
-Scales are logarithms, so what a call demands of them is a linear equation with small integer coefficients. They are
-solved in fractions: whether a parameter is fixed, tied or free is then a fact and not a matter of tolerance.
+Scales are logarithms, so each call demands a linear equation with small integer coefficients. The equations are solved
+in fractions: whether a parameter is fixed, tied or free does not depend on a tolerance.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 
 Form = Mapping[int, Fraction]
-"""A linear form: coefficients by unknown, none of them zero."""
+"""A linear form: the nonzero coefficients by unknown."""
 
 
 def add(left: Form, right: Form, factor: Fraction = Fraction(1)) -> dict[int, Fraction]:
@@ -24,7 +24,7 @@ def add(left: Form, right: Form, factor: Fraction = Fraction(1)) -> dict[int, Fr
 
 
 class FormTable:
-    """Forms by number, each form once. Number 0 is the form that is zero."""
+    """A numbering of forms. Number 0 is the zero form."""
 
     def __init__(self) -> None:
         self._numbers: dict[frozenset[tuple[int, Fraction]], int] = {}
@@ -38,7 +38,7 @@ class FormTable:
         return len(self._forms)
 
     def number(self, form: Form) -> int:
-        """Return the number of a form."""
+        """Return the number of a form, adding the form if it is new."""
         key = frozenset(form.items())
         if key not in self._numbers:
             self._numbers[key] = len(self._forms)
@@ -49,12 +49,12 @@ class FormTable:
 class System:
     """A system of homogeneous linear equations in reduced echelon form.
 
-    Each row is solved for one unknown, the last of it in `order`: `solved[u]` is the form in other, unsolved
-    unknowns that u equals. Unknowns that no row is solved for are free.
+    Each row is solved for its last unknown in `order`: `solved[u]` is u as a form in unsolved unknowns. Unsolved
+    unknowns are free.
 
     Args:
         equations: Forms that must be zero.
-        order: Sorts the unknowns; a row is solved for the one that comes last.
+        order: The sort key of the unknowns.
     """
 
     def __init__(self, equations: Iterable[Form], order: Callable[[int], object] = lambda unknown: unknown) -> None:
@@ -76,7 +76,7 @@ class System:
             self.reasons[unknown] = reasons
 
     def _substitute(self, form: Form, reasons: frozenset[int]) -> tuple[dict[int, Fraction], frozenset[int]]:
-        """Write a form in unsolved unknowns alone; `reasons` are the equations that this took."""
+        """Write a form in unsolved unknowns; add the equations used to `reasons`."""
         result: dict[int, Fraction] = {}
         for unknown, coefficient in form.items():
             if unknown in self.solved:
@@ -87,5 +87,5 @@ class System:
         return result, reasons
 
     def reduce(self, form: Form) -> dict[int, Fraction]:
-        """Write a form in unsolved unknowns alone: zero if and only if it is zero on all solutions."""
+        """Write a form in unsolved unknowns. The result is zero if and only if the form is zero on all solutions."""
         return self._substitute(form, frozenset())[0]

@@ -1,8 +1,7 @@
-"""A rescaling of a model, as a linear map: wished log-factors in, log-scales of what is written out.
+"""A plan maps wished factors of some weights to the factors of all tensors that a rescaling multiplies.
 
-Proportional rescalings form a linear space in the logarithms of the factors (docs/proportionality.md), so all that a
-method needs at run time is a matrix. How it comes about, from a chain of layers or from an exported graph, is the
-business of the module that builds the plan.
+Proportional rescalings form a linear space in the logarithms of the factors (docs/proportionality.md). So all that a
+method needs at run time is a matrix. `chain` builds it from a chain of layers, `rescaling` from an exported graph.
 """
 
 from collections.abc import Iterable
@@ -13,15 +12,15 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Block:
-    """A parameter or buffer of a model, or a slice of one along its first dimension or another.
+    """A parameter or buffer of a model, or a slice of it along one dimension.
 
     Attributes:
-        name: Its name in the model's `named_parameters()` or `named_buffers()`.
+        name: The tensor's name in the model's `named_parameters()` or `named_buffers()`.
         dim: The dimension that the slice cuts.
-        start: Where the slice starts; `None` for the whole tensor.
-        stop: Where it ends (exclusive); `None` for the whole tensor.
-        period: The slice repeats every so many entries (queries, keys and values may lie interleaved, head by
-            head); `None` for one slice.
+        start: The first index of the slice; None for the whole tensor.
+        stop: The last index of the slice, exclusive; None for the whole tensor.
+        period: The distance at which the slice repeats, if queries, keys and values are interleaved head by head; None
+            for a single slice.
     """
 
     name: str
@@ -37,7 +36,7 @@ class Block:
         return f"{self.name}[{':, ' * self.dim}{self.start}:{self.stop}{repeats}]"
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return the block of a whole tensor, as a view."""
+        """Return the block as a view of the whole tensor."""
         if self.start is None or self.stop is None:
             return tensor
         if self.period is None:
@@ -48,14 +47,14 @@ class Block:
 
 @dataclass(frozen=True)
 class ScalePlan:
-    """How wished factors become a rescaling: `log scale(targets) = matrix @ log wish(wishes)`.
+    """The map from wished factors to a rescaling: log factors(targets) = matrix @ log factors(wishes).
 
     Attributes:
-        wishes: The blocks whose factor a method wishes for (weights, and the scales of norm layers).
-        targets: The blocks that a rescaling multiplies, parameters and running statistics.
-        matrix: float64, one row a target, one column a wish.
-        outputs: float64, one row an output of the model, one column a wish: the log of the factor by which
-            that output is multiplied.
+        wishes: The blocks whose factor a method chooses: weights, and scales of norm layers.
+        targets: The blocks that the rescaling multiplies: parameters and running statistics.
+        matrix: float64, a row for each target and a column for each wish.
+        outputs: float64, a row for each output of the model and a column for each wish: the same map for the factors
+            of the outputs.
     """
 
     wishes: tuple[Block, ...]
@@ -65,10 +64,9 @@ class ScalePlan:
 
 
 class BlockTensors:
-    """The tensors of some blocks, looked up in the model whenever asked.
+    """The tensors of some blocks, looked up in the model at each use.
 
-    A tensor that was fetched once goes stale when the model moves to another device or a buffer is replaced, so
-    what is kept is where to look.
+    A stored tensor would go stale when the model moves to another device or a buffer is replaced.
 
     Args:
         model: The model.
@@ -83,17 +81,17 @@ class BlockTensors:
             owner = model.get_submodule(path)
             holder: dict[str, Tensor] = owner._buffers if leaf in owner._buffers else owner._parameters  # type: ignore[assignment]
             if holder.get(leaf) is None:
-                raise ValueError(f"{block.name!r} is no parameter or buffer; is it computed by a parametrization?")
+                raise ValueError(f"{block.name!r} is not a parameter or buffer; is it computed by a parametrization?")
             self._places.append((holder, leaf))
             if block.start is not None:
                 self._slices.append((i, block))
 
     def parameters(self) -> list[tuple[int, nn.Parameter]]:
-        """Return the parameters among them, or those that hold them, each with its place; the others are buffers."""
+        """Return the parameters of the blocks that are not buffers, each with the position of its block."""
         return [(place, tensor) for place, tensor in enumerate(self._whole()) if isinstance(tensor, nn.Parameter)]
 
     def get(self) -> list[Tensor]:
-        """Return the tensors, or views of them, as the model holds them now."""
+        """Return the current tensor of each block, as a view."""
         tensors = self._whole()
         for i, block in self._slices:
             tensors[i] = block.of(tensors[i])
@@ -104,6 +102,6 @@ class BlockTensors:
             return [holder[leaf] for holder, leaf in self._places]
         except KeyError as error:
             raise ValueError(
-                f"model: a tensor {error} is gone since it was analyzed (pruning, or a parametrization that was put on "
-                "it); make the method anew"
+                f"model: the tensor {error} was removed after the analysis (by pruning or a parametrization); create "
+                "the method again"
             ) from None

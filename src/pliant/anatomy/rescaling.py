@@ -1,4 +1,4 @@
-"""The scale graph: what a rescaling of some weights asks of the others, for any model that can be exported."""
+"""Which rescalings keep the function of a model, for any model that can be exported."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from pliant._names import suggest
 from pliant._validation import check_choice
-from pliant.anatomy.arithmetic import APPROXIMABLE
 from pliant.anatomy.explain import explain
 from pliant.anatomy.export import ModelGraph, check_runs, export_graph
 from pliant.anatomy.linear_forms import Form, System
+from pliant.anatomy.operators import APPROXIMABLE
 from pliant.anatomy.plan import Block, BlockTensors, ScalePlan
 from pliant.anatomy.scales import Demand, ScaleSystem, build_system
 from pliant.anatomy.solve import project
@@ -21,17 +21,16 @@ from pliant.anatomy.verify import check_system, drift, run_graph
 from pliant.running import Example
 
 OnConflict = Literal["preserve", "rescale"]
-Policy = Literal["error", "fix"]
 
 
 @dataclass(frozen=True)
 class Rescaling:
-    """What a rescaling did.
+    """The result of a rescaling.
 
     Attributes:
-        factors: What each block of a parameter or buffer was multiplied by; blocks left alone are not listed.
-        outputs: What each output of the model is multiplied by.
-        drift: How far each output is from that, on the example, relative to its largest entry.
+        factors: The factor of each block of a parameter or buffer that was multiplied.
+        outputs: The predicted factor of each output of the model.
+        drift: The largest deviation of each output from its prediction, relative to its largest entry, on the example.
     """
 
     factors: dict[str, float]
@@ -40,13 +39,13 @@ class Rescaling:
 
 
 class ScaleGraph:
-    """How the scales of a model's parameters hang together. Made by `analyze`.
+    """The relations between the scales of a model's parameters, as found by `analyze`.
 
     Attributes:
         model: The model.
-        graph: Its exported graph.
-        system: The unknown scales and what is demanded of them.
-        demands: The demands that are kept: all of them, or with `on_conflict="rescale"` those between scales alone.
+        graph: The exported graph of the model.
+        system: The unknown scales and the equations between them.
+        demands: The equations to satisfy. `on_conflict="rescale"` drops those of calls that are not homogeneous.
     """
 
     def __init__(self, graph: ModelGraph, system: ScaleSystem, on_conflict: OnConflict = "preserve") -> None:
@@ -61,7 +60,7 @@ class ScaleGraph:
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """The blocks of the parameters, in the order of their first use."""
+        """The blocks of the parameters, in order of first use."""
         return self.system.blocks
 
     def is_fixed(self, block: Block) -> bool:
@@ -72,12 +71,11 @@ class ScaleGraph:
         """Return the map from wished factors to the nearest rescaling that keeps the function.
 
         Args:
-            wishes: Names of parameters that have a wish (all blocks of them), or of single blocks as `str` writes
-                them. All weights and scales of norm layers that are not fixed, if None. A weight without a wish
-                wishes to stay.
+            wishes: Names of parameters, or of single blocks as `str` writes them. By default all weights and scales
+                of norm layers that are not fixed. Other weights stay as close to their values as the function allows.
 
         Raises:
-            ValueError: A name is no parameter of the model.
+            ValueError: A name is not a parameter of the model.
         """
         numbers = self._numbers(wishes)
         forms = [demand.form for demand in self.demands]
@@ -97,24 +95,24 @@ class ScaleGraph:
         )
 
     def explain(self) -> str:
-        """Return a table: each parameter, what its scale follows from or is tied to, and what forced it."""
+        """Return a table with each parameter, the relation of its factor to others, and the reason."""
         return explain(self.graph, self.system, self.demands)
 
     @torch.no_grad()
     def rescale_(self, wishes: Mapping[str, float]) -> Rescaling:
-        """Multiply parameters by wished factors, or the nearest to them that keep the function.
+        """Multiply parameters by wished factors, or by the nearest factors that keep the function.
 
-        Weights that no wish names stay as near to where they are as the function allows; biases and the running
-        statistics of batch norm follow.
+        Weights without a wish stay as close to their values as the function allows. Biases and the running statistics
+        of batch norm are scaled accordingly.
 
         Args:
-            wishes: Positive factors by name of parameter (or of a block, as `str` writes it).
+            wishes: Positive factors by name of a parameter, or of a block as `str` writes it.
 
         Returns:
-            The factors that were applied, those of the outputs, and the drift on the example.
+            The applied factors, the factors of the outputs, and the drift on the example.
 
         Raises:
-            ValueError: A factor is not positive, or a name is no parameter of the model.
+            ValueError: A factor is not positive, or a name is not a parameter of the model.
         """
         for name, factor in wishes.items():
             if not 0 < factor < float("inf"):
@@ -135,17 +133,17 @@ class ScaleGraph:
         )
 
     def _numbers(self, wishes: Collection[str] | None) -> list[int]:
-        """Return the unknowns that wishes name."""
+        """Return the unknowns with a wish."""
         if wishes is None:
             return [n for n in sorted(self.system.weights) if not self.is_fixed(self.blocks[n])]
         names = {name for block in self.blocks for name in (str(block), block.name)}
         for name in wishes:
             if name not in names:
-                raise ValueError(f"wishes: {name!r} is no parameter; {suggest(name, sorted(names))}")
+                raise ValueError(f"wishes: {name!r} is not a parameter; {suggest(name, sorted(names))}")
         return [n for n, block in enumerate(self.blocks) if {str(block), block.name} & set(wishes)]
 
     def _written(self) -> list[tuple[Block, Form]]:
-        """Return parameters and statistics with their forms, in the order of their first use, statistics first."""
+        """Return statistics and parameters with their forms, in order of first use, statistics first."""
         uses: dict[str, tuple[int, int]] = {}
         for node, (place, position) in self.graph.first_uses().items():
             if node in self.graph.buffers:
@@ -163,33 +161,30 @@ def analyze(
     *,
     approximate: Collection[str] = frozenset(),
     on_conflict: OnConflict = "preserve",
-    frozen: Literal["keep", "rescale"] = "keep",
-    unknown: Policy = "error",
-    unreached: Policy = "error",
-    check: bool = True,
+    strict: bool = True,
 ) -> ScaleGraph:
-    """Work out which rescalings of a model's parameters keep its function up to a factor.
+    """Find the rescalings of a model's parameters that keep its function up to a factor.
+
+    The result is checked: copies of the parameters are rescaled at random, and every value of the graph is compared
+    with its predicted scale. This costs two runs of the model on the example. Frozen parameters are never rescaled.
 
     Args:
         model: Any model that `torch.export` can trace, in training or eval mode. It is left as it was.
-        example: What the model is called with: a tensor, a tuple of positional arguments, or a dict of keyword
-            arguments. What the model does with other inputs must not depend on their values.
-        approximate: Activations to treat as if they were relu, of gelu, silu, mish, elu, celu, selu, softplus and
-            hardswish: the function is then kept approximately.
-        on_conflict: What to do where keeping the function forbids a weight its wish because a call is not
-            homogeneous (queries and keys before a softmax): `"preserve"` the function, or `"rescale"` all the same.
-        frozen: Parameters with `requires_grad=False`: `"keep"` them as they are, or `"rescale"` them with the others.
-        unknown: Calls without a rule: `"error"`, or `"fix"`: what they read keeps its scale.
-        unreached: Parameters that the example does not reach: `"error"`, or `"fix"`: they keep their scale.
-        check: Rescale a copy of the parameters at random and compare every value of the graph with the scale that
-            the rules give it. Costs two runs of the model on the example.
+        example: An input of the model: a tensor, a tuple of positional arguments, or a dict of keyword arguments. The
+            model must make the same calls for all other inputs.
+        approximate: Activations to treat as relu, out of gelu, silu, mish, elu, celu, selu, softplus and hardswish. The
+            function is then kept approximately.
+        on_conflict: What to do if a wish would change the function, because a call is not homogeneous (queries and
+            keys before a softmax): `"preserve"` the function, or `"rescale"` anyway.
+        strict: Whether calls without a rule and parameters that the example does not reach are errors. Otherwise the
+            operands of such calls, and such parameters, keep their scale.
 
     Returns:
         The scale graph, which covers every parameter.
 
     Raises:
-        GraphError: The model cannot be exported, or a call has no rule, or a parameter is not reached.
-        ValueError: A choice is not one of those allowed.
+        GraphError: The model cannot be exported, a call has no rule, or the example does not reach a parameter.
+        ValueError: An option has a value that is not allowed.
 
     Example:
         >>> from torch import nn
@@ -201,22 +196,18 @@ def analyze(
         allowed = ", ".join(sorted(APPROXIMABLE))
         raise ValueError(f"approximate: {approximate!r} is not allowed; it must be a set of {allowed}")
     check_choice("on_conflict", on_conflict, get_args(OnConflict))
-    check_choice("frozen", frozen, ("keep", "rescale"))
-    check_choice("unknown", unknown, get_args(Policy))
-    check_choice("unreached", unreached, get_args(Policy))
     graph = export_graph(model, example)
-    system = build_system(graph, approximate=approximate, unknown=unknown, unreached=unreached, frozen=frozen)
-    if check:
-        try:
-            check_system(graph, system)
-        except RuntimeError:
-            check_runs(model, example)  # torch.export takes examples of another precision than the model's
-            raise
+    system = build_system(graph, approximate=approximate, strict=strict)
+    try:
+        check_system(graph, system)
+    except RuntimeError:
+        check_runs(model, example)  # torch.export accepts examples of another precision than the model's
+        raise
     return ScaleGraph(graph, system, on_conflict)
 
 
 def _apply(form: Form, solution: Tensor) -> Tensor:
-    """Return a form's row: its value for a wish of one, for each wish."""
+    """Return the value of a form for each wish, as a row."""
     row = solution.new_zeros(solution.shape[1])
     for unknown, coefficient in form.items():
         row = row + float(coefficient) * solution[unknown]

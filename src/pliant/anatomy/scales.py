@@ -1,8 +1,8 @@
-"""How the scales of a model's parameters hang together: the system whose solutions keep the function.
+"""The system of linear equations whose solutions are the rescalings that keep a model's function.
 
-Every block of every parameter has an unknown, the logarithm of the factor that it is multiplied by. A walk over the
-exported graph gives every tensor its log-scale as a linear form in these unknowns and collects what each call demands
-(docs/proportionality.md has the theory and the proof).
+The unknowns are the logarithms of the factors by which the blocks of the parameters are multiplied. A walk over the
+exported graph gives every tensor its log-scale as a linear form in these unknowns, and collects the equations that each
+call demands (docs/proportionality.md has the theory and the proof).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,10 +15,10 @@ from torch import Tensor, fx
 
 from pliant.anatomy import arithmetic, contractions, shapes  # noqa: F401  (they register the rules)
 from pliant.anatomy import labels as lb
-from pliant.anatomy.arithmetic import APPROXIMABLE
-from pliant.anatomy.blocks import Partition, blocks_of, find_partition
 from pliant.anatomy.export import GraphError, ModelGraph
 from pliant.anatomy.linear_forms import Form, FormTable, System, add
+from pliant.anatomy.operators import APPROXIMABLE
+from pliant.anatomy.partition import Partition, blocks_of, find_partition
 from pliant.anatomy.plan import Block
 from pliant.anatomy.walk import Meaning, Value, Walk
 
@@ -27,14 +27,14 @@ Kind = Literal["equal", "fixed", "frozen", "unreached"]
 
 @dataclass(frozen=True)
 class Demand:
-    """An equation between scales, and where it comes from.
+    """An equation between scales, and its origin.
 
     Attributes:
-        form: What must be zero.
-        kind: `"equal"`: two things that are added up; `"fixed"`: a call that is not homogeneous; `"frozen"`: a
-            parameter without gradient; `"unreached"`: a parameter that the example does not use.
-        node: The call that demands it, if it was a call.
-        reason: Op and module, for people.
+        form: The form that must be zero.
+        kind: `"equal"`: the terms of a sum. `"fixed"`: a call that is not homogeneous. `"frozen"`: a parameter without
+            gradient. `"unreached"`: a parameter that the example does not use.
+        node: The call that demands the equation, if any.
+        reason: The operator and module, for people.
     """
 
     form: Form
@@ -45,17 +45,17 @@ class Demand:
 
 @dataclass(frozen=True)
 class ScaleSystem:
-    """The unknowns of a model and what is demanded of them.
+    """The unknowns of a model and the equations between them.
 
     Attributes:
-        blocks: The unknowns: blocks of parameters, in the order of their first use.
-        weights: The unknowns that enter products: weights and the scales of norm layers, not biases and shifts.
+        blocks: The unknowns: blocks of parameters, in order of first use.
+        weights: The unknowns that enter products: weights and scales of norm layers, not biases and shifts.
         demands: The equations.
-        statistics: Buffers that move with the scale of what they describe, and their forms.
+        statistics: The running statistics of norm layers, and their forms.
         outputs: The model's outputs, and their forms.
-        epsilons: The small numbers in norm layers, by the call that holds them.
-        approximated: The activations that are treated as relu, and what each of them reads.
-        labels: The label tensor of every value in the graph: numbers of forms in `table`.
+        epsilons: The epsilons of norm layers, by call.
+        approximated: The activations that are treated as relu, and the input of each.
+        labels: The label tensor of every value in the graph. Labels are numbers of forms in `table`.
         table: The forms by number.
     """
 
@@ -71,7 +71,7 @@ class ScaleSystem:
 
 
 class _Scales(Meaning):
-    """Labels that stand for linear forms in the unknowns."""
+    """Labels that stand for linear forms in the unknowns, the log-scales."""
 
     def __init__(self, graph: ModelGraph, partition: Partition) -> None:
         self.graph = graph
@@ -85,7 +85,7 @@ class _Scales(Meaning):
         self._parameters: dict[str, Tensor] = {}
 
     def parameter(self, name: str, shape: torch.Size) -> Tensor:
-        """Give every block of a parameter an unknown; a tied parameter is met twice and has one set of them."""
+        """Give every block of a parameter an unknown. A tied parameter gets its unknowns once."""
         if name in self._parameters:
             return self._parameters[name]
         blocks = blocks_of(name, shape, self.partition)
@@ -100,26 +100,26 @@ class _Scales(Meaning):
         return self._parameters[name]
 
     def multiply(self, left: int, right: int, power: Fraction) -> int:
-        """The logarithm of a product is a sum."""
+        """The log-scale of a product is the sum of log-scales."""
         return self.table.number(add(self.table[left], self.table[right], power))
 
     def add(self, left: int, right: int, node: fx.Node) -> int:
-        """Terms of a sum must have one scale."""
+        """The terms of a sum must have one scale."""
         self.demand(add(self.table[left], self.table[right], Fraction(-1)), "equal", node)
         return left
 
     def mix(self, labels: Sequence[int], node: fx.Node) -> int:
-        """Whatever is mixed must have one scale."""
+        """The entries of a reduction must have one scale."""
         for label in labels[1:]:
             self.add(labels[0], label, node)
         return labels[0]
 
     def fix(self, label: int, node: fx.Node) -> None:
-        """The scale of what a call that is not homogeneous reads must stay."""
+        """The operands of a call that is not homogeneous must keep their scale."""
         self.demand(self.table[label], "fixed", node)
 
     def statistic(self, name: str, labels: Tensor, node: fx.Node) -> None:
-        """A buffer has the scale of what it describes, at every use of it."""
+        """A running statistic has the scale of the values it describes, at every use."""
         if name in self.statistics:
             pairs = torch.unique(torch.stack([self.statistics[name], labels]), dim=1)
             for left, right in pairs.T.tolist():
@@ -129,11 +129,11 @@ class _Scales(Meaning):
             self.statistics[name] = labels
 
     def read(self, labels: Tensor) -> None:
-        """Note what reaches a computation."""
+        """Record the labels that reach a computation."""
         self.read_labels.update(torch.unique(lb.compact(labels)).tolist())
 
     def demand(self, form: Form, kind: Kind, node: fx.Node | None, reason: str = "") -> None:
-        """Add an equation, unless it is there already (up to sign) or says nothing."""
+        """Add an equation, unless it is empty or already known up to sign."""
         if not form:
             return
         sign = 1 if form[min(form)] > 0 else -1
@@ -145,22 +145,20 @@ class _Scales(Meaning):
 def build_system(
     graph: ModelGraph,
     *,
-    approximate: Collection[str],
-    unknown: Literal["error", "fix"],
-    unreached: Literal["error", "fix"],
-    frozen: Literal["keep", "rescale"],
+    approximate: Collection[str] = (),
+    strict: bool = True,
 ) -> ScaleSystem:
-    """Return the system of scales of a graph; `pliant.anatomy.analyze` documents the choices.
+    """Return the system of scales of a graph; `pliant.anatomy.analyze` documents the options.
 
     Raises:
         GraphError: A call has no rule, or the example does not reach a parameter.
     """
     shortcuts = _approximated(graph, approximate)
     partition = find_partition(graph)
-    scales, walk = _walk(graph, partition, unknown, shortcuts)
+    scales, walk = _walk(graph, partition, strict, shortcuts)
     merged = _merge_inseparable(scales, partition)
     if merged != partition:
-        scales, walk = _walk(graph, merged, unknown, shortcuts)
+        scales, walk = _walk(graph, merged, strict, shortcuts)
     outputs = {}
     for name, node in graph.outputs.items():
         if node.meta["val"].is_floating_point():
@@ -168,23 +166,23 @@ def build_system(
             outputs[name] = _form(scales, int(labels.reshape(())))
     for name, node in graph.mutations.items():
         if name not in scales.statistics and node.meta["val"].is_floating_point():
-            walk.fix(node, walk.of(node))  # a buffer that is no statistic of a norm layer keeps its scale
+            walk.fix(node, walk.of(node))  # a buffer other than the statistics of norm layers
     read = {u for label in scales.read_labels if label != lb.ANY for u in scales.table[label]}
     parameters = dict(graph.model.named_parameters())
     lost = []
     for number, block in enumerate(scales.blocks):
         form = {number: Fraction(1)}
-        if frozen == "keep" and not parameters[block.name].requires_grad:
+        if not parameters[block.name].requires_grad:
             scales.demand(form, "frozen", None, "requires_grad is False")
         elif number not in read:
             if parameters[block.name].numel():
                 lost.append(str(block))
             scales.demand(form, "unreached", None, "the example does not reach it")
-    if lost and unreached == "error":
+    if lost and strict:
         raise GraphError(
-            f"the example does not reach {', '.join(lost[:5])}{' …' if len(lost) > 5 else ''}: how the scale of such "
-            "a parameter hangs together with the others is unknown. Pass an example that uses it, or freeze it with "
-            'requires_grad_(False); pliant.anatomy.analyze(…, unreached="fix") leaves it alone.'
+            f"the example does not reach {', '.join(lost[:5])}{' …' if len(lost) > 5 else ''}. Pass an example that "
+            "uses these parameters, or freeze them with requires_grad_(False); pliant.anatomy.analyze(…, strict=False) "
+            "leaves them alone."
         )
     return ScaleSystem(
         blocks=tuple(scales.blocks),
@@ -200,10 +198,10 @@ def build_system(
 
 
 def _walk(
-    graph: ModelGraph, partition: Partition, unknown: str, shortcuts: Mapping[fx.Node, fx.Node | None]
+    graph: ModelGraph, partition: Partition, strict: bool, shortcuts: Mapping[fx.Node, fx.Node | None]
 ) -> tuple[_Scales, Walk]:
     scales = _Scales(graph, partition)
-    walk = Walk(graph, scales, unknown, shortcuts)
+    walk = Walk(graph, scales, strict, shortcuts)
     walk.run()
     return scales, walk
 
@@ -213,9 +211,9 @@ def _form(scales: _Scales, label: int) -> Form:
 
 
 def _merge_inseparable(scales: _Scales, partition: Partition) -> Partition:
-    """Put blocks of a parameter that cannot have different scales together again.
+    """Merge blocks of a parameter that have the same scale in every solution.
 
-    Rotary embeddings take the halves of a head apart only to add them up crosswise: no solution tells them apart.
+    Rotary embeddings split each head in halves and add them crosswise, so both halves must have one scale.
     """
     system = System(demand.form for demand in scales.demands.values())
     merged: Partition = {}
@@ -234,7 +232,7 @@ def _merge_inseparable(scales: _Scales, partition: Partition) -> Partition:
 
 
 def _statistics(scales: _Scales) -> dict[Block, Form]:
-    """Cut the buffers where their scale changes."""
+    """Split the buffers where their scale changes."""
     statistics: dict[Block, Form] = {}
     for name, labels in scales.statistics.items():
         whole = lb.single(labels)
@@ -249,7 +247,7 @@ def _statistics(scales: _Scales) -> dict[Block, Form]:
 
 
 def _named_for(name: str) -> str:
-    """Return the activation that a class is named for: the longest name that it holds, relu in ReLUSquared, not elu.
+    """Return the longest name of an activation that the name of a class contains: relu in ReLUSquared, not elu.
 
     Example:
         >>> _named_for("NewGELUActivation"), _named_for("ReLUSquared"), _named_for("Gate")
@@ -259,10 +257,10 @@ def _named_for(name: str) -> str:
 
 
 def _approximated(graph: ModelGraph, approximate: Collection[str]) -> dict[fx.Node, fx.Node | None]:
-    """Return the activations that are to be treated as relu, each with what it reads.
+    """Return the activations to treat as relu, each with its input.
 
-    An activation is a call of that name, or all calls of a module without parameters or parts whose class is named for
-    it (GELU is written out by hand in many a model); the nodes inside such a module map to `None`.
+    An activation is a call of that name, or all calls of a module whose class has that name in its own and which has
+    neither parameters nor submodules: many models write GELU by hand. The nodes inside such a module map to None.
     """
     bare = {
         name: module for name, module in graph.model.named_modules() if not [*module.children(), *module.parameters()]

@@ -1,4 +1,4 @@
-"""Rules for calls that move, cut, repeat or pick entries: they act on labels as they act on values."""
+"""Rules for calls that move, split, repeat or select entries: they act on labels as they act on values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,10 +7,8 @@ import torch
 from torch import Tensor, fx
 
 from pliant.anatomy import labels as lb
-from pliant.anatomy.operators import MOVES, RESHAPES, SPLITS
-from pliant.anatomy.walk import RELABELS, Value, Walk, rule
-
-RELABELS.update(RESHAPES, MOVES, SPLITS, {"_to_copy"})
+from pliant.anatomy.operators import CASTS, FILLS, MOVES, RESHAPES, SHAPE_ONLY, SPLITS
+from pliant.anatomy.walk import Value, Walk, rule
 
 
 @rule(*RESHAPES)
@@ -21,7 +19,7 @@ def _reshape(walk: Walk, node: fx.Node) -> Value:
 @rule(*MOVES)
 def _move(walk: Walk, node: fx.Node) -> Value:
     labels = walk.of(node.args[0])
-    if len(node.all_input_nodes) > 1:  # where entries go depends on data
+    if len(node.all_input_nodes) > 1:  # the second input decides where entries go
         merged = walk.merge(node, labels, range(labels.ndim))
         return walk.everywhere(node, int(merged.reshape(())))
     result: Value = _run(node, labels)
@@ -38,7 +36,7 @@ def _split(walk: Walk, node: fx.Node) -> Value:
 
 @rule("im2col")
 def _windows(walk: Walk, node: fx.Node) -> Value:
-    padded: Tensor = _run(node, walk.of(node.args[0]).double() - lb.ANY)  # so that the zeros around it say `ANY`
+    padded: Tensor = _run(node, walk.of(node.args[0]).double() - lb.ANY)  # the padding of zeros becomes `ANY`
     return padded.long() + lb.ANY
 
 
@@ -60,7 +58,7 @@ def _broadcast(walk: Walk, node: fx.Node) -> Value:
 @rule("cat")
 def _cat(walk: Walk, node: fx.Node) -> Value:
     parts = [walk.of(part) for part in walk.graph.argument(node, "tensors")]
-    parts = [part for part in parts if part.shape != (0,)]  # the one shape that `cat` forgives
+    parts = [part for part in parts if part.shape != (0,)]  # `cat` skips tensors of this shape
     return torch.cat(parts, dim=walk.graph.argument(node, "dim"))
 
 
@@ -72,14 +70,14 @@ def _stack(walk: Walk, node: fx.Node) -> Value:
 
 @rule("tril", "triu")
 def _triangle(walk: Walk, node: fx.Node) -> Value:
-    return walk.of(node.args[0])  # the entries put to zero have every scale, this one too
+    return walk.of(node.args[0])  # entries that become zero have any scale
 
 
-@rule("_to_copy", "type_as")
+@rule(*CASTS)
 def _cast(walk: Walk, node: fx.Node) -> Value:
     labels, target = walk.of(node.args[0]), node.meta["val"].dtype
     if target == torch.bool:
-        return lb.uniform(lb.ONE, labels.shape)  # whether an entry is zero, no scale changes
+        return lb.uniform(lb.ONE, labels.shape)  # a scale does not change which entries are zero
     if not (target.is_floating_point or target.is_complex):
         walk.fix(node, labels)
         return lb.uniform(lb.ONE, labels.shape)
@@ -104,7 +102,7 @@ def _fill(walk: Walk, node: fx.Node) -> Value:
     return walk.get(node, "value").expand(walk.shape(node))
 
 
-@rule("zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full")
+@rule(*FILLS)
 def _filled(walk: Walk, node: fx.Node) -> Value:
     name = walk.graph.operator(node)
     fill = walk.graph.argument(node, "fill_value") if "full" in name else 0
@@ -112,12 +110,9 @@ def _filled(walk: Walk, node: fx.Node) -> Value:
     return lb.uniform(label if node.meta["val"].is_floating_point() else lb.ONE, walk.shape(node))
 
 
-@rule(
-    "ones_like", "new_ones", "rand_like", "randn_like", "empty_like", "new_empty", "isnan", "isinf",
-    "isfinite", "logical_not", "sign", "sgn", "_assert_tensor_metadata",
-)  # fmt: skip
+@rule(*(SHAPE_ONLY - set(FILLS)), "isnan", "isinf", "isfinite", "logical_not", "sign", "sgn")
 def _scale_free(walk: Walk, node: fx.Node) -> Value:
-    return walk.everywhere(node, lb.ONE)  # made from the shape, the sign or the finiteness of what it reads
+    return walk.everywhere(node, lb.ONE)  # depends on the shape, signs or finiteness of the operand only
 
 
 @rule("index")
@@ -154,7 +149,7 @@ def _pick(walk: Walk, node: fx.Node) -> Value:
     walk.fix(node, walk.get(node, "index" if walk.graph.operator(node) != "take_along_dim" else "indices"))
     merged = walk.merge(node, labels, [dim])
     if merged.shape != torch.Size(1 if d == dim % labels.ndim else s for d, s in enumerate(walk.shape(node))):
-        merged = walk.merge(node, merged, range(labels.ndim))  # `gather` may read a corner only
+        merged = walk.merge(node, merged, range(labels.ndim))  # `gather` may read a part of the other dimensions
     return merged.expand(walk.shape(node))
 
 
@@ -188,5 +183,5 @@ def _is_float(node: fx.Node) -> bool:
 
 
 def _run(node: fx.Node, labels: Tensor) -> Any:
-    """Run a call on labels in the place of its first argument."""
+    """Run a call with labels as its first argument."""
     return node.target(labels, *node.args[1:], **node.kwargs)  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""The nearest solution of a system of scales to what is wished for."""
+"""The solution of a system of scales that is nearest to the wishes."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -9,22 +9,22 @@ from pliant.anatomy.linear_forms import Form, System
 
 
 def project(equations: Iterable[Form], count: int, wishes: Sequence[int], weights: Collection[int]) -> Tensor:
-    """Return the matrix that takes wished values of some unknowns to the nearest solution of a system.
+    """Return the matrix from the wished values of some unknowns to the nearest solution of a system.
 
-    Nearest means, in this order: least squares over the wishes; among what that leaves, least squares of the other
-    weights (they move as little as they can); among what that leaves, least squares of the rest.
+    "Nearest" minimizes three sums of squares, one after the other: the deviations from the wishes, then the values of
+    the other weights, then the values of all other unknowns.
 
-    Where the system does not tie wishes to each other the matrix is exact: a wish is granted with the coefficient 1,
-    and what follows from it has the coefficients of the equations.
+    Where no equation ties wishes to each other, the matrix is exact: each wish has the coefficient 1, and dependent
+    unknowns have the coefficients of the equations.
 
     Args:
         equations: The system.
         count: The number of unknowns.
         wishes: The unknowns that have a wish.
-        weights: The unknowns that should stay where they are if they have no wish.
+        weights: The unknowns that should stay near zero unless they have a wish.
 
     Returns:
-        float64, one row an unknown, one column a wish.
+        float64, a row for each unknown and a column for each wish.
 
     Example:
         z₀ and z₁ have wishes, and z₂ is their sum:
@@ -48,7 +48,7 @@ def project(equations: Iterable[Form], count: int, wishes: Sequence[int], weight
         members = [unknown for unknown in range(count) if ranks[unknown] == rank]
         solved = [unknown for unknown in members if unknown in system.solved]
         free = [unknown for unknown in members if unknown not in system.solved]
-        # members = known + slopes · free, where known follows from what was decided before.
+        # members = known + slopes · free, where known follows from the unknowns of lower rank.
         forms = torch.zeros(len(solved), count, dtype=torch.float64)
         for row, unknown in enumerate(solved):
             for other, coefficient in system.solved[unknown].items():
@@ -63,7 +63,7 @@ def project(equations: Iterable[Form], count: int, wishes: Sequence[int], weight
 
 
 def _onto_null_space(tied: Mapping[int, Form], unknowns: Sequence[int]) -> Tensor:
-    """Return the orthogonal projection onto the solutions of z_u = form_u, group by group of unknowns that meet."""
+    """Return the orthogonal projection onto the solutions of z_u = form_u, block by block of connected unknowns."""
     positions = {unknown: position for position, unknown in enumerate(unknowns)}
     projection = torch.eye(len(unknowns), dtype=torch.float64)
     for group in _groups(tied):

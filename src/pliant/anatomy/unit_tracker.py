@@ -1,8 +1,16 @@
-"""Follow units through an exported graph, with labels in the place of values.
+"""Find the units of a model by following them through its exported graph.
 
-Every layer gets a range of labels, one for each of its units; a label tensor says to which unit each entry of a value
-belongs. Calls that move entries are run on the labels. A call that combines units with other values ends the journey:
-the layer is marked with the reason why its units cannot be renewed alone.
+To renew a unit, a method needs more than the row of weights that makes it: the entries of norm layers that belong to
+it, and every weight that reads it after reshapes, pooling and concatenation.
+
+The tracker replaces values by labels, which say for each entry to which unit it belongs. Each layer gets a range of
+labels, one for each of its units. Calls that move entries are run on the labels.
+
+Some units cannot be renewed alone: units that are added to other values (a residual stream), multiplied by them,
+compared with them (attention) or returned by the model. Their layers are listed with the reason.
+
+The tracker is not a meaning of `walk.Walk`. It shares the operator tables with the walk, but not its rules: the walk
+asks of a call whether it is homogeneous, the tracker whether it is elementwise.
 """
 
 from collections import Counter
@@ -11,18 +19,60 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from pliant.anatomy import labels as lb
-from pliant.anatomy.export import ModelGraph
+from pliant.anatomy.export import ModelGraph, export_graph
 from pliant.anatomy.layers import WEIGHT_LAYERS
-from pliant.anatomy.operators import CONVOLUTIONS, MOVES, POOLS, RESHAPES, SPLITS, pooled_dimensions
-from pliant.anatomy.unit_parts import Norm, Passage, Reader, Slices, UnitGroup
+from pliant.anatomy.operators import (
+    CASTS,
+    CONVOLUTIONS,
+    ELEMENTWISE,
+    LAYER_NORMS,
+    MOVES,
+    NORMS,
+    POOLS,
+    RESHAPES,
+    SHAPE_ONLY,
+    SPLITS,
+    pooled_dimensions,
+)
+from pliant.anatomy.units import UNREACHED, Norm, Passage, Reader, Slices, UnitGraph, UnitGroup
+from pliant.running import Example
+
+
+def find_units(model: nn.Module, example: Example) -> UnitGraph:
+    """Find the units of a model.
+
+    Args:
+        model: A model that `torch.export` can trace. It is left as it was.
+        example: An example input: a tensor, a tuple of arguments or a dictionary of keyword arguments.
+
+    Returns:
+        The layers that make and read each unit. Every layer that makes units is either in `groups` or in `skipped`.
+
+    Raises:
+        GraphError: If the model cannot be traced.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+        >>> units = find_units(model, torch.zeros(1, 4))
+        >>> [(group.name, group.count, group.readers[0].module) for group in units.groups]
+        [('0', 3, '2')]
+        >>> units.skipped
+        {'2': 'it is an output of the model'}
+    """
+    tracker = _Tracker(export_graph(model, example))
+    tracker.run()
+    return UnitGraph(
+        groups=tuple(draft.finished() for draft in tracker.drafts if not draft.reasons),
+        skipped={draft.name: "; ".join(draft.reasons) for draft in tracker.drafts if draft.reasons} | tracker.opaque,
+    )
 
 
 @dataclass
-class Draft:
-    """A layer whose units are being followed; they have the labels from `first` on."""
+class _Draft:
+    """A layer whose units are being followed. Their labels start at `first`."""
 
     name: str
     count: int
@@ -35,7 +85,7 @@ class Draft:
     reasons: dict[str, None] = field(default_factory=dict)
 
     def finished(self) -> UnitGroup:
-        """Return what was found."""
+        """Return the finished record."""
         return UnitGroup(
             name=self.name,
             count=self.count,
@@ -47,46 +97,24 @@ class Draft:
         )
 
     def units(self, labels: Tensor) -> Tensor:
-        """Return the units that labels stand for, −1 for labels of other groups."""
+        """Return the unit of each label, −1 for labels of other groups."""
         mine = (labels >= self.first) & (labels < self.first + self.count)
         return torch.where(mine, labels - self.first, -1)
 
 
-UNREACHED = "it has no part in what the model returns"
-"""Why the units of a layer cannot be renewed if the example does not reach it."""
-
 _NONE = 0
-"""The label of an entry that belongs to no unit."""
+"""The label of an entry that does not belong to a unit."""
 
-_ELEMENTWISE = frozenset({
-    "relu", "leaky_relu", "rrelu", "prelu", "gelu", "silu", "mish", "elu", "celu", "selu", "softplus", "hardswish",
-    "hardtanh", "relu6", "hardsigmoid", "log_sigmoid", "tanh", "sigmoid", "abs", "neg", "exp", "sin", "cos", "square",
-    "sqrt", "clamp", "clamp_min", "clamp_max", "threshold", "pow", "nan_to_num", "native_dropout", "add",
-    "sub", "rsub", "mul", "div", "maximum", "minimum",
-})  # fmt: skip
-"""Calls that make each entry of the result from one entry of what they read, or of each tensor that they read."""
-
-_CASTS = frozenset({"_to_copy", "type_as"})
-_SHAPE_ONLY = frozenset({
-    "_assert_tensor_metadata", "new_empty", "new_zeros", "new_ones", "new_full", "empty_like", "zeros_like",
-    "ones_like", "full_like", "rand_like", "randn_like",
-})  # fmt: skip
-"""Calls that take the shape of what they read, or its kind, but none of its entries."""
-
-_REDUCTIONS = frozenset({"mean", "sum", "amax", "amin"})
-_ATTENTION = frozenset({"scaled_dot_product_attention", "softmax", "matmul", "bmm", "einsum"})
-_NORMS = frozenset({
-    "layer_norm", "rms_norm", "group_norm", "instance_norm", "_native_batch_norm_legit",
-    "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training",
-})  # fmt: skip
+_POOLING_REDUCTIONS = ("mean", "sum", "amax", "amin")
+_ATTENTION = ("scaled_dot_product_attention", "softmax", "matmul", "bmm", "einsum")
 
 
-class Tracker:
-    """One pass over a graph, with labels in the place of values."""
+class _Tracker:
+    """One pass over a graph."""
 
     def __init__(self, graph: ModelGraph) -> None:
         self.graph = graph
-        self.drafts: list[Draft] = []
+        self.drafts: list[_Draft] = []
         self.opaque: dict[str, str] = {}
         self._labels: dict[fx.Node, Any] = {}
         self._layers: set[fx.Node] = set()
@@ -95,7 +123,7 @@ class Tracker:
         self._calls = Counter((graph.module_path(node), graph.operator(node)) for node in graph.nodes)
 
     def run(self) -> None:
-        """Follow all units to where they are read."""
+        """Follow all units to their readers."""
         for node in self.graph.nodes:
             self._labels[node] = self._visit(node)
         for node in self.graph.outputs.values():
@@ -120,33 +148,33 @@ class Tracker:
         if not any(self._has_units(source) for source in node.all_input_nodes):
             return None
         first = node.args[0]
-        if name in _SHAPE_ONLY:
+        if name in SHAPE_ONLY:
             return None
-        if name in _CASTS or (name == "mul" and _is_mask(node.args[1], self.graph)):
+        if name in CASTS or (name == "mul" and _is_mask(node.args[1], self.graph)):
             return self._of(first)
-        if name in _NORMS:
+        if name in NORMS:
             self._note_passage(node)
             return self._follow_norm(node)
-        if name in _ELEMENTWISE and (name == "prelu" or self._are_alike(node)):
-            if name != "native_dropout":  # which is there in training mode alone
+        if name in ELEMENTWISE and (name == "prelu" or self._are_alike(node)):
+            if name != "native_dropout":  # only present in training mode
                 self._note_passage(node)
             return self._first_of(node, self._of(node.all_input_nodes[0]).expand(_first_shape(node)))
         if name in RESHAPES:
             return self._of(first).reshape(self.graph.shape(node))
-        if name in (*MOVES, *SPLITS) and len(node.all_input_nodes) == 1:  # else data says where entries go
+        if name in (*MOVES, *SPLITS) and len(node.all_input_nodes) == 1:  # a second input would decide where entries go
             return node.target(self._of(first), *node.args[1:], **node.kwargs)  # type: ignore[operator]
         if name in ("cat", "stack"):
             parts = [self._of(part) for part in self.graph.argument(node, "tensors")]
             return (torch.cat if name == "cat" else torch.stack)(parts, dim=self.graph.argument(node, "dim"))
         if name in (*POOLS, "pad"):
             return self._follow_pool(node)
-        if name in _REDUCTIONS:
+        if name in _POOLING_REDUCTIONS:
             return self._follow_reduction(node)
         self._flag_inputs(node, self._reason(node))
         return None
 
     def _are_alike(self, node: fx.Node) -> bool:
-        """Say whether all that a call combines entry by entry belongs to one unit, entry by entry."""
+        """Say whether all operands of an elementwise call belong to the same unit, entry by entry."""
         first, *others = [self._of(source) for source in node.all_input_nodes]
         return all(bool((lb.compact(first) == lb.compact(other)).all()) for other in others)
 
@@ -160,27 +188,21 @@ class Tracker:
             return f"it is part of attention in {where}"
         return f"it goes through {self.graph.describe(node)}, which is not known to keep units apart"
 
-    # Layers: they read units and make new ones.
+    # Layers read units and make new ones.
 
     def _layer(self, node: fx.Node) -> tuple[Any, Any, Any, int, int, int] | None:
-        """Return what a layer reads, its weight and bias, and the dimensions of outputs and inputs.
+        """Return the input, weight and bias of a layer, and three dimensions; None if the call is not a layer.
 
-        Those are the dimension of the weight along which its outputs lie, the one along which its inputs lie, and the
-        one of its input and output along which units lie, counted from the end.
+        The dimensions are: the output dimension of the weight, the input dimension of the weight, and the dimension of
+        the layer's input and output along which units lie, counted from the end.
         """
         name, argument = self.graph.operator(node), self.graph.argument
         if name == "linear":
             return argument(node, "input"), argument(node, "weight"), argument(node, "bias"), 0, 1, -1
         if name in CONVOLUTIONS:
             out_dim, in_dim = (1, 0) if "transpose" in name else (0, 1)
-            return (
-                argument(node, "input"),
-                argument(node, "weight"),
-                argument(node, "bias"),
-                out_dim,
-                in_dim,
-                -int(name[-2]) - 1,
-            )
+            dim = -int(name[-2]) - 1
+            return argument(node, "input"), argument(node, "weight"), argument(node, "bias"), out_dim, in_dim, dim
         if name == "addmm":
             return argument(node, "mat1"), argument(node, "mat2"), argument(node, "self"), 1, 0, -1
         if name in ("matmul", "mm"):
@@ -205,7 +227,7 @@ class Tracker:
                 self._add_reader(node, source, weight, bias, in_dim, value_dim)
         count = self.graph.shape(weight)[out_dim]
         own = torch.arange(count)
-        draft = Draft(
+        draft = _Draft(
             name=self._layer_name(path, self.graph.parameters[weight]),
             count=count,
             first=self._next,
@@ -237,7 +259,7 @@ class Tracker:
             self._check_parameter(draft, weight, "it is read by")
 
     def _passed(self, source: fx.Node) -> frozenset[str]:
-        """Return the names of the calls that units went through from the layers that make them."""
+        """Return the names of the calls between the layers that make the units and `source`."""
         seen, waiting = set(self._layers), [source]
         while waiting:
             node = waiting.pop()
@@ -247,31 +269,31 @@ class Tracker:
         return frozenset(self.graph.operator(node) for node in seen - self._layers)
 
     def _is_made_outside(self, source: fx.Node, path: str, value_dim: int) -> bool:
-        """Say whether a module has what it multiplies by its weight from elsewhere, and moves no unit of it."""
+        """Say whether a module multiplies its own input by its weight, with all units in their place."""
         while self.graph.module_path(source) == path and self._leaves_in_place(source, value_dim):
             source = source.all_input_nodes[0]
         return not f"{self.graph.module_path(source)}.".startswith(f"{path}.")
 
     def _leaves_in_place(self, node: fx.Node, value_dim: int) -> bool:
-        """Say whether a call pads, casts or reshapes what it reads, and each unit stays where it is along a dimension.
+        """Say whether a call pads, casts or reshapes its input without moving units along a dimension.
 
-        Entries keep their order when they are reshaped, so those of the last dimension stay if that keeps its size.
+        A reshape keeps the order of entries, so units along the last dimension stay if its size does.
         """
         name = self.graph.operator(node)
         if name in RESHAPES:
             sizes = [self.graph.shape(each)[-1:] for each in (node, node.all_input_nodes[0])]
             return value_dim == -1 and sizes[0] == sizes[1]
-        return name in ("pad", *_CASTS)
+        return name in ("pad", *CASTS)
 
     def _layer_name(self, path: str, weight: str) -> str:
-        """Return the module that owns the weight; of several that share it, the one that makes the call."""
+        """Return the module that owns the weight; if several share it, the module that makes the call."""
         owner, _, leaf = weight.rpartition(".")
         if leaf != "weight":
             return weight
         called = self.graph.model.get_submodule(path)
         return path if called._parameters.get("weight") is self.graph.model.get_parameter(weight) else owner
 
-    def _check_parameter(self, draft: Draft, parameter: fx.Node | None, how: str) -> None:
+    def _check_parameter(self, draft: _Draft, parameter: fx.Node | None, how: str) -> None:
         if parameter is None:
             return
         name = self.graph.parameters[parameter]
@@ -298,7 +320,7 @@ class Tracker:
     def _follow_norm(self, node: fx.Node) -> Any:
         labels = self._of(node.args[0])
         name = self.graph.operator(node)
-        if name in ("layer_norm", "rms_norm"):
+        if name in LAYER_NORMS:
             width = len(self.graph.argument(node, "normalized_shape"))
             inner = _inner(labels, width)
         else:
@@ -316,11 +338,11 @@ class Tracker:
         return self._first_of(node, labels)
 
     def _first_of(self, node: fx.Node, labels: Tensor) -> Any:
-        """Return labels for the first result of a call; the others (masks, statistics) belong to no unit."""
+        """Return labels for the first result of a call and None for the others, such as masks and statistics."""
         result = node.meta["val"]
         return [labels, *[None] * (len(result) - 1)] if isinstance(result, tuple | list) else labels
 
-    def _norm_part(self, draft: Draft, tensor: fx.Node | None, units: Tensor) -> Slices | None:
+    def _norm_part(self, draft: _Draft, tensor: fx.Node | None, units: Tensor) -> Slices | None:
         if tensor is None:
             return None
         name = self.graph.parameters.get(tensor) or self.graph.buffers.get(tensor)
@@ -360,7 +382,7 @@ class Tracker:
             labels = labels.narrow(dim, 0, 1)
         return labels.reshape(self.graph.shape(node))
 
-    # What is known of a value.
+    # Labels of values.
 
     def _of(self, value: Any) -> Tensor:
         labels = self._labels.get(value)
@@ -373,7 +395,7 @@ class Tracker:
         parts: Sequence[Any] = labels if isinstance(labels, list | tuple) else [labels]
         return any(isinstance(part, Tensor) and bool((lb.compact(part) != _NONE).any()) for part in parts)
 
-    def _drafts_in(self, labels: Tensor) -> list[Draft]:
+    def _drafts_in(self, labels: Tensor) -> list[_Draft]:
         present = torch.unique(lb.compact(labels))
         return [d for d in self.drafts if bool(((present >= d.first) & (present < d.first + d.count)).any())]
 
@@ -388,21 +410,21 @@ class Tracker:
 
 
 def _is_mask(value: Any, graph: ModelGraph) -> bool:
-    """Say whether a value is a mask of a dropout of whole channels: random numbers, divided by how many are kept."""
+    """Say whether a value is the mask of a channel dropout: random numbers divided by the share that is kept."""
     while isinstance(value, fx.Node) and graph.operator(value) == "div":
         value = value.args[0]
     return isinstance(value, fx.Node) and graph.operator(value) == "bernoulli"
 
 
 def _first_shape(node: fx.Node) -> torch.Size:
-    """Return the shape of a call's result, or of its first one."""
+    """Return the shape of a call's first result."""
     result = node.meta["val"]
     shape: torch.Size = (result[0] if isinstance(result, tuple | list) else result).shape
     return shape
 
 
 def _along(labels: Tensor, dim: int) -> Tensor | None:
-    """Return the labels along a dimension if they are the same at every place of the others."""
+    """Return the labels along a dimension; None if they vary along another one."""
     dim %= labels.ndim
     if not all(lb.same_along(labels, other) for other in range(labels.ndim) if other != dim):
         return None
@@ -410,7 +432,7 @@ def _along(labels: Tensor, dim: int) -> Tensor | None:
 
 
 def _inner(labels: Tensor, width: int) -> Tensor | None:
-    """Return the labels of the last dimensions if they are the same at every place of the first ones."""
+    """Return the labels of the last `width` dimensions; None if they vary along another one."""
     outer = labels.ndim - width
     if not all(lb.same_along(labels, dim) for dim in range(outer)):
         return None

@@ -1,26 +1,106 @@
-"""The units of a model: which weights make each one, and which weights read it.
+"""The units of a model: the slices of parameters and buffers that make each unit, normalize it and read it.
 
-A unit is an output of a linear layer or a channel of a convolution. To renew one, a method must know more than the row
-of weights that makes it: the entries of norm layers that belong to it, and every weight that reads it, wherever
-reshapes, pooling and concatenation carried it. `find_units` follows each unit through the exported graph of the model,
-entry by entry: values are replaced by labels that say which unit an entry belongs to, and calls that move entries are
-run on the labels.
-
-Not every unit can be renewed alone. One that is added to other values (a residual stream), multiplied by them, compared
-with them (attention) or returned by the model is part of something larger. Such layers are left out and listed with
-the reason, so that every layer of the model is found in one of the two lists.
+A unit is an output of a linear layer or a channel of a convolution. Its *readers* are the layers that multiply it by a
+weight. `pliant.anatomy.unit_tracker.find_units` fills these records.
 """
 
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor
 
-from pliant.anatomy.export import export_graph
-from pliant.anatomy.unit_parts import Norm, Passage, Reader, Slices, UnitGroup
-from pliant.anatomy.unit_tracker import Tracker
-from pliant.running import Example
 
-__all__ = ["Norm", "Passage", "Reader", "Slices", "UnitGraph", "UnitGroup", "find_units"]
+@dataclass(frozen=True)
+class Slices:
+    """The slices of a parameter or buffer that belong to units.
+
+    Attributes:
+        tensor: The name of the parameter or buffer in the model.
+        dim: The dimension that is sliced.
+        units: For each index along that dimension, the number of its unit, or −1.
+    """
+
+    tensor: str
+    dim: int
+    units: Tensor
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The slices of a norm layer that belong to the units of a group; None for tensors that the layer lacks."""
+
+    weight: Slices | None
+    bias: Slices | None
+    running_mean: Slices | None
+    running_var: Slices | None
+
+    @property
+    def tensors(self) -> tuple[Slices, ...]:
+        """The slices of all tensors that the layer has."""
+        return tuple(s for s in (self.weight, self.bias, self.running_mean, self.running_var) if s is not None)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A layer that reads units.
+
+    Attributes:
+        module: The path of the module that makes the call.
+        weight: The slices of its weight that read each unit: one column, or one for each pixel of a flattened channel.
+        bias: The name of its bias; None if it has none or shares it.
+        input_dim: The dimension of its input along which the units lie, counted from the end.
+        reads_input: Whether the weight multiplies the module's own input, except for padding and for reshaping the
+            dimensions before the units'.
+        passed: The names of the calls between the layer that makes the units and this one.
+    """
+
+    module: str
+    weight: Slices
+    bias: str | None
+    input_dim: int
+    reads_input: bool
+    passed: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """An elementwise call or a norm layer between a layer and its readers.
+
+    Attributes:
+        operator: The name of the call ("relu", "layer_norm").
+        module: The path of the module that makes the call.
+        alone: Whether the module calls this operator only once.
+        dim: The dimension along which the units lie, counted from the end; None if they lie along several.
+        ndim: The number of dimensions.
+    """
+
+    operator: str
+    module: str
+    alone: bool
+    dim: int | None
+    ndim: int
+
+
+@dataclass(frozen=True)
+class UnitGroup:
+    """The units of one layer, each of which can be renewed alone.
+
+    Attributes:
+        name: The path of the layer.
+        count: The number of units.
+        weight: The slices of the weight that make the units.
+        bias: The slices of the bias; None if the layer has none.
+        norms: The norm layers on the way to the readers.
+        passages: The elementwise calls and norm layers on the way to the readers, in order, without dropout.
+        readers: The layers that read the units, in order of their call.
+    """
+
+    name: str
+    count: int
+    weight: Slices
+    bias: Slices | None
+    norms: tuple[Norm, ...]
+    passages: tuple[Passage, ...]
+    readers: tuple[Reader, ...]
 
 
 @dataclass(frozen=True)
@@ -28,39 +108,13 @@ class UnitGraph:
     """All layers of a model that make units.
 
     Attributes:
-        groups: Those whose units can be renewed, in order of their call.
-        skipped: The others by name, with the reason.
+        groups: The layers whose units can be renewed, in order of their call.
+        skipped: For each other layer, the reason why its units cannot be renewed.
     """
 
     groups: tuple[UnitGroup, ...]
     skipped: dict[str, str]
 
 
-def find_units(model: nn.Module, example: Example) -> UnitGraph:
-    """Find the units of a model.
-
-    Args:
-        model: A model that `torch.export` can trace; it is left as it was.
-        example: An example input: a tensor, a tuple of arguments or a dictionary of keyword arguments.
-
-    Returns:
-        Who makes and who reads each unit; every layer that makes units is either in `groups` or in `skipped`.
-
-    Raises:
-        GraphError: If the model cannot be traced.
-
-    Example:
-        >>> import torch
-        >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-        >>> units = find_units(model, torch.zeros(1, 4))
-        >>> [(group.name, group.count, group.readers[0].module) for group in units.groups]
-        [('0', 3, '2')]
-        >>> units.skipped
-        {'2': 'it is an output of the model'}
-    """
-    tracker = Tracker(export_graph(model, example))
-    tracker.run()
-    return UnitGraph(
-        groups=tuple(draft.finished() for draft in tracker.drafts if not draft.reasons),
-        skipped={draft.name: "; ".join(draft.reasons) for draft in tracker.drafts if draft.reasons} | tracker.opaque,
-    )
+UNREACHED = "it has no part in what the model returns"
+"""The reason for a layer that the example does not reach."""

@@ -1,8 +1,8 @@
-"""Run an exported graph to see whether its scales are what the system says, and how far they drift.
+"""Run an exported graph to check the predicted scales, and to measure drift.
 
-Multiplying by a power of two changes no digit of a floating-point number. So a rescaling by powers of two that the
-system allows must change every value of the graph by its predicted power of two and by nothing else, to the last bit,
-once the epsilons in norm layers are out of the way. A rule that is wrong for a call shows at that call.
+Multiplication by a power of two is exact in floating point. So a rescaling by powers of two must multiply every value
+of the graph by its predicted power of two, to the last bit, once the epsilons of norm layers are negligible. A wrong
+rule shows at the call it is wrong for.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,14 +19,14 @@ from pliant.anatomy.plan import Block
 from pliant.anatomy.scales import ScaleSystem
 
 _TINY = 2e-38
-"""An epsilon that is negligible beside any variance, and still a normal number in float32."""
+"""An epsilon that is negligible next to any variance, and still a normal number in float32."""
 
 _TOLERANCE = 1e-4
-"""Rescaling by powers of two is exact, so this only has to be far below what a wrong power of two does."""
+"""Powers of two are exact, so this only has to be far below the error of a wrong power of two."""
 
 
 class _Interpreter(fx.Interpreter):
-    """Runs a graph, with small epsilons and relu for approximated activations if a system is given."""
+    """Runs a graph. If a system is given, epsilons are negligible and approximated activations are relu."""
 
     def __init__(self, graph: ModelGraph, system: ScaleSystem | None) -> None:
         super().__init__(graph.graph_module, garbage_collect_values=False)
@@ -39,11 +39,11 @@ class _Interpreter(fx.Interpreter):
             return torch.relu(self.env[self.approximated[n]])
         if n not in self.epsilons:
             value = super().run_node(n)
-            # What was never written is whatever was in memory, another in each run.
+            # Uninitialized memory differs between runs.
             return value.zero_() if n.op == "call_function" and "empty" in self.exported.operator(n) else value
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         names = [argument.name for argument in n.target._schema.arguments]  # type: ignore[union-attr]
-        # The guard of a norm layer written by hand is the number that is added.
+        # In a norm layer written by hand, the epsilon is the second operand of the addition.
         place = names.index("eps") if "eps" in names else 1
         if place < len(args):
             args = (*args[:place], _TINY, *args[place + 1 :])
@@ -61,10 +61,10 @@ def run_graph(
     """Run a graph and return the value of every node.
 
     Args:
-        graph: The graph; the model's own state is read, never written.
+        graph: The graph. The model's own state is not changed.
         tensors: Parameters and buffers that replace the model's own.
-        system: Given, the norm layers' epsilons are made negligible and approximated activations are relu.
-        inputs: What to run it on, the example if None.
+        system: If given, the epsilons of norm layers are made negligible and approximated activations are relu.
+        inputs: The inputs; those of the example if None.
     """
     inputs = graph.inputs if inputs is None else inputs
     state = dict(graph.model.named_parameters()) | dict(graph.model.named_buffers()) | dict(tensors)
@@ -77,17 +77,17 @@ def run_graph(
     interpreter = _Interpreter(graph, system)
     devices = {tensor.device for tensor in state.values() if tensor.is_cuda}
     with torch.no_grad(), torch.random.fork_rng(devices=list(devices)):
-        torch.manual_seed(0)  # dropout draws the same masks in every run
+        torch.manual_seed(0)  # the same dropout masks in every run
         interpreter.run(*values, enable_io_processing=False)
     return interpreter.env
 
 
 def drift(graph: ModelGraph, before: Mapping[fx.Node, Any], factors: Mapping[str, float]) -> dict[str, float]:
-    """Return how far each output of the model is from its old value times its factor, relative to the largest entry.
+    """Return the largest deviation of each output from its old value times its factor, relative to the largest entry.
 
     Args:
         graph: The graph.
-        before: The values of `run_graph` before the model was rescaled.
+        before: The values of `run_graph` before the rescaling.
         factors: The predicted factor of each output.
     """
     after = run_graph(graph, {})
@@ -102,10 +102,10 @@ def drift(graph: ModelGraph, before: Mapping[fx.Node, Any], factors: Mapping[str
 
 
 def check_system(graph: ModelGraph, system: ScaleSystem, seed: int = 0) -> None:
-    """Rescale at random, as the system allows, and compare every value of the graph with its predicted scale.
+    """Rescale at random within the system, and compare every value of the graph with its predicted scale.
 
     Raises:
-        GraphError: A value is off; the message names the call.
+        GraphError: A value differs from its prediction. The message names the call.
     """
     generator = torch.Generator().manual_seed(seed)
     state = dict(graph.model.named_parameters()) | dict(graph.model.named_buffers())
@@ -146,9 +146,9 @@ def _compare(
     error = difference.max().item()
     if not error <= _TOLERANCE * size:
         raise GraphError(
-            f"the scale of {graph.describe(node)}, {graph.location(node)}, is not what its rule says: rescaled by "
-            f"powers of two it is off by {error / size if size else error:.1e}. The rule is wrong for this call; "
-            "please report it."
+            f"the rule for {graph.describe(node)}, {graph.location(node)}, is wrong: after a rescaling by powers of "
+            f"two, the result differs from its prediction by {error / size if size else error:.1e}. Please report "
+            "this call."
         )
 
 
@@ -157,7 +157,7 @@ def _is_half(value: Any) -> bool:
 
 
 def _generic(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """Replace a constant tensor, such as a bias at its initial zero, by one whose scale can be seen."""
+    """Add noise to a constant tensor, such as a bias of zeros, so that its scale shows."""
     if not tensor.is_floating_point() or tensor.numel() == 0 or bool((tensor != tensor.reshape(-1)[0]).any()):
         return tensor
     noise = torch.rand(tensor.shape, generator=generator).to(tensor) / 2 + 0.1
@@ -167,7 +167,7 @@ def _generic(tensor: Tensor, generator: torch.Generator) -> Tensor:
 def _draw(system: ScaleSystem, generator: torch.Generator, largest: int) -> Iterator[list[Fraction]]:
     """Draw exponents that solve the system, small enough for every value of the graph to stay in range.
 
-    What is free gets an even exponent, so that square roots of scales are powers of two as well.
+    Free unknowns get even exponents, so that square roots of scales are powers of two as well.
     """
     solution = System(demand.form for demand in system.demands)
     free = [n for n in range(len(system.blocks)) if n not in solution.solved]
@@ -185,7 +185,7 @@ def _draw(system: ScaleSystem, generator: torch.Generator, largest: int) -> Iter
             yield exponents
             wanted -= 1
         elif share == 1.0:
-            share, wanted = share / 2, 3  # fewer at a time, but more often
+            share, wanted = share / 2, 3  # fewer unknowns at a time, in more rounds
         else:
             share /= 2
 

@@ -1,8 +1,8 @@
-"""Interpret an exported graph with labels in the place of values.
+"""Run an exported graph on labels instead of values.
 
-A `Walk` visits the calls of a graph in order and gives each value a label tensor. What labels mean is decided by the
-`Meaning` it is given: linear forms in the log-scales of the parameters (`scales`), or sets of entries of the
-parameters (`blocks`). What a call does to them is said once, by the rules (`rules`, `shapes`, `contractions`).
+A `Walk` visits the calls of a graph in order and gives each value a label tensor. A `Meaning` decides what labels stand
+for: linear forms in the log-scales of the parameters (`scales`), or sets of entries of the parameters (`partition`).
+One set of rules says what each call does to labels (`arithmetic`, `shapes`, `contractions`).
 """
 
 import math
@@ -16,17 +16,16 @@ from torch import Tensor, fx
 
 from pliant.anatomy import labels as lb
 from pliant.anatomy.export import GraphError, ModelGraph
+from pliant.anatomy.operators import VIEWS
 
 Value = Tensor | Sequence[Tensor | None] | None
 Rule = Callable[["Walk", fx.Node], Value]
 
 RULES: dict[str, Rule] = {}
-RELABELS: set[str] = set()
-"""Ops that only move, cut or repeat entries of their first argument: a view of a parameter is still the parameter."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for ops, by their names without overload."""
+    """Register a rule for operators, by their names without overload."""
 
     def register(function: Rule) -> Rule:
         for name in names:
@@ -38,7 +37,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 class Meaning(ABC):
-    """What labels stand for, and what becomes of them. What a meaning has no use for, it need not take note of."""
+    """What labels stand for, and how they combine. The methods that only take note do nothing by default."""
 
     @abstractmethod
     def parameter(self, name: str, shape: torch.Size) -> Tensor:
@@ -46,27 +45,27 @@ class Meaning(ABC):
 
     @abstractmethod
     def multiply(self, left: int, right: int, power: Fraction) -> int:
-        """Return the label of a product: the left factor times the right one to a power."""
+        """Return the label of `left * right**power`."""
 
     @abstractmethod
     def add(self, left: int, right: int, node: fx.Node) -> int:
-        """Return the label of an entry that a call adds up from two entries with different labels, not `ANY`."""
+        """Return the label of the sum of two entries with different labels, not `ANY`."""
 
     @abstractmethod
     def mix(self, labels: Sequence[int], node: fx.Node) -> int:
-        """Return the label of what a call mixes from entries with two or more different labels, not `ANY`."""
+        """Return the label of a reduction over entries with two or more different labels, not `ANY`."""
 
     def fix(self, label: int, node: fx.Node) -> None:  # noqa: B027
-        """Take note that a call is not homogeneous: what it reads keeps its scale."""
+        """Take note that a call is not homogeneous, so its operands must keep their scale."""
 
     def statistic(self, name: str, labels: Tensor, node: fx.Node) -> None:  # noqa: B027
         """Take note that a buffer holds values with these labels."""
 
     def split(self, whole: Tensor, pieces: Sequence[Tensor]) -> None:  # noqa: B027
-        """Take note that a call takes a tensor apart."""
+        """Take note that a call splits a tensor."""
 
     def read(self, labels: Tensor) -> None:  # noqa: B027
-        """Take note that a call other than one that moves entries reads these."""
+        """Take note that a call uses these labels, other than to move entries."""
 
 
 class Walk:
@@ -74,22 +73,22 @@ class Walk:
 
     Args:
         graph: The graph.
-        meaning: What its labels stand for.
-        unknown: What to do with a call that has no rule: `"error"`, or `"fix"`, which keeps the scale of what it
-            reads and so keeps the function, whatever the call does.
-        shortcuts: Nodes that take over the labels of another node, with whatever lies between.
+        meaning: What the labels stand for.
+        strict: Whether a call without a rule is an error. Otherwise its operands must keep their scale, which keeps
+            the function whatever the call does.
+        shortcuts: Nodes that take the labels of another node; None for the nodes in between.
     """
 
     def __init__(
         self,
         graph: ModelGraph,
         meaning: Meaning,
-        unknown: str = "error",
+        strict: bool = True,
         shortcuts: Mapping[fx.Node, fx.Node | None] | None = None,
     ) -> None:
         self.graph = graph
         self.meaning = meaning
-        self.unknown = unknown
+        self.strict = strict
         self.shortcuts = shortcuts or {}
         self.values: dict[fx.Node, Value] = {}
         self.factors: set[str] = set()
@@ -130,7 +129,7 @@ class Walk:
             results = self.values[first]
             assert isinstance(results, Sequence)
             return results[int(node.args[1])]  # type: ignore[arg-type]
-        if name not in RELABELS:
+        if name not in VIEWS:
             for source in node.all_input_nodes:
                 value = self.values.get(source)
                 if isinstance(value, Tensor):
@@ -138,28 +137,28 @@ class Walk:
         function = RULES.get(name)
         constant = all(self._is_one(source) for source in node.all_input_nodes)
         if constant and (function is None or node.all_input_nodes):
-            return self.everywhere(node, lb.ONE)  # a function of what no rescaling touches
+            return self.everywhere(node, lb.ONE)  # all operands are constants
         if function is not None:
             return function(self, node)
-        if self.unknown == "fix":
+        if not self.strict:
             return self.fix_all(node)
         raise GraphError(
             f"no rule for the scale of {self.graph.describe(node)}, {self.graph.location(node)}; "
-            'pliant.anatomy.analyze(…, unknown="fix") leaves what such calls read at its scale.'
+            "pliant.anatomy.analyze(…, strict=False) keeps the scale of its operands."
         )
 
     def _note_origins(self, node: fx.Node) -> None:
-        """Take note of the parameters that a weight is computed from, by whatever follows their scale."""
+        """Record the parameters from which a weight is computed by calls that follow their scale."""
         name, sources, first = self.graph.operator(node), node.all_input_nodes, node.args[0] if node.args else None
         if not self._from_inputs.isdisjoint(sources):
             self._from_inputs.add(node)
         found = [self._origins[source] for source in sources if source in self._origins]
-        if name in RELABELS or name == "getitem":
+        if name in VIEWS or name == "getitem":
             found = [self._origins[first]] if isinstance(first, fx.Node) and first in self._origins else []
         elif node in self._from_inputs or (found and self._is_one(node)):
             found = []
         elif name in ("add", "sub") and not all(each in self._origins for each in node.args[:2]):
-            found = []  # such as 1 + γ, which has no scale
+            found = []  # such as 1 + γ, which is not homogeneous in γ
         if found:
             self._origins[node] = frozenset().union(*found)
 
@@ -179,10 +178,10 @@ class Walk:
             return [lb.uniform(label, v.shape) if isinstance(v, Tensor) else None for v in value]
         return None
 
-    # What rules are written with.
+    # The vocabulary of the rules.
 
     def of(self, value: Any) -> Tensor:
-        """Return the labels of a node or number. Zero and infinity have every scale, other numbers have none."""
+        """Return the labels of a node or number: `ANY` for zero and infinity, `ONE` for other numbers."""
         if isinstance(value, fx.Node):
             found = self.values[value]
             if not isinstance(found, Tensor):
@@ -192,11 +191,11 @@ class Walk:
         return lb.uniform(lb.ANY if value == 0 or math.isinf(value) else lb.ONE, ())
 
     def get(self, node: fx.Node, name: str) -> Tensor:
-        """Return the labels of an argument by its name in the op's schema."""
+        """Return the labels of an argument by its name in the operator's schema."""
         return self.of(self.graph.argument(node, name))
 
     def maybe(self, node: fx.Node, name: str) -> Tensor | None:
-        """Return the labels of an argument that may be absent."""
+        """Return the labels of an optional argument."""
         value = self.graph.find_argument(node, name)
         return None if value is None else self.of(value)
 
@@ -216,11 +215,11 @@ class Walk:
     def power(self, base: Tensor, power: int | Fraction) -> Tensor:
         """Return the labels of `base**power`."""
         if not power:
-            return lb.uniform(lb.ONE, base.shape)  # of zeros, too, which else have every scale
+            return lb.uniform(lb.ONE, base.shape)  # also for zeros
         return self.times(lb.uniform(lb.ONE, ()), base, power).expand(base.shape)
 
     def join(self, node: fx.Node, *operands: Tensor | None) -> Tensor:
-        """Return the labels of tensors that are added (or compared, or chosen from), entry by entry."""
+        """Return the labels of tensors that are added, compared or selected from, entry by entry."""
 
         def add(a: int, b: int) -> int:
             if a == b or b == lb.ANY:
@@ -234,7 +233,7 @@ class Walk:
         return result
 
     def merge(self, node: fx.Node, labels: Tensor, dims: Sequence[int]) -> Tensor:
-        """Return the labels after dimensions are mixed, which stay with size one."""
+        """Return the labels after a reduction over dimensions, which are kept with size one."""
 
         def mix(group: list[int]) -> int:
             group = [label for label in group if label != lb.ANY]
@@ -243,7 +242,7 @@ class Walk:
         return lb.reduce(labels, dims, mix)
 
     def fix(self, node: fx.Node, *operands: Tensor | None) -> None:
-        """Note that a call needs its operands at their scale."""
+        """Demand that operands keep their scale."""
         for operand in operands:
             if operand is not None:
                 for label in torch.unique(lb.compact(operand)).tolist():
@@ -251,32 +250,32 @@ class Walk:
                         self.meaning.fix(label, node)
 
     def fix_all(self, node: fx.Node) -> Value:
-        """Note that a call needs all that it reads at its scale, and return the labels of its results."""
+        """Demand that all operands of a call keep their scale, and return the labels of its results."""
         for source in node.all_input_nodes:
             value = self.values.get(source)
             self.fix(node, *([value] if isinstance(value, Tensor) else value or []))
         return self.everywhere(node, lb.ONE)
 
     def is_number(self, value: Any) -> bool:
-        """Say whether a factor is a number, which makes no weight of a shift that it is multiplied with."""
+        """Say whether a factor is a number. A parameter that is multiplied by a number may still be a shift."""
         return not isinstance(value, fx.Node) or value in self.graph.constants
 
     def factor(self, *arguments: Any) -> None:
-        """Note that parameters enter a product: that they are weights, not shifts."""
+        """Note that parameters enter a product, so they are weights, not shifts."""
         for argument in arguments:
             if isinstance(argument, fx.Node) and argument in self._origins:
                 self.factors |= self._origins[argument]
 
 
 def _scaleless(constant: Tensor) -> bool:
-    """Say whether a constant holds nothing but zeros and infinities."""
+    """Say whether a constant holds only zeros and infinities."""
     if not constant.is_floating_point():
         return False
     return bool(((constant == 0) | constant.isinf()).all())
 
 
 def _check(graph: ModelGraph, node: fx.Node, value: Value) -> None:
-    """Assert that labels have the shape of what they label: a rule that forgets a dimension fails here."""
+    """Assert that labels have the shape of their values."""
     if isinstance(value, Tensor):
         assert value.shape == graph.shape(node), (graph.describe(node), value.shape, graph.shape(node))
     elif isinstance(value, Sequence):

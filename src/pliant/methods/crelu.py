@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pliant._validation import check_choice, check_seed
-from pliant.anatomy.unit_parts import Reader
-from pliant.anatomy.units import UnitGroup
+from pliant.anatomy.units import Reader, UnitGroup
 from pliant.methods._core.architecture import Architecture, replace_module, replaceable
 from pliant.methods._core.initial import reset_function, seeded
 from pliant.methods._core.method import Filter

@@ -8,8 +8,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from pliant._warnings import warn_user
 from pliant.anatomy.parameters import is_linear
-from pliant.anatomy.unit_tracker import UNREACHED
-from pliant.anatomy.units import UnitGroup, find_units
+from pliant.anatomy.unit_tracker import find_units
+from pliant.anatomy.units import UNREACHED, UnitGroup
 from pliant.methods._core.method import Filter
 
 

@@ -1,9 +1,8 @@
-"""Which parts of a parameter can have a scale of their own.
+"""Split parameters into blocks that may have different scales.
 
-A parameter is one block unless the model takes it apart: a packed projection whose output is split into queries,
-keys and values consists of three weights that were stored as one. To find them, a walk carries for every entry the
-set of parameter entries (along one dimension) that it is made of, and looks at what the calls that take tensors apart
-keep together.
+A parameter is one block unless the model splits it or a value computed from it: a packed projection, whose output is
+split into queries, keys and values, holds three weights. To find them, a walk labels every entry with the set of
+parameter entries (along one dimension) from which it is computed, and observes the calls that split tensors.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,22 +18,22 @@ from pliant.anatomy.plan import Block
 from pliant.anatomy.walk import Meaning, Walk
 
 Atom = tuple[str, int]
-"""An index of a parameter along the dimension that is looked at."""
+"""A parameter and an index along the dimension in question."""
 
 
 class _Atoms(Meaning):
     """Labels that stand for sets of atoms.
 
     Args:
-        dim: The dimension along which parameters are looked at.
-        names: The parameters to look at. All of them if None, but then only whether an index is odd or even is
-            told apart: enough to see which parameters reach a call that takes tensors apart, and cheap.
+        dim: The dimension of the parameters along which atoms are numbered.
+        names: The parameters to label. If None, all are labeled, but only by odd and even index: this is cheap, and
+            enough to see which parameters reach a call that splits tensors.
     """
 
     def __init__(self, dim: int, names: Collection[str] | None = None) -> None:
         self.dim = dim
         self.names = names
-        self.taken_apart: set[str] = set()
+        self.split_parameters: set[str] = set()
         self.classes: dict[str, list[int]] = {}
         self.read_atoms: set[Atom] = set()
         self._sets: list[frozenset[Atom]] = [frozenset()]
@@ -47,28 +46,28 @@ class _Atoms(Meaning):
         return self._numbers[atoms]
 
     def parameter(self, name: str, shape: torch.Size) -> Tensor:
-        """Label the entries by their index along the dimension, if the parameter has it."""
+        """Label the entries by their index along the dimension."""
         if len(shape) <= self.dim or (self.names is not None and name not in self.names):
             return lb.uniform(lb.ONE, shape)
         size = shape[self.dim]
-        told_apart = size if self.names is not None else min(size, 2)
-        numbers = [self._number(frozenset({(name, index)})) for index in range(told_apart)]
-        labels = torch.tensor(numbers, dtype=torch.int64)[torch.arange(size) % told_apart]
+        distinct = size if self.names is not None else min(size, 2)
+        numbers = [self._number(frozenset({(name, index)})) for index in range(distinct)]
+        labels = torch.tensor(numbers, dtype=torch.int64)[torch.arange(size) % distinct]
         view = [1] * len(shape)
         view[self.dim] = -1
         self.classes.setdefault(name, [0] * size)
         return labels.view(view).expand(shape)
 
     def multiply(self, left: int, right: int, power: Fraction) -> int:
-        """A product is made of what its factors are made of."""
+        """A product is computed from the atoms of both factors."""
         return self._number(self._sets[left] | self._sets[right])
 
     def add(self, left: int, right: int, node: fx.Node) -> int:
-        """A sum is made of what its terms are made of."""
+        """A sum is computed from the atoms of both terms."""
         return self._number(self._sets[left] | self._sets[right])
 
     def mix(self, labels: Sequence[int], node: fx.Node) -> int:
-        """What is mixed cannot be told apart any more, but for what all of it shares."""
+        """After a reduction, only the atoms that all entries share still tell blocks apart."""
         return self._number(frozenset.intersection(*(self._sets[label] for label in labels)))
 
     def _atoms(self, labels: Tensor) -> set[Atom]:
@@ -76,13 +75,13 @@ class _Atoms(Meaning):
         return set().union(*(self._sets[label] for label in present if label != lb.ANY))
 
     def read(self, labels: Tensor) -> None:
-        """Note the entries that reach a computation."""
+        """Record the atoms that reach a computation."""
         self.read_atoms |= self._atoms(labels)
 
     def split(self, whole: Tensor, pieces: Sequence[Tensor]) -> None:
         """Put the entries of a parameter that go to different pieces into different classes."""
         everything = self._atoms(whole)
-        self.taken_apart |= {name for name, _ in everything}
+        self.split_parameters |= {name for name, _ in everything}
         for piece in pieces if self.names is not None else ():
             kept = self._atoms(piece)
             for name in {name for name, _ in everything - kept} & {name for name, _ in kept}:
@@ -93,21 +92,21 @@ class _Atoms(Meaning):
 
 
 Partition = dict[str, tuple[int, list[int]]]
-"""Parameters that are more than one block: the dimension, and for each index along it the number of its block."""
+"""For each parameter of several blocks: the dimension that is cut, and the block number of each index along it."""
 
 
 def find_partition(graph: ModelGraph) -> Partition:
-    """Return the finest split of the parameters that the calls of a graph make."""
+    """Return the finest partition of the parameters that the calls of a graph make."""
     partition: Partition = {}
     if not any(graph.operator(node) in SPLITS for node in graph.nodes):
         return partition
     for dim in range(max((len(graph.shape(node)) for node in graph.parameters), default=0)):
         coarse = _Atoms(dim)
-        Walk(graph, coarse, unknown="fix").run()
-        if not coarse.taken_apart:
+        Walk(graph, coarse, strict=False).run()
+        if not coarse.split_parameters:
             continue
-        atoms = _Atoms(dim, coarse.taken_apart)
-        Walk(graph, atoms, unknown="fix").run()
+        atoms = _Atoms(dim, coarse.split_parameters)
+        Walk(graph, atoms, strict=False).run()
         for name, classes in atoms.classes.items():
             classes = _without_unread(classes, [(name, index) in atoms.read_atoms for index in range(len(classes))])
             if len(set(classes)) > 1 and name not in partition:
@@ -116,9 +115,9 @@ def find_partition(graph: ModelGraph) -> Partition:
 
 
 def _without_unread(classes: list[int], read: list[bool]) -> list[int]:
-    """Put entries that the example does not reach with those it does reach, if these are of one class.
+    """Return one class for all entries if all entries that the example reaches are of one class.
 
-    A table of positions of which an example uses the first ten is one block all the same.
+    A table of positions is one block even if an example uses the first ten only.
     """
     reached = {number for number, is_read in zip(classes, read, strict=True) if is_read}
     return [min(reached)] * len(classes) if len(reached) == 1 else classes
@@ -127,7 +126,7 @@ def _without_unread(classes: list[int], read: list[bool]) -> list[int]:
 def blocks_of(name: str, shape: torch.Size, partition: Partition) -> list[tuple[Block, list[int]]]:
     """Return the blocks of a parameter, each with its indices along the dimension that is cut.
 
-    A parameter that is one block is taken for one index.
+    A parameter of one block counts as a single index.
     """
     if name not in partition:
         return [(Block(name), [0])]
@@ -155,7 +154,7 @@ def blocks_of(name: str, shape: torch.Size, partition: Partition) -> list[tuple[
 
 
 def _period(indices: list[int], size: int) -> int | None:
-    """Return p if the indices are a slice that repeats every p entries over the whole size; the size for one slice."""
+    """Return the period if the indices are a slice that repeats over the whole size; the size if it is one slice."""
     width = next((i for i in range(1, len(indices)) if indices[i] != indices[i - 1] + 1), len(indices))
     if width == len(indices):
         return size

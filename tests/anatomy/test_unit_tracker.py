@@ -14,7 +14,8 @@ from torch.nn.functional import relu
 from transformers.pytorch_utils import Conv1D
 
 from pliant.anatomy import GraphError
-from pliant.anatomy.units import Slices, UnitGraph, UnitGroup, find_units
+from pliant.anatomy.unit_tracker import find_units
+from pliant.anatomy.units import Slices, UnitGraph, UnitGroup
 from pliant.methods._core.surgery import slice_mask, write_
 from pliant.models import create
 from tests import zoo
@@ -145,7 +146,7 @@ def some_of(group: UnitGroup) -> Tensor:
     return chosen
 
 
-def test_without_its_readers_a_unit_has_no_say(case: tuple[nn.Module, Tensor, UnitGraph]) -> None:
+def test_a_unit_without_its_readers_does_not_change_the_output(case: tuple[nn.Module, Tensor, UnitGraph]) -> None:
     model, x, units = case
     for group in units.groups:
         chosen = some_of(group)
@@ -165,7 +166,7 @@ def test_without_its_readers_a_unit_has_no_say(case: tuple[nn.Module, Tensor, Un
             torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
 
 
-def test_a_silent_unit_is_read_in_vain_by_all_its_readers(case: tuple[nn.Module, Tensor, UnitGraph]) -> None:
+def test_the_readers_of_a_zero_unit_do_not_change_the_output(case: tuple[nn.Module, Tensor, UnitGraph]) -> None:
     model, x, units = case
     for group in units.groups:
         chosen = some_of(group)
@@ -180,7 +181,7 @@ def test_a_silent_unit_is_read_in_vain_by_all_its_readers(case: tuple[nn.Module,
             torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
 
 
-def test_every_reader_counts(case: tuple[nn.Module, Tensor, UnitGraph]) -> None:
+def test_every_reader_changes_the_output(case: tuple[nn.Module, Tensor, UnitGraph]) -> None:
     """Every slice that is said to read a unit does: changing it alone changes an output."""
     model, x, units = case
     for group in units.groups:
@@ -211,7 +212,7 @@ def test_permuted_before_flattening() -> None:
     assert group.readers[0].weight.units.tolist() == [0, 1, 2, 3, 4, 5] * 4
 
 
-def test_concatenated_units_are_read_where_they_lie() -> None:
+def test_readers_of_concatenated_units() -> None:
     one, two = find_units(Dense(), torch.zeros(2, 2, 4, 4)).groups
     assert [r.module for r in one.readers] == ["two", "head"]
     assert one.readers[0].weight.units.tolist() == [-1, -1, 0, 1, 2]
@@ -360,7 +361,7 @@ SKIPPED = {
 
 
 @pytest.mark.parametrize("kind", SKIPPED)
-def test_what_cannot_be_renewed_alone_says_why(kind: str) -> None:
+def test_skipped_layers_have_a_reason(kind: str) -> None:
     build, shape, name, reason = SKIPPED[kind]
     units = find_units(build(), torch.zeros(shape))
     assert name not in {group.name for group in units.groups}
@@ -482,7 +483,7 @@ class Flattening(nn.Linear):
     (lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.Conv2d(3, 2, 3, padding=1, padding_mode="circular")), (2, 1, 8, 8),
      True),
 ])  # fmt: skip
-def test_a_reader_tells_whether_its_input_is_what_it_multiplies(
+def test_reads_input_says_whether_the_weight_multiplies_the_input(
     model: Callable[[], nn.Module], shape: tuple[int, ...], reads_input: bool
 ) -> None:
     (group,) = find_units(model(), torch.ones(shape)).groups
