@@ -1,8 +1,8 @@
-"""Seeds that depend on their purpose alone.
+"""Seeds that are derived from their purpose.
 
-Everything random in a stream or a run draws from its own generator, seeded by what it is for
-(`"order", seed, task, epoch`). Nothing has to be replayed to reach task 37 or epoch 12, so a stream can be
-entered anywhere and a resumed run meets the same data in the same order.
+Every random draw of a stream or a run has its own generator, seeded by its purpose (`"order", seed, task, epoch`). So
+task 37 or epoch 12 can be reached without replaying earlier ones, and a resumed run sees the same data in the same
+order.
 """
 
 import hashlib
@@ -17,16 +17,16 @@ import torch
 
 
 def derive_seed(*purpose: str | int) -> int:
-    """Turn a purpose into a seed: equal purposes give equal seeds on every machine and Python.
+    """Turn a purpose into a seed, the same on every machine and Python version.
 
     Args:
-        purpose: What the random numbers are for, from the general to the special.
+        purpose: Words and numbers that say what the random numbers are for, from general to specific.
 
     Returns:
         A number in [0, 2⁶³).
 
     Raises:
-        TypeError: If a part is neither text nor a whole number.
+        TypeError: If a part is neither a string nor an integer.
 
     Example:
         >>> derive_seed("order", 0, 1) == derive_seed("order", 0, 1) != derive_seed("order", 1, 0)
@@ -38,17 +38,17 @@ def derive_seed(*purpose: str | int) -> int:
 
 
 def generator(*purpose: str | int) -> torch.Generator:
-    """Make a CPU generator seeded by `derive_seed(*purpose)`."""
+    """Return a CPU generator seeded by `derive_seed(*purpose)`."""
     return torch.Generator().manual_seed(derive_seed(*purpose))
 
 
 def permutation(n: int, *purpose: str | int) -> torch.Tensor:
-    """Draw a permutation of 0 … n-1 for a purpose."""
+    """Draw a permutation of 0 … n−1 for a purpose."""
     return torch.randperm(n, generator=generator(*purpose))
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the global generators that models and methods may draw from: torch's, Python's and NumPy's."""
+    """Seed the global generators of torch, Python and NumPy."""
     torch.manual_seed(derive_seed("torch", seed))
     _seed_others(_numpy(), seed)
 
@@ -61,7 +61,7 @@ def _seed_others(numpy: Any | None, *purpose: str | int) -> None:
 
 @contextmanager
 def drawing_for(*purpose: str | int) -> Iterator[None]:
-    """Seed all global generators by a purpose, and leave them as they were.
+    """Seed all global generators by a purpose, and restore them afterwards.
 
     Example:
         >>> with drawing_for("model", 0):
@@ -77,7 +77,7 @@ def drawing_for(*purpose: str | int) -> Iterator[None]:
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of the global generators, in tensors and plain types."""
+    """Return the state of the global generators as tensors and plain types."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "random": random.getstate()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
@@ -89,7 +89,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Restore what `random_state` returned."""
+    """Restore a state that `random_state` returned."""
     torch.set_rng_state(state["torch"].cpu())
     version, internal, gauss = state["random"]
     random.setstate((version, tuple(internal), gauss))
@@ -103,11 +103,11 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 
 @contextmanager
 def undrawn(devices: Iterable[int] = (), generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
-    """Leave the random generators of torch, Python and NumPy as they were.
+    """Restore the global random generators of torch, Python and NumPy afterwards.
 
     Args:
-        devices: The GPUs whose generators are to be left alone too.
-        generators: Generators of their own, such as that of a loader.
+        devices: GPUs whose generators are restored too.
+        generators: Further generators to restore, such as that of a data loader.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -118,7 +118,7 @@ def undrawn(devices: Iterable[int] = (), generators: Iterable[torch.Generator] =
     """
     own = [(generator, generator.get_state()) for generator in generators]
     python = random.getstate()
-    numpy = sys.modules.get("numpy.random")  # what nobody imported, nobody draws from
+    numpy = sys.modules.get("numpy.random")  # without an import, nothing can draw from it
     drawn = numpy.get_state() if numpy is not None else None
     with torch.random.fork_rng(devices=list(devices)):
         try:
@@ -132,7 +132,7 @@ def undrawn(devices: Iterable[int] = (), generators: Iterable[torch.Generator] =
 
 
 def _numpy() -> Any | None:
-    """NumPy, which torch can do without."""
+    """Return NumPy if it is installed; torch does not need it."""
     try:
         import numpy
     except ImportError:

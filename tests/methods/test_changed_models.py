@@ -384,7 +384,7 @@ def test_a_new_head_that_is_no_part_of_the_units_may_come() -> None:
 def test_wrappers_for_several_processes_are_named() -> None:
     model = nn.parallel.DistributedDataParallel(zoo.build("mlp"))
     for make in (SWR, ReDo, Shrink):
-        with pytest.raises(ValueError, match="a DistributedDataParallel cannot be traced; pass the model itself"):
+        with pytest.raises(ValueError, match="a DistributedDataParallel cannot be traced; pass the model inside it"):
             make(model, X)
     sharded = fully_shard(zoo.build("mlp"), mesh=init_device_mesh("cpu", (1,)))
     for make in (lambda m: SWR(m, X), L2Init, FIRE, HareTortoise):

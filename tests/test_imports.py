@@ -1,0 +1,97 @@
+"""Imports inside the package point one way, and every module has one name."""
+
+import ast
+import importlib
+import pkgutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pliant
+
+ROOT = Path(pliant.__file__).parent
+
+_PLAIN = {"running", "distributed", "anatomy", "diagnostics", "data", "streams", "models"}
+_ATTACHED = {*_PLAIN, "methods", "training", "trial"}
+ALLOWED: dict[str, set[str]] = {
+    "running": set(),
+    "distributed": set(),
+    "anatomy": {"running", "distributed"},
+    "diagnostics": {"running", "distributed", "anatomy"},
+    "data": {"running", "distributed"},
+    "streams": {"running", "distributed", "data"},
+    "models": {"running", "distributed"},
+    "methods": {"running", "distributed", "anatomy"},
+    "training": {*_PLAIN, "methods"},
+    "trial": {*_PLAIN, "methods"},
+    "language": _ATTACHED,
+    "rl": _ATTACHED,
+    "experiments": {*_ATTACHED, "language", "rl"},
+    "compare": {*_ATTACHED, "language", "rl", "experiments"},
+    "integrations": {*_ATTACHED, "language", "rl"},
+    "__init__": {*_ATTACHED, "experiments", "compare"},
+    "_diagnose_command": {*_ATTACHED, "experiments"},
+    "cli": {*_ATTACHED, "language", "rl", "experiments", "compare", "_diagnose_command"},
+}
+"""The files and folders of the package, and the others that each may import.
+
+All of them may import the private helpers, the `_*.py` files that are not listed. Those import each other only.
+"""
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def part_of(file: Path) -> str:
+    """Return the file or folder of the package that a file belongs to."""
+    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield the modules of the package that a file imports, each with the name taken from it."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: a relative import"
+            for alias in node.names:
+                is_part = node.module == "pliant" and alias.name in PARTS
+                yield (f"pliant.{alias.name}", "") if is_part else (node.module or "", alias.name)
+
+
+PARTS = {part_of(file) for file in FILES}
+
+
+@pytest.mark.parametrize("part", sorted(PARTS))
+def test_imports_point_one_way(part: str) -> None:
+    helpers = {each for each in PARTS - ALLOWED.keys() if each.startswith("_")}
+    assert part in helpers | ALLOWED.keys(), f"{part}: new here; say in ALLOWED what it may import"
+    allowed = {part, *helpers, *ALLOWED.get(part, ())}
+    for file in (each for each in FILES if part_of(each) == part):
+        for module, _ in imported(file):
+            if module.split(".")[0] == "pliant":
+                target = module.split(".")[1] if "." in module else "__init__"
+                assert target in allowed, f"{file.relative_to(ROOT)} imports {module}"
+
+
+def test_the_training_loop_sees_only_the_interface_of_methods() -> None:
+    names = {name for module, name in imported(ROOT / "training.py") if module.startswith("pliant.methods")}
+    assert names == {"Method"}
+
+
+def test_no_two_files_share_a_name() -> None:
+    names = Counter(file.stem for file in FILES if file.stem != "__init__")
+    names += Counter(file.parent.name for file in FILES if file.stem == "__init__")
+    clashes = {name for name, count in names.items() if count > 1}
+    assert clashes <= {"page"}  # diagnostics/page.py and experiments/report/page.py, until they become one
+
+
+def test_no_module_is_importable_by_two_names() -> None:
+    for module in pkgutil.walk_packages(pliant.__path__, "pliant."):
+        importlib.import_module(module.name)
+    found = {name: module for name, module in sys.modules.items() if name == "pliant" or name.startswith("pliant.")}
+    assert {name: module.__name__ for name, module in found.items()} == {name: name for name in found}
+    files = Counter(module.__file__ for module in found.values())
+    assert [file for file, count in files.items() if count > 1] == []
