@@ -25,6 +25,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from pliant.anatomy.operators import APPROXIMABLE, ELEMENTWISE
 from pliant.diagnostics.batches import Batch
 
 _CONVOLUTIONS = (
@@ -40,40 +41,29 @@ _LINEAR: dict[Callable[..., Any], dict[str, int]] = {
 }
 """Linear layers, as torch has them or as products: the names and places of what they read and of their weight."""
 
-_ACTIVATIONS = frozenset(
-    {
-        torch.relu, torch.relu_, torch.Tensor.relu, torch.Tensor.relu_, functional.relu, functional.relu6,
-        functional.leaky_relu, functional.leaky_relu_, functional.rrelu, functional.rrelu_, torch.rrelu, torch.rrelu_,
-        torch.prelu, torch.Tensor.prelu, functional.prelu, functional.elu, functional.elu_, torch.celu, torch.celu_,
-        functional.celu, functional.celu_, torch.selu, torch.selu_, functional.selu, functional.selu_,
-        functional.gelu, functional.silu, functional.mish, functional.glu, functional.hardswish, functional.hardtanh,
-        functional.hardtanh_, functional.hardsigmoid, functional.softplus, functional.softsign, functional.logsigmoid,
-        functional.threshold, torch.threshold, torch.threshold_, torch.hardshrink, torch.Tensor.hardshrink,
-        functional.hardshrink, functional.softshrink, functional.tanhshrink,
-        functional.sigmoid, torch.sigmoid, torch.sigmoid_, torch.Tensor.sigmoid, torch.Tensor.sigmoid_,
-        functional.tanh, torch.tanh, torch.tanh_, torch.Tensor.tanh, torch.Tensor.tanh_,
-    }
+
+def _functions(*names: str) -> frozenset[Callable[..., Any]]:
+    """Return the functions of these names in torch, its tensors and `torch.nn.functional`, in-place ones included."""
+    holders = (torch, torch.Tensor, functional)
+    spelled = [name + suffix for name in names for suffix in ("", "_")]
+    return frozenset(getattr(holder, name) for holder in holders for name in spelled if hasattr(holder, name))
+
+
+_ACTIVATIONS = _functions(
+    *APPROXIMABLE, "relu", "relu6", "leaky_relu", "rrelu", "prelu", "glu", "hardtanh", "hardsigmoid", "softsign",
+    "logsigmoid", "threshold", "hardshrink", "softshrink", "tanhshrink", "sigmoid", "tanh",
 )  # fmt: skip
-_CLAMPS = frozenset(
-    {
-        torch.clamp, torch.clamp_, torch.clip, torch.clip_, torch.clamp_min, torch.clamp_min_,
-        torch.Tensor.clamp, torch.Tensor.clamp_, torch.Tensor.clip, torch.Tensor.clip_, torch.Tensor.clamp_min,
-        torch.Tensor.clamp_min_,
-    }
-)  # fmt: skip
-_MAXIMA = frozenset(
-    {torch.maximum, torch.Tensor.maximum, torch.fmax, torch.Tensor.fmax, torch.max, torch.Tensor.max}
-)  # fmt: skip
+_CLAMPS = _functions("clamp", "clip", "clamp_min")
+_MAXIMA = _functions("maximum", "fmax", "max")
 _PRODUCTS = frozenset({"mul", "rmul", "imul", "multiply"})
 _QUOTIENTS = frozenset({"div", "truediv", "idiv", "itruediv", "divide", "true_divide"})
 _CASTS = frozenset({"to", "float", "double", "half", "bfloat16", "type", "type_as", "contiguous", "clone"})
 _ENTRYWISE = frozenset({
-    *_PRODUCTS, *_QUOTIENTS, *_CASTS, "rdiv", "rtruediv", "add", "radd", "iadd", "sub", "rsub", "isub", "subtract",
-    "pow", "rpow", "ipow", "float_power", "square", "sqrt", "rsqrt", "reciprocal", "neg", "negative", "positive", "abs",
-    "exp", "expm1", "log", "log1p", "erf", "erfc", "special_erf", "special_erfc", "special_expit", "atan", "arctan",
-    "sin", "cos", "sign", "clamp", "clip", "clamp_min", "clamp_max", "dropout",
+    *ELEMENTWISE, *_PRODUCTS, *_QUOTIENTS, *_CASTS, "rdiv", "rtruediv", "radd", "iadd", "isub", "subtract", "rpow",
+    "ipow", "float_power", "negative", "positive", "special_erf", "special_erfc", "special_expit", "arctan", "sign",
+    "clip", "dropout",
 })  # fmt: skip
-"""Functions that make each entry from one entry of each tensor that they read, by their names without underscores."""
+"""Elementwise functions by their names in Python, without underscores."""
 
 
 @dataclass(frozen=True)
