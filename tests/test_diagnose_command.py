@@ -16,7 +16,7 @@ from pliant import data, models
 from pliant.cli import app
 from pliant.diagnostics import diagnose
 from pliant.diagnostics.checkpoints import load_into, load_weights
-from pliant.diagnostics.page import page
+from pliant.diagnostics.diagnosis_page import render_diagnosis
 from pliant.experiments.run import make_learner, make_stream
 from pliant.experiments.store import RunFolder
 from pliant.training import evaluate
@@ -380,7 +380,7 @@ class Tags(HTMLParser):
         self.cells: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag not in ("meta", "br"):
+        if tag not in ("meta", "link", "br"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -396,7 +396,7 @@ def test_page_is_well_formed_complete_and_escaped() -> None:
     with torch.no_grad():
         model[0].weight *= 5
     found = diagnose(model, zoo.batch("mlp"), cross_entropy, initial)
-    text = page(found, "a <b> & c")
+    text = render_diagnosis(found, "a <b> & c")
     tags = Tags()
     tags.feed(text)
     assert tags.open == []
@@ -406,6 +406,6 @@ def test_page_is_well_formed_complete_and_escaped() -> None:
         assert f"{value:.4g}" in tags.cells, key
     assert 'class="sign"' in text
     assert 'class="sign absent"' in text
-    bare = page(diagnose(nn.Linear(2, 2)), "weights alone")
+    bare = render_diagnosis(diagnose(nn.Linear(2, 2)), "weights alone")
     assert "without a reference" in bare
     assert "it needs a batch" in bare

@@ -17,7 +17,7 @@ from pliant.data.dataset import Dataset
 from pliant.diagnostics import measures as registry
 from pliant.diagnostics.checkpoints import load_into
 from pliant.diagnostics.diagnosis import diagnose
-from pliant.diagnostics.page import write_page
+from pliant.diagnostics.diagnosis_page import write_diagnosis
 from pliant.running import undisturbed
 
 
@@ -92,7 +92,7 @@ def diagnose_command(
         note = f"the loss is cross-entropy on {labels} labels; pliant.diagnose(model, batch, loss_fn) takes any other"
         found = replace(found, notes=(*found.notes, note))
     typer.echo(found.show(layers=layers))
-    write_page(found, html, f"{checkpoint.name}: {model}" + (f" on {data}" if data is not None else ""))
+    write_diagnosis(found, html, f"{checkpoint.name}: {model}" + (f" on {data}" if data is not None else ""))
     typer.echo(f"page: {html}")
     if parquet is not None:
         found.to_parquet(parquet)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from pliant.diagnostics import Diagnosis, diagnose, measures
-from pliant.diagnostics.page import page
+from pliant.diagnostics.diagnosis_page import render_diagnosis
 from tests import zoo
 
 
@@ -55,7 +55,7 @@ def test_what_cannot_be_judged_is_named_and_not_called_absent() -> None:
     assert f"Not judged: {listed}." in found.verdict.splitlines()
     assert "Not present" not in found.verdict
     assert "1 of 1 signs" in found.summary
-    assert all(f"{name} could not be judged" in page(found, "") for name in reasons)
+    assert all(f"{name} could not be judged" in render_diagnosis(found, "") for name in reasons)
 
 
 def test_a_sign_that_single_layers_show_alone_is_told() -> None:
@@ -66,7 +66,7 @@ def test_a_sign_that_single_layers_show_alone_is_told() -> None:
     lines = found.verdict.splitlines()
     assert "Present only in single layers: dormant_fraction (2)." in lines
     assert "Not present: weight_l2." in lines
-    assert "But in single layers: 2." in page(found, "")
+    assert "units have gone dormant only in single layers" in render_diagnosis(found, "")
 
 
 def test_what_is_skipped_for_one_reason_stands_in_one_line() -> None:

@@ -8,32 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pliant import _html
 from pliant.experiments.report.comparison import Contender
 
-LIGHT = {
-    "page": "#ffffff",
-    "ink": "#1c1f24",
-    "muted": "#5d636e",
-    "line": "#d9dce1",
-    "soft": "#f1f3f5",
-    "faint": "#eef0f2",
-    "accent": "#1f5fae",
-    "good": "#2c7a4b",
-    "warn": "#b7791f",
+LIGHT: dict[str, Any] = {
+    **_html.LIGHT,
     "vanilla": "#2b2f36",
     "fresh": "#8b919b",
     "hues": ("#4090da", "#db735a", "#3d6921", "#7a2b93", "#988705", "#e41b6f"),
 }
-DARK = {
-    "page": "#15171b",
-    "ink": "#eceef1",
-    "muted": "#a2a9b4",
-    "line": "#343941",
-    "soft": "#22262c",
-    "faint": "#23272d",
-    "accent": "#8ab8f5",
-    "good": "#5fc48c",
-    "warn": "#e0a94a",
+DARK: dict[str, Any] = {
+    **_html.DARK,
     "vanilla": "#e6e8eb",
     "fresh": "#878d97",
     "hues": ("#87c0fb", "#e58234", "#9af0a4", "#9d6cdb", "#f5dd72", "#f43a5c"),
@@ -44,7 +29,6 @@ _FRESH_DASH = (4, 3)
 
 SHOWN = 8
 """How many contenders a chart shows at first when there are more than fit."""
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 
 
 @dataclass(frozen=True)
@@ -114,7 +98,7 @@ def page_config(series: Sequence[Series]) -> dict[str, Any]:
 
 def _config(category: list[str], ink: Any, muted: Any, line: Any) -> dict[str, Any]:
     return {
-        "font": FONT,
+        "font": _html.FONT,
         "view": {"stroke": None},
         "range": {"category": category},
         "axis": {

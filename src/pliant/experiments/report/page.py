@@ -10,8 +10,9 @@ import jinja2
 import vl_convert
 from markupsafe import Markup
 
+from pliant import _html
 from pliant._version import __version__
-from pliant.experiments.report.chart_style import DARK, FONT, LIGHT, color, page_config
+from pliant.experiments.report.chart_style import DARK, LIGHT, color, page_config
 
 if TYPE_CHECKING:
     from pliant.experiments.report.document import Section
@@ -35,18 +36,17 @@ def render_page(sections: "Sequence[Section]", title: str) -> str:
     )
     environment.filters["unbroken"] = _unbroken
     charts = _charts(sections)
-    return environment.get_template("page.html").render(
-        title=title,
+    body = environment.get_template("page.html").render(
         sections=sections,
         folders=dict.fromkeys(folder for section in sections for folder in section.comparison.folders),
         version=__version__,
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        theme_css=Markup(_theme_css()),
-        style=Markup(_asset(environment, "style.css")),
         script=Markup(_asset(environment, "script.js")),
         charts=Markup(_json(charts)),
         library=Markup(_library()) if charts["charts"] else "",
     )
+    light, dark = (colors | _series_colors(theme) for colors, theme in ((_html.LIGHT, LIGHT), (_html.DARK, DARK)))
+    return _html.render_page(title, body, light, dark)
 
 
 def _unbroken(text: str) -> str:
@@ -84,19 +84,5 @@ def _asset(environment: jinja2.Environment, name: str) -> str:
     return environment.loader.get_source(environment, name)[0]
 
 
-def _theme_css() -> str:
-    """Return the colors as CSS variables: by the system's theme unless the reader chooses; light in print."""
-
-    def variables(theme: dict[str, Any]) -> str:
-        named = {
-            name: theme[name] for name in ("page", "ink", "muted", "line", "soft", "faint", "accent", "good", "warn")
-        }
-        series = {f"series-{slot}": color(slot, theme) for slot in _SLOTS}
-        return " ".join(f"--{name}: {value};" for name, value in (named | series).items())
-
-    return (
-        f":root {{ --font: {FONT}; color-scheme: light; {variables(LIGHT)} }}\n"
-        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ color-scheme: dark; {variables(DARK)} }} }}\n"
-        f"@media screen {{ :root[data-theme=light] {{ color-scheme: light; {variables(LIGHT)} }}\n"
-        f":root[data-theme=dark] {{ color-scheme: dark; {variables(DARK)} }} }}"
-    )
+def _series_colors(theme: dict[str, Any]) -> dict[str, str]:
+    return {f"series-{slot}": color(slot, theme) for slot in _SLOTS}
