@@ -29,13 +29,13 @@ def dfi(w: Tensor) -> float:
 
 
 def near_isometry(inputs: int, outputs: int, noise: float, seed: int) -> Tensor:
-    """A matrix with orthonormal columns, disturbed."""
+    """Return a matrix with orthonormal columns plus noise."""
     exact = orthogonalize(gaussian(inputs, outputs, seed=seed)[None], Iteration("exact")).matrices[0]
     return exact + noise * gaussian(inputs, outputs, seed=seed + 1)
 
 
 def whitened(samples: int, inputs: int, seed: int) -> Tensor:
-    """Inputs with ZᵀZ/n = I exactly."""
+    """Return inputs with ZᵀZ/n = I exactly."""
     z = gaussian(samples, inputs, seed=seed)
     return math.sqrt(samples) * orthogonalize(z[None], Iteration("exact")).matrices[0]
 
@@ -81,7 +81,7 @@ def relu_network(parameters: Tensor, shapes: list[tuple[int, int]], z: Tensor) -
 @given(st.floats(0, 0.5), SEEDS)
 @settings(max_examples=30, deadline=None)
 def test_theorem_2_dfi_bounds_the_hessian(noise: float, seed: int) -> None:
-    """Squared error, so the loss's Hessian in the outputs is the identity (β = 1) and γ the largest residual."""
+    """With squared error, the Hessian in the outputs is the identity (β = 1) and γ is the largest residual."""
     shapes = [(4, 4), (4, 4), (4, 3)]
     z = whitened(12, 4, seed)
     target = 0.1 * gaussian(12, 3, seed=seed + 7)
@@ -99,7 +99,7 @@ def test_theorem_2_dfi_bounds_the_hessian(noise: float, seed: int) -> None:
 
 
 def theorem_2(nu: list[float], gamma: float, inputs: int = 1) -> float:
-    """The paper's bound for β = 1; with the number of inputs, the one that holds in general."""
+    """Return the paper's bound for β = 1, or, given the number of inputs, a bound that holds in general."""
     total, layers = math.prod(nu), range(len(nu))
     first = sum(total / nu[k] * (1 if k == 0 else inputs) for k in layers)
     pairs = [(k, l) for k in layers for l in layers if k < l]
@@ -107,15 +107,15 @@ def theorem_2(nu: list[float], gamma: float, inputs: int = 1) -> float:
 
 
 def test_theorem_2_as_printed_fails_on_wide_networks() -> None:
-    """Its lemma 2 takes ReLU to contract the spectral norm of a batch; it contracts the Frobenius norm alone.
+    """Lemma 2 assumes that ReLU contracts the spectral norm of a batch; it only contracts the Frobenius norm.
 
-    ReLU units have a common mean, which makes λ_max(Σ_H) grow with the width: at width 64, two layers without any
-    deviation from isometry and no residual (γ = 0) have a Hessian above the bound of 2. What does hold is
-    λ_max(Σ_H) ≤ tr Σ_H ≤ d₀·Πν, so d₀ times the terms of all layers after the first.
+    ReLU units share a mean, so λ_max(Σ_H) grows with the width. At width 64, two exact isometries without a residual
+    (γ = 0) have a Hessian above the bound of 2. The bound λ_max(Σ_H) ≤ tr Σ_H ≤ d₀·Πν does hold, which multiplies the
+    terms of all layers after the first by d₀.
     """
     z = whitened(512, 64, seed=0)
     hidden = torch.relu(z @ near_isometry(64, 64, 0.0, 1))
-    # With squared error, the block of the Hessian that belongs to the last layer is Σ_H, once for each output.
+    # With squared error, the last layer's block of the Hessian is Σ_H, once per output.
     last_block = float(torch.linalg.matrix_norm(hidden.T @ hidden / len(z), 2))
     assert last_block > 4 * theorem_2([1.0, 1.0], gamma=0.0)
     assert last_block <= theorem_2([1.0, 1.0], gamma=0.0, inputs=64)
@@ -141,7 +141,7 @@ def test_theorem_3_dfi_bounds_srank(outputs: int, noise: float, delta: float, wh
 @given(st.integers(1, 8), st.floats(0, 0.3), SEEDS)
 @settings(max_examples=80, deadline=None)
 def test_theorem_4_dfi_bounds_dormancy(outputs: int, noise: float, seed: int) -> None:
-    """Under Gaussian inputs a unit's mean activation is proportional to ‖w_j‖, for any homogeneous activation."""
+    """For Gaussian inputs and a homogeneous activation, a unit's mean activation is proportional to ‖w_j‖."""
     w = near_isometry(outputs + 2, outputs, noise, seed)
     epsilon = math.sqrt(dfi(w))
     assume(epsilon < 1)
@@ -166,7 +166,7 @@ def test_corollary_2_small_dfi_leaves_no_unit_dormant(outputs: int, tau: float, 
 
 
 def test_theorem_4_on_samples() -> None:
-    """The proportionality that theorem 4 rests on, seen on a large Gaussian sample."""
+    """Theorem 4 assumes mean activations proportional to ‖w_j‖, as this large Gaussian sample shows."""
     w = near_isometry(6, 5, 0.1, 3)
     z = gaussian(200_000, 6, seed=8)
     scores = unit_scores(torch.relu(z @ w).mean(0))

@@ -9,7 +9,7 @@ from pliant.methods._core.averages import average_weights
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.999, 1 - 1e-7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_weights_give_the_bias_corrected_average(beta: float, dtype: torch.dtype) -> None:
-    """x̄ ← x̄ + w(x − x̄) must be the average over all values, each weighted by a power of β; it must also forget."""
+    """x̄ ← x̄ + w(x − x̄) is the mean of all values, weighted by powers of β, whatever x̄ starts at."""
     values = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     average = torch.tensor(123.0, dtype=dtype)
     for t, value in enumerate(values, start=1):

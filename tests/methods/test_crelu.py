@@ -1,4 +1,4 @@
-"""CReLU modules, and their conversion of existing models."""
+"""The CReLU module, and the conversion of existing models."""
 
 import copy
 from typing import Any
@@ -76,7 +76,7 @@ def test_conversion_keeps_the_function(name: str, training: bool) -> None:
     assert list(dict(model.named_parameters())) == names
     torch.testing.assert_close(model(x), expected, rtol=1e-12, atol=1e-12)
     assert all(m.training == training for m in model.modules())
-    # The other half is wired up: its weights get a gradient where it is awake.
+    # The new half is connected: its weights get a gradient where it is active.
     cross_entropy(
         model(x).flatten(0, -2), torch.zeros(x.shape[:-1].numel() if name == "tokens" else len(x)).long()
     ).backward()
@@ -92,7 +92,7 @@ def test_fresh_weights_give_a_network_built_with_crelu() -> None:
     model = zoo.build("mlp")
     CReLUConversion(model, zoo.batch("mlp")[0], weights="fresh", seed=3)
     assert [tuple(model[i].weight.shape) for i in (0, 2, 4)] == [(16, 12), (16, 32), (5, 32)]
-    bound = 32**-0.5  # what nn.Linear draws its weights and biases within, at its new width
+    bound = 32**-0.5  # the bound of nn.Linear's initial weights and biases at the new width
     for layer in (model[2], model[4]):
         for parameter in layer.parameters():
             assert 0.7 * bound < float(parameter.detach().abs().max()) <= bound
@@ -119,7 +119,7 @@ def test_the_new_half_learns() -> None:
 
 
 def test_both_halves_belong_to_the_same_unit() -> None:
-    """Both halves of a unit are its own: to renew it clears both of its columns."""
+    """Renewing a unit must clear both of its columns."""
     model = zoo.build("mlp")
     x = zoo.batch("mlp")[0]
     CReLUConversion(model, x)
@@ -177,7 +177,7 @@ def test_layers_that_cannot_be_converted_state_the_reason() -> None:
 
 
 class FixedSizes(nn.Module):
-    """Has the number of its features in forward()."""
+    """Its forward() fixes the number of features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ def test_reader_without_initializer_is_an_error_and_changes_nothing() -> None:
 
 
 class ReadTwice(nn.Module):
-    """Units that are read behind their ReLU, and before it."""
+    """Its first units are read both before and after their ReLU."""
 
     def __init__(self) -> None:
         super().__init__()

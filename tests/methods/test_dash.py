@@ -1,4 +1,4 @@
-"""DASH against its authors' description, and what it must leave as it was."""
+"""DASH against the paper, and what it must leave unchanged."""
 
 import copy
 import random
@@ -35,7 +35,7 @@ def joined(batches: Data) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("alpha", [0.1, 0.3, 1.0])
 @pytest.mark.parametrize("name", ["mlp", "cnn", "vgg", "cnn_bn"])
 def test_batches_as_chunks_match_the_reference(name: str, alpha: float) -> None:
-    """The authors' way: every chunk is one batch, oldest first."""
+    """As in the authors' code, every chunk is one batch, oldest first."""
     model, batches = zoo.build(name), data(name)
     control = copy.deepcopy(model)
     DASH(model, alpha=alpha, lam=0.1, accumulate="batch").apply(batches=batches, loss_fn=cross_entropy)
@@ -57,7 +57,7 @@ def test_matches_the_reference_on_the_papers_networks(name: str, options: dict[s
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
-def test_a_chunk_may_come_in_pieces(name: str) -> None:
+def test_batches_join_into_chunks(name: str) -> None:
     batches = data(name, 4)
     whole, pieces, pairs = zoo.build(name), zoo.build(name), zoo.build(name)
     DASH(whole).apply(batches=[joined(batches)], loss_fn=cross_entropy)
@@ -71,7 +71,7 @@ def test_a_chunk_may_come_in_pieces(name: str) -> None:
     assert_close(pairs, control)
 
 
-def test_pieces_of_unequal_size_weigh_by_their_examples() -> None:
+def test_batches_are_weighted_by_their_size() -> None:
     batches = data("mlp", 2)
     (x, y), rest = batches[0], batches[1]
     whole, pieces = zoo.build("mlp"), zoo.build("mlp")
@@ -80,7 +80,7 @@ def test_pieces_of_unequal_size_weigh_by_their_examples() -> None:
     assert_close(pieces, whole)
 
 
-def test_alpha_decides_between_old_and_new_chunks_alone() -> None:
+def test_alpha_has_no_effect_on_a_single_chunk() -> None:
     one, other = zoo.build("mlp"), zoo.build("mlp")
     DASH(one, alpha=0.1).apply(batches=data("mlp"), loss_fn=cross_entropy)
     DASH(other, alpha=0.9).apply(batches=data("mlp"), loss_fn=cross_entropy)
@@ -91,7 +91,7 @@ def test_alpha_decides_between_old_and_new_chunks_alone() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*changed none of")
-def test_a_chunk_that_does_not_reach_a_weight_pushes_it_nowhere() -> None:
+def test_chunk_that_does_not_reach_a_weight_counts_as_zero_gradient() -> None:
     class Switch(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -108,7 +108,7 @@ def test_a_chunk_that_does_not_reach_a_weight_pushes_it_nowhere() -> None:
         batches = [(torch.tensor([row]).double(), torch.full((1, 1), 50.0).double()) for row in rows]
 
         def loss(output: Tensor, target: Tensor) -> Tensor:
-            # A chunk that reaches the weight with a gradient of zero is one that does not reach it.
+            # A zero gradient and no gradient at all must have the same effect.
             return ((output - target) ** 2).mean() * (0.0 if float(output) == 1.25 else 1.0)
 
         DASH(model, lam=0.01, alpha=0.3, accumulate="batch").apply(batches=batches, loss_fn=loss)
@@ -126,7 +126,7 @@ def test_lam_one_changes_nothing() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*changed none of")
-def test_weights_that_a_pass_shortens_stay_as_they_are() -> None:
+def test_weights_renormalized_by_a_forward_pass_are_restored() -> None:
     model = nn.Sequential(nn.Embedding(10, 4, max_norm=0.5), nn.Flatten(), nn.Linear(8, 3))
     before = snapshot(model)
     batch = torch.arange(10).view(5, 2), torch.arange(5) % 3
@@ -136,7 +136,7 @@ def test_weights_that_a_pass_shortens_stay_as_they_are() -> None:
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
-def test_a_sparse_buffer_is_left_alone(layout: torch.layout) -> None:
+def test_sparse_buffer_is_left_alone(layout: torch.layout) -> None:
     class Neighbors(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return self.adjacency @ super().forward(x)
@@ -152,7 +152,7 @@ def test_a_sparse_buffer_is_left_alone(layout: torch.layout) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_leaves_everything_else_as_it_was(training: bool) -> None:
+def test_everything_else_stays_unchanged(training: bool) -> None:
     model = zoo.build("cnn_bn")
     model.insert(8, nn.Dropout(0.5))
     optimizer = Adam(model.parameters())
@@ -176,7 +176,7 @@ def test_leaves_everything_else_as_it_was(training: bool) -> None:
     assert str(optimizer.state_dict()) == str(moments)
 
 
-def test_no_random_generator_moves() -> None:
+def test_random_generators_stay_unchanged() -> None:
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         for batch in data("mlp"):
             random.random(), numpy.random.rand(), torch.rand(1)
@@ -189,7 +189,7 @@ def test_no_random_generator_moves() -> None:
     assert torch.equal(torch.get_rng_state(), states[2])
 
 
-def test_inputs_that_a_loader_made_a_list_are_one_argument() -> None:
+def test_list_of_inputs_is_one_argument() -> None:
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -204,7 +204,7 @@ def test_inputs_that_a_loader_made_a_list_are_one_argument() -> None:
     assert receipt.details["mean_factors"]["layer.weight"] > 0.3
 
 
-def test_a_parameter_that_the_loss_does_not_reach_shrinks_to_the_floor() -> None:
+def test_parameter_that_the_loss_does_not_reach_shrinks_by_lam() -> None:
     model = nn.ModuleDict({"used": nn.Linear(3, 2), "unused": nn.Linear(3, 2)}).double()
     weight = model["unused"].weight.detach().clone()
     model.forward = model["used"].forward  # type: ignore[method-assign]
@@ -229,7 +229,7 @@ def test_keyword_inputs() -> None:
     assert torch.equal(model.layer.weight, plain.weight)
 
 
-def test_transposed_storage_gives_the_same_units() -> None:
+def test_transposed_weights_shrink_by_unit() -> None:
     from transformers.pytorch_utils import Conv1D
 
     linear, stored = nn.Linear(4, 3).double(), Conv1D(3, 4).double()
@@ -242,7 +242,7 @@ def test_transposed_storage_gives_the_same_units() -> None:
     torch.testing.assert_close(stored.weight.T, linear.weight)
 
 
-def test_settings_that_make_no_sense_are_errors() -> None:
+def test_invalid_settings_are_errors() -> None:
     model = zoo.build("mlp")
     with pytest.raises(ValueError, match=r"lam: 1\.5 is not allowed"):
         DASH(model, lam=1.5)
@@ -260,7 +260,7 @@ def test_settings_that_make_no_sense_are_errors() -> None:
         DASH(model).apply(batches=[], loss_fn=cross_entropy)
 
 
-def test_examples_are_counted_in_targets_of_any_form() -> None:
+def test_examples_are_counted_for_any_type_of_target() -> None:
     inputs, labels = zoo.batch("mlp")
     sizes = (2, 3, 3)
     parts = list(zip(inputs[:8].split(sizes), labels[:8].split(sizes), strict=True))
@@ -280,7 +280,7 @@ FREE = torch.zeros((), requires_grad=True)
 
 
 @pytest.mark.parametrize("loss_fn", [lambda o, _: o.detach().sum() * FREE, lambda o, _: o.detach().sum()])
-def test_a_loss_that_reaches_nothing_is_an_error(loss_fn: Any) -> None:
+def test_loss_that_reaches_no_parameter_is_an_error(loss_fn: Any) -> None:
     model = zoo.build("mlp")
     before = snapshot(model)
     with pytest.raises(ValueError, match="loss_fn: its gradient reaches none of the parameters"):
@@ -288,7 +288,7 @@ def test_a_loss_that_reaches_nothing_is_an_error(loss_fn: Any) -> None:
     assert_same(snapshot(model), before)
 
 
-def test_a_model_that_was_frozen_since_is_an_error() -> None:
+def test_model_frozen_after_construction_is_an_error() -> None:
     model = zoo.build("mlp")
     dash = DASH(model)
     model.requires_grad_(False)
@@ -296,20 +296,20 @@ def test_a_model_that_was_frozen_since_is_an_error() -> None:
         dash.apply(batches=data("mlp"), loss_fn=cross_entropy)
 
 
-def test_one_example_may_have_a_target_without_dimensions() -> None:
+def test_target_without_dimensions() -> None:
     model = nn.Linear(3, 1)
     receipt = DASH(model).apply(batches=[(torch.ones(1, 3), torch.tensor(2.0))], loss_fn=lambda o, t: (o - t).sum())
     assert receipt.details["chunks"] == 1
     assert receipt.details["unreached"] == []
 
 
-def test_a_batch_without_a_tensor_is_an_error() -> None:
+def test_batch_without_a_tensor_is_an_error() -> None:
     model = zoo.build("mlp")
     with pytest.raises(ValueError, match="batches: neither inputs nor targets hold a tensor"):
         DASH(model).apply(batches=[(([1.0],), [0])], loss_fn=cross_entropy)
 
 
-def test_new_data_comes_in_pairs() -> None:
+def test_batch_that_is_not_a_pair_is_an_error() -> None:
     model = zoo.build("mlp")
     before = snapshot(model)
     with pytest.raises(ValueError, match="batches: holds a Tensor; it must hold pairs of inputs and targets"):
@@ -317,7 +317,7 @@ def test_new_data_comes_in_pairs() -> None:
     assert_same(snapshot(model), before)
 
 
-def test_a_gradient_that_overflows_is_an_error_and_changes_nothing() -> None:
+def test_overflowing_gradient_is_an_error_and_changes_nothing() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     kept = copy.deepcopy(model.state_dict())
     data = [(torch.ones(2, 3), torch.ones(2, 3))]

@@ -1,4 +1,4 @@
-"""Feature rank: the gradient at the features, within the user's own backward pass."""
+"""Feature rank regularization: the gradient that it adds at the features during `backward()`."""
 
 import copy
 import pickle
@@ -25,7 +25,7 @@ LAM = 1e-3
 
 @settings(deadline=None, max_examples=40)
 @given(rows=st.integers(1, 30), columns=st.integers(1, 30), seed=st.integers(0, 99))
-def test_gradient_is_that_of_autograd(rows: int, columns: int, seed: int) -> None:
+def test_gradient_equals_autograd(rows: int, columns: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(rows, columns, generator=generator, dtype=torch.float64).requires_grad_()
     expected = penalties.feature_rank(features)
@@ -36,7 +36,7 @@ def test_gradient_is_that_of_autograd(rows: int, columns: int, seed: int) -> Non
 
 
 def features_of(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """The output, and what enters the last linear layer."""
+    """Return the output and the input of the last linear layer."""
     seen: list[Tensor] = []
     last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
     handle = last.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
@@ -67,7 +67,7 @@ def test_same_trajectory_as_the_term_in_the_loss(name: str, optimizer: str) -> N
 
 
 def test_features_of_tokens() -> None:
-    """A classifier that reads every token: Φ has a row a token."""
+    """If the classifier reads every token, Φ has one row per token."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
     inputs = torch.randn(5, 7, 4, dtype=torch.float64)
@@ -88,8 +88,8 @@ def gradients_of(model: nn.Module, inputs: Tensor, labels: Tensor, factor: float
     return [p.grad.clone() for p in model.parameters()]
 
 
-def test_one_example_without_its_dimension_is_a_batch_of_one() -> None:
-    """It has one singular value, and so no term."""
+def test_example_without_batch_dimension_is_a_batch_of_one() -> None:
+    """A batch of one has a single singular value, so the term is zero."""
     model, plain = zoo.build("mlp"), zoo.build("mlp")
     method = FeatureRankRegularization(model, zoo.batch("mlp")[0], lam=1.0).attach(SGD(model.parameters(), lr=0.1))
     x = zoo.batch("mlp")[0][0]
@@ -100,7 +100,7 @@ def test_one_example_without_its_dimension_is_a_batch_of_one() -> None:
     assert float(method.value()) == 0
 
 
-def test_off_in_eval_mode_and_after_detaching_and_without_gradients() -> None:
+def test_no_term_in_eval_mode_after_detach_or_without_gradients() -> None:
     model = zoo.build("mlp")
     inputs, labels = zoo.batch("mlp")
     plain = gradients_of(model, inputs, labels)
@@ -108,7 +108,7 @@ def test_off_in_eval_mode_and_after_detaching_and_without_gradients() -> None:
     penalty = FeatureRankRegularization(model, inputs, lam=1.0).attach(optimizer)
     with_term = gradients_of(model, inputs, labels)
     assert not torch.equal(with_term[0], plain[0])
-    assert torch.equal(with_term[4], plain[4])  # the classifier itself is not concerned
+    assert torch.equal(with_term[4], plain[4])  # the term does not reach the classifier itself
     with torch.no_grad():
         model(inputs)
     model.eval()
@@ -120,8 +120,8 @@ def test_off_in_eval_mode_and_after_detaching_and_without_gradients() -> None:
     assert all(map(torch.equal, gradients_of(model, inputs, labels), with_term))
 
 
-def test_an_actor_that_learns_through_a_frozen_critic_gets_no_term() -> None:
-    """Nor does a gradient at the inputs of a frozen model; a classifier that alone is frozen has features to learn."""
+def test_no_term_for_an_actor_that_learns_through_a_frozen_critic() -> None:
+    """If only the classifier is frozen, the features still learn and get the term."""
 
     def actors_gradient(lam: float, frozen: slice) -> Tensor:
         torch.manual_seed(0)
@@ -138,7 +138,7 @@ def test_an_actor_that_learns_through_a_frozen_critic_gets_no_term() -> None:
     assert not torch.allclose(actors_gradient(1.0, classifier), actors_gradient(0.0, classifier))
 
 
-def test_gradients_of_single_examples_are_those_of_the_loss() -> None:
+def test_no_term_in_per_sample_gradients() -> None:
     model = zoo.build("mlp")
     inputs, labels = zoo.batch("mlp")
     parameters = {name: p.detach() for name, p in model.named_parameters()}
@@ -153,7 +153,7 @@ def test_gradients_of_single_examples_are_those_of_the_loss() -> None:
     assert_same(per_example(parameters, inputs, labels), plain)
 
 
-def test_off_when_its_optimizer_is_gone() -> None:
+def test_no_term_after_the_optimizer_is_deleted() -> None:
     model = zoo.build("mlp")
     inputs, labels = zoo.batch("mlp")
     plain = gradients_of(model, inputs, labels)
@@ -165,7 +165,7 @@ def test_off_when_its_optimizer_is_gone() -> None:
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_copy_of_the_model_trains_as_if_it_had_never_met_the_method(duplicate) -> None:
+def test_copy_of_the_model_trains_without_the_term(duplicate) -> None:
     model, control = zoo.build("mlp"), zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
     penalty = FeatureRankRegularization(model, zoo.batch("mlp")[0], lam=1.0).attach(optimizer)
@@ -173,10 +173,10 @@ def test_a_copy_of_the_model_trains_as_if_it_had_never_met_the_method(duplicate)
     train(clone, Adam(clone.parameters(), lr=1e-2), "mlp", range(3))
     train(control, Adam(control.parameters(), lr=1e-2), "mlp", range(3))
     assert_same(snapshot(clone), snapshot(control))
-    assert penalty.receipt is None  # nor has the method seen the copy's features
+    assert penalty.receipt is None  # the method did not see the copy's features
 
 
-def test_the_optimizer_keeps_the_method_alive() -> None:
+def test_optimizer_keeps_the_method_alive() -> None:
     model, control = zoo.build("mlp"), zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
     FeatureRankRegularization(model, zoo.batch("mlp")[0], lam=0.1).attach(optimizer)
@@ -185,7 +185,7 @@ def test_the_optimizer_keeps_the_method_alive() -> None:
     assert differs(snapshot(model), snapshot(control))
 
 
-def test_micro_batches_weigh_their_terms_as_their_losses() -> None:
+def test_loss_scale_of_micro_batches() -> None:
     model, slow = zoo.build("mlp"), zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
     FeatureRankRegularization(model, zoo.batch("mlp")[0], lam=LAM, loss_scale=0.25).attach(optimizer)
@@ -198,7 +198,7 @@ def test_micro_batches_weigh_their_terms_as_their_losses() -> None:
         torch.testing.assert_close(left.grad, right.grad, rtol=1e-9, atol=1e-12)
 
 
-def test_a_line_search_sees_the_term() -> None:
+def test_line_search_sees_the_term() -> None:
     def run(closed: bool) -> nn.Module:
         model = zoo.build("mlp")
         optimizer = LBFGS(model.parameters(), lr=1.0, max_iter=5, line_search_fn="strong_wolfe")
@@ -222,7 +222,7 @@ def test_a_line_search_sees_the_term() -> None:
     assert_close(run(True), run(False), rtol=1e-6, atol=1e-8)
 
 
-def test_an_overflow_reaches_the_scaler_as_one() -> None:
+def test_overflow_reaches_the_grad_scaler() -> None:
     model = zoo.build("mlp")
     inputs, labels = zoo.batch("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -232,7 +232,7 @@ def test_an_overflow_reaches_the_scaler_as_one() -> None:
     assert any(not g.isfinite().all() for g in gradients_of(model, inputs, labels))
 
 
-def test_with_another_penalty_both_terms_count() -> None:
+def test_combines_with_another_penalty() -> None:
     closed, slow = zoo.build("mlp"), zoo.build("mlp")
     optimizer = OPTIMIZERS["sgd"](closed)
     FeatureRankRegularization(closed, zoo.batch("mlp")[0], lam=LAM).attach(optimizer)
@@ -248,7 +248,7 @@ def test_with_another_penalty_both_terms_count() -> None:
     assert_close(closed, slow)
 
 
-def test_by_hand_it_says_what_to_do() -> None:
+def test_step_and_missing_arguments_are_errors() -> None:
     penalty = FeatureRankRegularization(zoo.build("mlp"), classifier="4")
     assert penalty.classifier == "4"
     assert float(penalty.value()) == 0.0
@@ -261,14 +261,14 @@ def test_by_hand_it_says_what_to_do() -> None:
         FeatureRankRegularization(zoo.build("mlp"), classifier="4", loss_scale=-1)
 
 
-def test_an_optimizer_that_maximizes_is_refused() -> None:
+def test_maximizing_optimizer_is_an_error() -> None:
     model = zoo.build("mlp")
     method = FeatureRankRegularization(model, zoo.batch("mlp")[0])
     with pytest.raises(ValueError, match="this SGD maximizes, so feature_rank would be maximized"):
         method.attach(SGD(model.parameters(), lr=0.1, maximize=True))
 
 
-def test_says_once_that_it_saw_nothing() -> None:
+def test_step_without_features_warns_once() -> None:
     model = zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
     method = FeatureRankRegularization(model, zoo.batch("mlp")[0]).attach(optimizer)
@@ -286,7 +286,7 @@ def test_says_once_that_it_saw_nothing() -> None:
 
 
 @pytest.mark.parametrize("passes", [1, 2])
-def test_each_backward_pass_takes_the_term_along(passes: int) -> None:
+def test_every_backward_pass_adds_the_term(passes: int) -> None:
     model = zoo.build("mlp")
     inputs, labels = zoo.batch("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -301,7 +301,7 @@ def test_each_backward_pass_takes_the_term_along(passes: int) -> None:
     torch.testing.assert_close(model[0].weight.grad, control[0].weight.grad, rtol=1e-9, atol=1e-11)
 
 
-def test_images_are_no_features() -> None:
+def test_image_inputs_of_the_classifier_are_an_error() -> None:
     head = nn.Sequential(nn.Flatten(), nn.Linear(8, 2))
     model = nn.Sequential(nn.Conv2d(1, 2, 1), head)
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -310,7 +310,7 @@ def test_images_are_no_features() -> None:
         model(torch.ones(5, 1, 2, 2))
 
 
-def test_autocast_does_not_make_it_coarse() -> None:
+def test_autocast_changes_nothing() -> None:
     torch.manual_seed(0)
     features = torch.randn(64, 8) * torch.logspace(0, -3, 8)
     value, gradient = feature_rank(features)
@@ -320,7 +320,7 @@ def test_autocast_does_not_make_it_coarse() -> None:
     assert torch.equal(inside[1], gradient)
 
 
-def test_other_parameters_in_place_of_its_own_get_no_term() -> None:
+def test_no_term_for_parameters_replaced_by_functional_call() -> None:
     model = zoo.build("mlp")
     inputs, labels = zoo.batch("mlp")
     target = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
@@ -337,7 +337,7 @@ def test_other_parameters_in_place_of_its_own_get_no_term() -> None:
 
 
 @pytest.mark.parametrize("way", ["target", "frozen"])
-def test_a_method_of_a_whole_agent_adds_nothing_to_what_goes_through_its_critic(way: str) -> None:
+def test_no_term_when_an_agents_actor_learns_through_its_critic(way: str) -> None:
     agent = nn.ModuleDict(
         {"actor": nn.Linear(4, 3), "critic": nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))}
     )
@@ -356,11 +356,11 @@ def test_a_method_of_a_whole_agent_adds_nothing_to_what_goes_through_its_critic(
     penalty = FeatureRankRegularization(agent, classifier="critic.2", lam=1.0).attach(optimizer)
     assert torch.equal(actors_gradient(), plain)
     assert penalty.receipt is None
-    critic(actor(inputs)).mean().backward()  # a pass that the critic learns from
+    critic(actor(inputs)).mean().backward()  # here the critic learns too
     assert not torch.allclose(actor.weight.grad, plain)
 
 
-def test_a_classifier_that_was_always_frozen_has_features_all_the_same() -> None:
+def test_frozen_classifier_has_features() -> None:
     model = zoo.build("mlp")
     inputs, labels = zoo.batch("mlp")
     model[-1].requires_grad_(False)

@@ -16,7 +16,7 @@ from tests import zoo
 from tests.loops import assert_same, snapshot, train
 from tests.reference import fire as reference
 
-# Without an optimizer there is no state to reset, which is said; here it is meant.
+# apply() without an optimizer warns that no moments are reset; these tests do so on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is given no optimizer and attached to none")
 
 
@@ -142,7 +142,7 @@ def test_gpt2() -> None:
         block.attn.c_attn.weight, expected_thirds(thirds(attention.T), 3).T, rtol=1e-9, atol=1e-11
     )
     torch.testing.assert_close(block.mlp.c_fc.weight, 2 * reference.newton_schulz(mlp.T, 10).T, rtol=1e-9, atol=1e-11)
-    # The output layer is linear and tied to the embedding: both are the new weight, still one tensor.
+    # The output layer is tied to the embedding, and stays so.
     assert model.lm_head.weight is model.transformer.wte.weight
     expected = (20 / 12) ** 0.5 * reference.newton_schulz(embedding, 10)
     torch.testing.assert_close(model.lm_head.weight, expected, rtol=1e-9, atol=1e-11)
@@ -181,7 +181,7 @@ def test_receipt_holds_deviation_and_squared_error() -> None:
 
 
 def slice_deviation(weight: Tensor) -> float:
-    """Return Σ‖WᵀW − I‖² over the spatial slices, each without FIRE's scale."""
+    """Return Σ‖WᵀW − I‖² over kernel positions, without FIRE's scale."""
     slices = weight.reshape(*weight.shape[:2], -1)
     out, inputs, places = slices.shape
     scale = (out / inputs) ** 0.5 / places
@@ -267,7 +267,7 @@ def test_rotated_moments_follow_the_weight(lam: float, shape: tuple[int, int]) -
 
 
 def test_reset_keeps_the_moments_of_unchanged_projections() -> None:
-    """Of packed maps only q and k change: v keeps its moments, and the weight its step count."""
+    """Only q and k of a packed weight change: v keeps its moments, and the weight its step count."""
     model = nn.MultiheadAttention(8, 2).double()
     optimizer = Adam(model.parameters())
     x = torch.randn(5, 3, 8, dtype=torch.float64)
@@ -305,7 +305,7 @@ def test_unknown_moments_cannot_be_rotated() -> None:
 
 
 def test_composes_with_parseval() -> None:
-    """FIRE goes at once where Parseval pulls: right after it, on a square weight, Parseval has nothing left to do."""
+    """After FIRE, the Parseval penalty of a square weight is zero."""
     model = zoo.build("mlp")
     optimizer = Adam(model.parameters(), lr=1e-2)
     fire = FIRE(model, polynomial="exact", where=lambda name, _: name == "2.weight")
@@ -392,7 +392,7 @@ def test_moments_of_a_zero_weight_stay(lam: float) -> None:
 
 
 class Mixture(nn.Module):
-    """Experts stacked in one parameter, with what a model may hold beside them."""
+    """Experts stacked in one parameter, among other kinds of parameters."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from pliant import FullReset
 from tests import zoo
 from tests.loops import snapshot, train
 
-# Without an optimizer there is no state to reset, which is said; here it is meant.
+# apply() without an optimizer warns that no moments are reset; these tests do so on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is given no optimizer and attached to none")
 
 
@@ -73,7 +73,7 @@ def changed_since(before: dict[str, Tensor], model: nn.Module) -> list[str]:
 
 
 class Policy(nn.Module):
-    """Keeps its last distribution, as the policies of Stable-Baselines3 do, and a target network."""
+    """Keeps its last distribution, as policies of Stable-Baselines3 do, and has a target network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,4 +147,4 @@ def test_rewriting_parameters_outside_the_optimizers_warns() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         FullReset(policy, where=lambda name, _: name.startswith("mean.")).apply(optimizer)
-        FullReset(policy, optimizer_state="keep").apply()  # nobody says what is trained
+        FullReset(policy, optimizer_state="keep").apply()  # without an optimizer, nothing is known about training

@@ -15,7 +15,7 @@ from pliant.methods._core.reinitializer import Reinitializer
 from tests import zoo
 from tests.loops import snapshot, train
 
-# Without an optimizer there is no state to reset, which is said; here it is meant.
+# apply() without an optimizer warns that no moments are reset; these tests do so on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is given no optimizer and attached to none")
 
 
@@ -38,7 +38,7 @@ def test_init_function_is_used() -> None:
 
 
 def scale_up(model: nn.Module) -> None:
-    """As many a training script has it: its own draw for some layers, and only for their weights."""
+    """Initialize the weights of some layers only, as many training scripts do."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.constant_(module.weight, 0.25)
@@ -66,7 +66,7 @@ def test_parameters_that_init_does_not_write_are_redrawn_too() -> None:
 
 
 class NeedsDeviation(nn.Linear):
-    """Its own initializer cannot be called as torch's can."""
+    """Its `reset_parameters` fails without an argument."""
 
     def reset_parameters(self, std: float | None = None) -> None:
         if std is None and hasattr(self, "made"):
@@ -146,8 +146,8 @@ def test_tied_weights_with_two_initializers_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         FullReset(model, init=lambda m: nn.init.normal_(m.embed.weight))
-        FullReset(zoo.build("tied"))  # two linear layers draw alike
-        FullReset(Decided())  # a parent has the last word
+        FullReset(zoo.build("tied"))  # both linear layers have the same initializer
+        FullReset(Decided())  # the parent initializes the tied weight last
 
 
 def test_module_without_initializer_is_an_error() -> None:
@@ -171,7 +171,9 @@ def test_init_that_writes_nothing_is_an_error() -> None:
     model = zoo.build("mlp")
     with pytest.raises(ValueError, match="init: it writes nothing in a copy of Sequential, whose parameters"):
         FullReset(model, init=lambda _: None)
-    ReDo(model, zoo.batch("mlp")[0], init=lambda _: None)  # of single layers it may initialize others
+    ReDo(
+        model, zoo.batch("mlp")[0], init=lambda _: None
+    )  # ReDo initializes single layers, and init may skip some types
 
 
 @pytest.mark.parametrize(
@@ -190,8 +192,8 @@ def test_model_that_cannot_be_copied_is_an_error_at_construction(make: Callable[
     message = "model: Sequential cannot be copied, to be re-drawn aside: TypeError: cannot pickle '_thread.lock' object"
     with pytest.raises(ValueError, match=message):
         make(model)
-    ReDo(model, torch.zeros(1, 4))  # it draws layer by layer
-    ShrinkPerturb(model)  # it draws nothing
+    ReDo(model, torch.zeros(1, 4))  # copies single layers only
+    ShrinkPerturb(model)  # draws nothing
 
 
 def test_only_redrawn_modules_need_an_initializer() -> None:
@@ -215,7 +217,7 @@ def test_only_redrawn_modules_need_an_initializer() -> None:
 
 
 class Parent(nn.Module):
-    """Initializes its child, by `write`, and something of its own."""
+    """Initializes its child with `write`, and a parameter of its own."""
 
     def __init__(self, write: Callable[[Tensor], object]) -> None:
         super().__init__()
@@ -240,11 +242,11 @@ def test_parents_initialize_their_children_last() -> None:
     assert not attention.out_proj.bias.any()
     transformer = nn.Transformer(8, 2, 1, 1, 256, batch_first=True)
     FullReset(transformer).apply()
-    assert transformer.encoder.layers[0].linear1.weight.abs().max() < 1.01 * (6 / (8 + 256)) ** 0.5  # Xavier's
+    assert transformer.encoder.layers[0].linear1.weight.abs().max() < 1.01 * (6 / (8 + 256)) ** 0.5  # Xavier's bound
 
 
 def test_parent_that_does_not_write_its_children_draws_before_them() -> None:
-    """The order of the draws is part of what a seed promises."""
+    """A seed fixes the order of the draws."""
     model = Parent(lambda w: None)
     FullReset(model, seed=3).apply()
     with seeded(3, 0):

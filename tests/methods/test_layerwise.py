@@ -1,4 +1,4 @@
-"""Layerwise re-initialization: what each stage keeps, scales and draws anew."""
+"""Layerwise re-initialization: what each stage keeps, rescales and re-draws."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from pliant.methods.layerwise import called_blocks, rescale_to_norm_
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
 
-# Without an optimizer there is no state to reset, which is said; here it is meant.
+# apply() without an optimizer warns that no moments are reset; these tests do so on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is given no optimizer and attached to none")
 
 
@@ -24,8 +24,8 @@ def trained(name: str) -> tuple[nn.Module, Adam, LayerwiseReset]:
 
 
 @pytest.mark.parametrize("name", zoo.PAPER_MODELS)
-def test_stages(name: str) -> None:
-    """Before the t-th stage's end: t blocks scaled to their initial norms, the direction kept; the others new."""
+def test_stages_rescale_the_first_blocks_and_redraw_the_rest(name: str) -> None:
+    """Stage t rescales the first t blocks to their initial norms and re-draws the others."""
     initial = {key: p.detach().clone() for key, p in zoo.build(name).named_parameters()}
     model, optimizer, method = trained(name)
     count = len(method.blocks)
@@ -49,7 +49,7 @@ def test_stages(name: str) -> None:
     assert not optimizer.state
 
 
-def test_drawn_anew_from_the_initial_distribution_and_with_new_statistics() -> None:
+def test_later_blocks_have_fresh_weights_and_statistics() -> None:
     model, optimizer, method = trained("cnn_bn")
     assert method.blocks == (("0", "1"), ("4", "5"), ("9",), ("11",))
     method.apply(optimizer)
@@ -59,19 +59,19 @@ def test_drawn_anew_from_the_initial_distribution_and_with_new_statistics() -> N
     assert torch.equal(model[5].weight, torch.ones(6, dtype=torch.float64))
     assert torch.equal(model[5].running_mean, torch.zeros(6, dtype=torch.float64))
     assert int(model[5].num_batches_tracked) == 0
-    assert int(model[1].num_batches_tracked) == 6  # the first block is kept, with its statistics
+    assert int(model[1].num_batches_tracked) == 6  # the first block keeps its statistics
     assert not torch.equal(model[1].running_mean, torch.zeros(4, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_norms_of_half_precision_are_taken_in_single(dtype: torch.dtype) -> None:
+def test_norms_of_half_precision_weights_use_float32(dtype: torch.dtype) -> None:
     weight = (3.3 * torch.randn(300, 300)).to(dtype)
     wanted = torch.randn(300, 300).norm()
     rescale_to_norm_(weight, wanted)
     assert float(weight.float().norm() / wanted) == pytest.approx(1, abs=1e-3)
 
 
-def test_the_head_is_drawn_anew_at_every_stage() -> None:
+def test_every_stage_redraws_the_head() -> None:
     model, optimizer, method = trained("mlp")
     for _ in range(5):
         before = snapshot(model)
@@ -81,7 +81,7 @@ def test_the_head_is_drawn_anew_at_every_stage() -> None:
     assert torch.equal(before["0.bias"], model[0].bias)
 
 
-def test_moments_are_dropped_unless_told_otherwise() -> None:
+def test_moments_are_reset_by_default() -> None:
     model, optimizer, method = trained("mlp")
     assert method.apply(optimizer).details["optimizer_tensors_reset"] == 18
     model, optimizer, _ = trained("mlp")
@@ -90,13 +90,13 @@ def test_moments_are_dropped_unless_told_otherwise() -> None:
     assert len(optimizer.state) == 6
 
 
-def test_named_blocks() -> None:
+def test_given_blocks() -> None:
     model = zoo.build("cnn")
     method = LayerwiseReset(model, blocks=[["0", "3"], ["7"]], seed=0)
     before = snapshot(model)
     method.apply()
     changed = {name for name, value in snapshot(model).items() if not torch.allclose(value, before[name])}
-    assert changed == {"7.weight", "7.bias"}  # "9" is in no block, the others are at their initial norms still
+    assert changed == {"7.weight", "7.bias"}  # "9" is not in a block; "0" and "3" have their initial norms
     with pytest.raises(ValueError, match=r"blocks: .* at least two"):
         LayerwiseReset(model, blocks=[["0"]])
     with pytest.raises(ValueError, match="example: None, and blocks is not given"):
@@ -104,7 +104,7 @@ def test_named_blocks() -> None:
 
 
 def test_attention_belongs_to_the_block_of_its_module() -> None:
-    """`out_proj` of nn.MultiheadAttention is never called itself; it goes with the module that reads its weight."""
+    """nn.MultiheadAttention reads the weight of its `out_proj` without calling it."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -124,7 +124,7 @@ def test_attention_belongs_to_the_block_of_its_module() -> None:
     assert "attention.out_proj.weight" in method._members[0]
 
 
-def test_a_parameter_that_no_layer_uses_is_an_error() -> None:
+def test_parameter_of_an_uncalled_layer_is_an_error() -> None:
     model = zoo.build("mlp")
     model.register_module("spare", nn.Linear(2, 2))
     model.forward = lambda x: model[4](torch.relu(model[2](torch.relu(model[0](x)))))
@@ -132,7 +132,7 @@ def test_a_parameter_that_no_layer_uses_is_an_error() -> None:
         LayerwiseReset(model, zoo.batch("mlp")[0])
 
 
-def test_same_seed_same_stages() -> None:
+def test_same_seed_gives_the_same_stages() -> None:
     results = []
     for seed in (1, 1, 2):
         model = zoo.build("mlp")
@@ -144,7 +144,7 @@ def test_same_seed_same_stages() -> None:
     assert not torch.equal(results[0]["4.weight"], results[2]["4.weight"])
 
 
-def test_a_block_may_go_by_another_name_of_its_module() -> None:
+def test_block_may_use_a_second_name_of_its_module() -> None:
     model = zoo.build("mlp")
     model.body, model.head = model[0], model[4]
     method = LayerwiseReset(model, blocks=[["body", "2"], ["head"]])
@@ -152,7 +152,7 @@ def test_a_block_may_go_by_another_name_of_its_module() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*is given no optimizer and attached to none")
-def test_a_frozen_head_is_left_alone() -> None:
+def test_frozen_head_is_left_alone() -> None:
     model = zoo.build("mlp")
     model[4].requires_grad_(False)
     before = snapshot(model)
@@ -166,7 +166,7 @@ def test_a_frozen_head_is_left_alone() -> None:
     torch.testing.assert_close(after["0.weight"].norm(), before["0.weight"].norm())
 
 
-def test_a_stage_that_fails_changes_nothing() -> None:
+def test_failing_stage_changes_nothing() -> None:
     model = zoo.build("mlp")
     broken = False
 
@@ -186,23 +186,23 @@ def test_a_stage_that_fails_changes_nothing() -> None:
     assert method.stage == 0
 
 
-def test_moments_of_what_is_in_no_block_stay() -> None:
+def test_moments_outside_the_blocks_stay() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.randn(5, 3)).sum().backward()
     optimizer.step()
     receipt = LayerwiseReset(model, blocks=[["0"], ["2"]]).apply(optimizer)
-    assert receipt.details["optimizer_tensors_reset"] == 4 * 3  # two moments and a count
+    assert receipt.details["optimizer_tensors_reset"] == 4 * 3  # two moments and a step count
     assert set(optimizer.state) == set(model[4].parameters())
 
 
 class WithToken(nn.Module):
-    def __init__(self, aside: bool) -> None:
+    def __init__(self, unused: bool) -> None:
         super().__init__()
         self.token = nn.Parameter(torch.zeros(1, 3))
         self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 2)
-        if aside:
-            self.aside = nn.Linear(3, 3)
+        if unused:
+            self.unused = nn.Linear(3, 3)
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.token)
@@ -211,13 +211,13 @@ class WithToken(nn.Module):
         return self.two(self.one(x + self.token))
 
 
-def test_what_is_not_called_does_not_belong_to_what_holds_the_model_together() -> None:
-    LayerwiseReset(WithToken(aside=False), torch.zeros(1, 3))
-    with pytest.raises(ValueError, match=r"'aside.weight' is not in a layer that was called"):
-        LayerwiseReset(WithToken(aside=True), torch.zeros(1, 3))
+def test_uncalled_submodule_of_a_called_model_is_an_error() -> None:
+    LayerwiseReset(WithToken(unused=False), torch.zeros(1, 3))
+    with pytest.raises(ValueError, match=r"'unused.weight' is not in a layer that was called"):
+        LayerwiseReset(WithToken(unused=True), torch.zeros(1, 3))
 
 
-def test_the_first_block_need_not_be_drawn_anew() -> None:
+def test_first_block_needs_no_initializer() -> None:
     class Bare(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Modules that a user names: a mistake is an error that names the argument, the value and what is allowed."""
+"""Module names in arguments: a mistake is an error that states the argument, the value and what is allowed."""
 
 from collections.abc import Callable
 
@@ -42,25 +42,25 @@ CASES: dict[str, tuple[Callable[[nn.Module], object], str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_wrong_name_is_an_error(name: str) -> None:
+def test_wrong_name_is_an_error(name: str) -> None:
     make, message = CASES[name]
     with pytest.raises(ValueError, match=message):
         make(zoo.build("mlp"))
 
 
 @pytest.mark.parametrize("make", [SWR, HeadReset, FeatureRankRegularization, LayerwiseReset])
-def test_an_example_of_another_form_is_named(make: Callable[..., object]) -> None:
+def test_example_of_another_type_is_an_error(make: Callable[..., object]) -> None:
     with pytest.raises(TypeError, match="example is a list; allowed are a tensor, a tuple of positional arguments"):
         make(zoo.build("mlp"), [X])
 
 
-def test_a_chain_without_a_weight_that_trains_is_an_error() -> None:
+def test_chain_without_a_learnable_weight_is_an_error() -> None:
     model = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.LayerNorm(3, elementwise_affine=False))
     model.append(nn.Linear(3, 2, bias=False))
     with pytest.raises(ValueError, match="no weight can be rescaled"):
         SWR(model, order=["0", "1"])
 
 
-def test_a_model_that_is_one_layer_has_an_empty_name() -> None:
+def test_model_of_one_layer() -> None:
     model = nn.Linear(3, 2)
     assert SWR(model, torch.ones(1, 3), lam=0.1, lam_classifier=0.5).lam.tolist() == [0.5]

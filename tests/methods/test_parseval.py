@@ -39,7 +39,7 @@ def test_other_lengths_and_norm_scales() -> None:
 
 @pytest.mark.parametrize("shape", [(4, 9), (9, 4), (6, 6)])
 def test_all_singular_values_approach_the_root_of_s(shape: tuple[int, int]) -> None:
-    """Also for a weight with more rows than columns, whose rows cannot be orthogonal."""
+    """This includes a weight with more rows than columns, whose rows cannot be orthogonal."""
     torch.manual_seed(0)
     model = nn.Linear(shape[1], shape[0], bias=False).double()
     penalty = ParsevalRegularization(model, lam=0.1, s=4.0)

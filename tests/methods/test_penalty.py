@@ -32,7 +32,7 @@ CASES = [(L2, l2_term), (L2Init, l2_init_term)]
 
 @pytest.mark.parametrize(("cls", "term"), CASES)
 def test_line_search_sees_the_penalty(cls, term) -> None:
-    """LBFGS compares the values that its closure returns: without the term in them it would take other steps."""
+    """LBFGS compares the values that its closure returns, so they must include the term."""
 
     def run(closed: bool) -> nn.Module:
         model = zoo.build("mlp")
@@ -91,7 +91,7 @@ def test_where_leaves_other_parameters_alone() -> None:
     penalty.attach(optimizer)
     train(model, optimizer, "mlp", range(1))
     train(control, SGD(control.parameters(), lr=0.1), "mlp", range(1))
-    assert not differs(snapshot(model), snapshot(control))  # at the initial values the pull is zero
+    assert not differs(snapshot(model), snapshot(control))  # the penalty is zero at the initial values
     train(model, optimizer, "mlp", range(1, 2))
     train(control, SGD(control.parameters(), lr=0.1), "mlp", range(1, 2))
     assert torch.equal(model[0].weight, control[0].weight)

@@ -1,4 +1,4 @@
-"""Shrinking keeps the function if asked to, and is the plain product if not."""
+"""Shrink, with and without keeping the function."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def test_proportional_shrinking_keeps_the_function(name: str) -> None:
     assert all(p.norm() < weights[key].norm() for key, p in model.named_parameters() if p.ndim > 1)
 
 
-def test_factors_multiply_along_a_chain() -> None:
+def test_output_shrinks_by_the_product_of_all_factors() -> None:
     model, (x, _) = zoo.build("mlp"), zoo.batch("mlp")
     before = model(x)
     layers = sum(p.ndim == 2 for p in model.parameters())
@@ -28,7 +28,7 @@ def test_factors_multiply_along_a_chain() -> None:
     torch.testing.assert_close(model(x), before * 0.7**layers)
 
 
-def test_without_proportionality_only_the_weights_shrink() -> None:
+def test_without_proportional_only_the_weights_shrink() -> None:
     model, (x, _) = zoo.build("mlp"), zoo.batch("mlp")
     before = {key: p.detach().clone() for key, p in model.named_parameters()}
     outputs = model(x)
@@ -39,7 +39,7 @@ def test_without_proportionality_only_the_weights_shrink() -> None:
     assert ratio.std() > 0.01
 
 
-def test_without_proportionality_weights_shrink_that_could_not_with_the_function_kept() -> None:
+def test_without_proportional_layers_before_tanh_shrink_too() -> None:
     model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)), torch.ones(1, 4)
     model[2].weight.requires_grad_(False)
     before = {key: p.detach().clone() for key, p in model.named_parameters()}
@@ -48,7 +48,7 @@ def test_without_proportionality_weights_shrink_that_could_not_with_the_function
         assert torch.equal(p, before[key] * (0.5 if key in ("0.weight", "4.weight") else 1.0))
 
 
-def test_where_spares_weights() -> None:
+def test_where_leaves_weights_out() -> None:
     model, (x, _) = zoo.build("mlp"), zoo.batch("mlp")
     before = {key: p.detach().clone() for key, p in model.named_parameters()}
     first = next(key for key, p in model.named_parameters() if p.ndim == 2)
@@ -57,17 +57,17 @@ def test_where_spares_weights() -> None:
 
 
 @pytest.mark.parametrize("lam", [-0.1, 1.0, 1.5])
-def test_strength_out_of_range_is_refused(lam: float) -> None:
+def test_lam_out_of_range_is_an_error(lam: float) -> None:
     with pytest.raises(ValueError, match="lam"):
         Shrink(zoo.build("mlp"), zoo.batch("mlp")[0], lam=lam)
 
 
-def test_an_example_is_needed() -> None:
+def test_missing_example_is_an_error() -> None:
     with pytest.raises(ValueError, match="example: None, but shrink analyzes the model on one"):
         Shrink(zoo.build("mlp"))
 
 
-def test_moments_of_what_does_not_shrink_stay() -> None:
+def test_only_moments_of_shrunk_parameters_are_reset() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.randn(5, 3)).sum().backward()

@@ -11,7 +11,7 @@ from pliant import FullReset, ShrinkPerturb
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
 
-# Without an optimizer there is no state to reset, which is said; here it is meant.
+# apply() without an optimizer warns that no moments are reset; these tests do so on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is given no optimizer and attached to none")
 
 

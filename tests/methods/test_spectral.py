@@ -123,7 +123,7 @@ def test_reading_the_receipt_changes_nothing() -> None:
 
 
 def test_vectors_are_fixed_during_a_line_search() -> None:
-    """In a step of LBFGS the vectors stay where the first evaluation put them, so that values compare."""
+    """During a step of LBFGS, only the first evaluation updates the vectors, so that the values are comparable."""
     model = zoo.build("mlp")
     optimizer = LBFGS(model.parameters(), lr=1.0, max_iter=6, line_search_fn="strong_wolfe")
     penalty = SpectralRegularization(model, lam=LAM).attach(optimizer)
@@ -139,7 +139,7 @@ def test_vectors_are_fixed_during_a_line_search() -> None:
 
     optimizer.step(closure)
     assert len(seen) > 3
-    assert not torch.equal(seen[0], seen[1])  # the first evaluation moves the vectors, after the closure has run
+    assert not torch.equal(seen[0], seen[1])  # updated after the first call of the closure
     assert all(torch.equal(seen[1], later) for later in seen[2:])
     assert penalty.steps == {"0.weight": 1}
 

@@ -54,7 +54,7 @@ def test_value_is_the_term() -> None:
 
 
 def test_skipped_step_does_not_change_the_averages() -> None:
-    """GradScalers begin with steps that overflow: were they counted, the first averages would be far too small."""
+    """A GradScaler often skips the first steps. Counting them would make the first averages too small."""
     model, control = zoo.build("mlp"), zoo.build("mlp")
     made = {}
     for each, overflow in ((model, True), (control, False)):
@@ -90,7 +90,7 @@ def test_steps_without_a_gradient_are_not_counted() -> None:
 
 
 def test_half_precision_averages_move() -> None:
-    """In bfloat16 a step of 0.001 of the way would be rounded away: the averages are kept in float32."""
+    """The averages are kept in float32, since bfloat16 would round away a step of 0.001 of the distance."""
     model = nn.Linear(4, 4, bias=False).to(torch.bfloat16)
     penalty = StreamingEWC(model, lam=1.0, beta=0.999)
     for value in (1.0, 1.0, 2.0, 2.0, 2.0):

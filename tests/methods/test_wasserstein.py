@@ -37,7 +37,7 @@ def test_same_trajectory_as_the_term_in_the_loss(name: str, optimizer: str) -> N
     assert float(penalty.value()) == pytest.approx(LAM * penalties.wasserstein(slow, initial).item(), rel=1e-7)
 
 
-def test_mean_and_sum_are_named_apart() -> None:
+def test_mean_reduction() -> None:
     closed, slow = zoo.build("mlp"), zoo.build("mlp")
     initial = initial_values(slow)
     optimizer = OPTIMIZERS["sgd"](closed)
@@ -52,14 +52,14 @@ def test_mean_and_sum_are_named_apart() -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 @settings(deadline=None, max_examples=40)
 @given(values=st.lists(st.floats(-1e3, 1e3, width=16), min_size=1, max_size=200))
-def test_order_of_bits_is_order_of_numbers(dtype: torch.dtype, values: list[float]) -> None:
+def test_rank_order_sorts_floats(dtype: torch.dtype, values: list[float]) -> None:
     tensor = torch.tensor(values, dtype=dtype)
     ordered = tensor[rank_order(tensor)]
     assert torch.equal(ordered, tensor.sort().values)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_order_of_extreme_numbers(dtype: torch.dtype) -> None:
+def test_rank_order_sorts_extreme_floats(dtype: torch.dtype) -> None:
     info = torch.finfo(dtype)
     values = [-torch.inf, info.min, -1.0, -info.tiny, 0.0, info.tiny, info.eps, 1.0, info.max, torch.inf]
     expected = torch.tensor(values, dtype=dtype)
@@ -68,14 +68,14 @@ def test_order_of_extreme_numbers(dtype: torch.dtype) -> None:
         assert torch.equal(shuffled[rank_order(shuffled)], expected)
 
 
-def test_order_of_many_numbers() -> None:
-    """Large vectors take another path inside torch than small ones: the radix sort."""
+def test_rank_order_sorts_large_vectors() -> None:
+    """torch uses radix sort for large vectors only."""
     values = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
     assert torch.equal(values[rank_order(values)], values.sort().values)
 
 
-def test_matching_is_what_optimal_transport_does() -> None:
-    """No other assignment of the initial values to the entries is cheaper."""
+def test_match_order_is_optimal_transport() -> None:
+    """No other assignment of initial values to entries has a smaller cost."""
     from itertools import permutations
 
     generator = torch.Generator().manual_seed(0)
@@ -85,8 +85,8 @@ def test_matching_is_what_optimal_transport_does() -> None:
     assert cost == pytest.approx(min(float(((values - torch.stack(p)) ** 2).sum()) for p in permutations(initial)))
 
 
-def test_it_never_exceeds_the_regenerative_penalty() -> None:
-    """§5: the distance between sorted values is at most the one between values in place; L2 Init has a ½ before it."""
+def test_term_is_below_l2_init() -> None:
+    """§5: sorting can only reduce the distance. λ = 2 offsets the factor ½ of L2 Init."""
     model = zoo.build("cnn_bn")
     ours, theirs = WassersteinRegularization(model, lam=1.0), L2Init(model, lam=2.0)
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -95,7 +95,7 @@ def test_it_never_exceeds_the_regenerative_penalty() -> None:
         assert 0 < float(ours.value()) < float(theirs.value())
 
 
-def test_a_permutation_of_the_initial_values_costs_nothing() -> None:
+def test_permuted_initial_values_cost_nothing() -> None:
     model = zoo.build("mlp")
     penalty = WassersteinRegularization(model, lam=1.0)
     with torch.no_grad():
@@ -108,8 +108,8 @@ def test_a_permutation_of_the_initial_values_costs_nothing() -> None:
     assert not any(p.grad.any() for p in model.parameters())
 
 
-def test_refresh_keeps_the_ranks_for_a_while() -> None:
-    """Between two sorts the pull is that of L2 towards fixed values; a sort at each step is the default."""
+def test_refresh_sorts_every_nth_step() -> None:
+    """Between two sorts the targets are fixed; the default sorts at every step."""
 
     def run(make: Callable[[nn.Module], WassersteinRegularization]) -> dict[str, Tensor]:
         model = zoo.build("mlp")
@@ -141,7 +141,7 @@ def test_refresh_keeps_the_ranks_for_a_while() -> None:
         torch.testing.assert_close(seldom[name], value, rtol=1e-10, atol=1e-12)
 
 
-def test_refresh_resumes_where_it_stopped() -> None:
+def test_refresh_resumes_from_a_state() -> None:
     def fresh() -> tuple[nn.Module, SGD, WassersteinRegularization]:
         model = zoo.build("mlp")
         return model, SGD(model.parameters(), lr=0.3), WassersteinRegularization(model, lam=0.1, refresh=3)

@@ -1,4 +1,4 @@
-"""Weight clipping: bounds from the shape of the right layer."""
+"""Weight clipping and the initial bounds of each layer type."""
 
 import pytest
 from torch import nn
@@ -28,7 +28,7 @@ def test_same_trajectory_as_the_reference(name: str, kappa: float) -> None:
     assert method.receipt.details["steps"] == 4
 
 
-def test_a_bias_is_bounded_by_its_own_layers_fan_in() -> None:
+def test_bias_has_the_bound_of_its_weight() -> None:
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(100, 5), nn.Linear(5, 1))
     bounds = initial_bounds(model)
     assert bounds == {
@@ -37,7 +37,7 @@ def test_a_bias_is_bounded_by_its_own_layers_fan_in() -> None:
     }  # fmt: skip
 
 
-def test_attention_is_bounded_and_embeddings_are_not() -> None:
+def test_attention_has_bounds_and_embeddings_have_none() -> None:
     model = nn.ModuleDict({"embed": nn.Embedding(7, 4), "attention": nn.MultiheadAttention(4, 2)})
     bounds = initial_bounds(model)
     assert "embed.weight" not in bounds
@@ -46,7 +46,7 @@ def test_attention_is_bounded_and_embeddings_are_not() -> None:
 
 
 @pytest.mark.parametrize("order", [("embed", "head"), ("head", "embed")])
-def test_an_output_layer_that_is_tied_to_an_embedding_is_bounded(order: tuple[str, str]) -> None:
+def test_output_layer_tied_to_an_embedding_has_a_bound(order: tuple[str, str]) -> None:
     parts = {"embed": nn.Embedding(10, 4), "head": nn.Linear(4, 10)}
     parts["head"].weight = parts["embed"].weight
     model = nn.ModuleDict({name: parts[name] for name in order})
@@ -57,7 +57,7 @@ def test_an_output_layer_that_is_tied_to_an_embedding_is_bounded(order: tuple[st
 @pytest.mark.parametrize(
     "layer", [nn.Linear(50, 20), nn.Conv2d(3, 8, 5), nn.ConvTranspose2d(3, 8, 5), nn.Conv1d(16, 16, 3, groups=2)]
 )
-def test_the_bound_is_that_of_torchs_own_initialization(layer: nn.Module) -> None:
+def test_bound_is_that_of_torchs_initialization(layer: nn.Module) -> None:
     bound = initial_bounds(layer)["weight"]
     for tensor in (layer.weight, layer.bias):
         assert float(tensor.detach().abs().max()) <= bound * (1 + 1e-6)
@@ -68,7 +68,7 @@ def test_the_bound_is_that_of_torchs_own_initialization(layer: nn.Module) -> Non
     "layer",
     [nn.LSTM(50, 4), nn.GRU(3, 30, num_layers=2), nn.RNNCell(9, 4), nn.LSTM(5, 8, proj_size=2), nn.Bilinear(9, 6, 8)],
 )
-def test_no_weight_starts_beyond_its_bound(layer: nn.Module) -> None:
+def test_initial_weights_are_within_their_bounds(layer: nn.Module) -> None:
     bounds = initial_bounds(layer)
     for name, tensor in layer.named_parameters():
         assert float(tensor.detach().abs().max()) <= bounds[name] * (1 + 1e-6)
@@ -76,29 +76,28 @@ def test_no_weight_starts_beyond_its_bound(layer: nn.Module) -> None:
             assert float(tensor.detach().abs().max()) > 0.9 * bounds[name]
 
 
-def test_bounds_do_not_depend_on_when_the_method_is_made() -> None:
-    """From values that training has moved already, the bounds would be too wide."""
+def test_bounds_do_not_depend_on_current_values() -> None:
     model = zoo.build("mlp")
     early = WeightClipping(model).bounds
     train(model, SGD(model.parameters(), lr=1.0), "mlp", range(5))
     assert WeightClipping(model).bounds == early
 
 
-def test_settings_that_make_no_sense_are_errors() -> None:
+def test_invalid_settings_are_errors() -> None:
     with pytest.raises(ValueError, match="kappa: -1"):
         WeightClipping(zoo.build("mlp"), kappa=-1)
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
         WeightClipping(nn.LayerNorm(3))
 
 
-def test_a_layer_that_is_stored_backwards_has_the_bound_of_its_inputs() -> None:
+def test_bound_of_a_transposed_linear_layer() -> None:
     from transformers.pytorch_utils import Conv1D
 
     layer = Conv1D(300, 100)
     assert initial_bounds(layer) == {"weight": 0.1, "bias": 0.1}
 
 
-def test_to_find_a_bound_moves_nothing() -> None:
+def test_initial_bounds_leave_spectral_norm_buffers_alone() -> None:
     model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))).train()
     before = snapshot(model)
     assert initial_bounds(model)["0.bias"] == 0.5

@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def crelu(vector: list[float]) -> list[float]:
-    """The positive parts, then the negative parts turned positive."""
+    """Return relu(v) of all entries, then relu(−v)."""
     return [v if v > 0 else 0.0 for v in vector] + [-v if v < 0 else 0.0 for v in vector]
 
 
 def normalize(values: Tensor, eps: float = 1e-5) -> Tensor:
-    """All entries of one example, less their mean, over their standard deviation."""
+    """Return (values − mean) / standard deviation over all entries of one example."""
     flat = values.flatten().tolist()
     mean = sum(flat) / len(flat)
     variance = sum((v - mean) ** 2 for v in flat) / len(flat)
@@ -20,7 +20,7 @@ def normalize(values: Tensor, eps: float = 1e-5) -> Tensor:
 
 
 def crelu_mlp(layers: list[tuple[Tensor, Tensor]], x: list[float]) -> list[float]:
-    """A multilayer perceptron with CReLU between its layers, on one example."""
+    """Return the output of an MLP with CReLU for one example."""
     for i, (weight, bias) in enumerate(layers):
         rows = zip(weight.tolist(), bias.tolist(), strict=True)
         x = [sum(w * v for w, v in zip(row, x, strict=True)) + b for row, b in rows]

@@ -1,4 +1,4 @@
-"""DASH as its authors describe it: one weight vector at a time, in float64."""
+"""DASH as in the paper: one weight vector at a time, in float64."""
 
 import copy
 import math
@@ -11,7 +11,7 @@ NORMS = (nn.BatchNorm2d, nn.LayerNorm)
 
 
 def directions(model: nn.Module, chunks: list[tuple[Tensor, Tensor]], alpha: float) -> dict[str, Tensor]:
-    """The moving average of negative gradients, one step for each chunk, from zero."""
+    """Return the moving average of negative gradients, one step per chunk, starting at zero."""
     model = copy.deepcopy(model)
     average = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for inputs, labels in chunks:
@@ -30,7 +30,7 @@ def cosine(a: Tensor, b: Tensor) -> float:
 
 @torch.no_grad()
 def dash(model: nn.Module, average: dict[str, Tensor], lam: float) -> None:
-    """Shrink every row of a linear layer, every kernel of a convolution, every token and bias; leave norm layers."""
+    """Shrink every row of a linear layer, kernel of a convolution, token and bias, but not norm layers."""
     for path, module in model.named_modules():
         if isinstance(module, NORMS):
             continue

@@ -1,4 +1,4 @@
-"""FIRE as the paper writes it: one matrix at a time, Algorithm 1 in float64."""
+"""FIRE as in the paper: Algorithm 1 in float64, one matrix at a time."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def newton_schulz(matrix: Tensor, iterations: int, polynomial: str = "cubic") -> Tensor:
-    """Algorithm 1 of the paper ("cubic"), or the recurrence of its appendix A.2 ("quintic")."""
+    """Run Algorithm 1 of the paper ("cubic") or the recurrence of A.2 ("quintic")."""
     x = matrix.double() / math.sqrt(float((matrix.double() ** 2).sum()))
     for _ in range(iterations):
         a = x.T @ x
@@ -16,7 +16,7 @@ def newton_schulz(matrix: Tensor, iterations: int, polynomial: str = "cubic") ->
 
 
 def polar_factor(matrix: Tensor) -> Tensor:
-    """The nearest matrix with orthonormal rows or columns."""
+    """Return the nearest matrix with orthonormal rows or columns."""
     left, _, right = torch.linalg.svd(matrix.double(), full_matrices=False)
     return left @ right
 

@@ -1,4 +1,4 @@
-"""Per-sample gradients and curvature matrices by definition: one sample, one entry, one derivative at a time."""
+"""Per-sample gradients and Hessians by definition: one sample and one entry at a time."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from pliant.diagnostics.batches import Batch, LossFn
 
 
 def per_sample_gradients(model: nn.Module, batch: Batch, loss_fn: LossFn) -> Tensor:
-    """Return G of [samples, parameters]: each row from a pass over its sample alone."""
+    """Return G of shape [samples, parameters], with one pass per sample."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     rows = []
     for i in range(batch.size):
@@ -20,13 +20,13 @@ def per_sample_gradients(model: nn.Module, batch: Batch, loss_fn: LossFn) -> Ten
 
 
 def flat(gradients: Any, parameters: list[nn.Parameter]) -> Tensor:
-    """Return gradients as one vector, zeros where there is none."""
+    """Return the gradients as one vector, with zeros for missing ones."""
     pairs = zip(gradients, parameters, strict=True)
     return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
 
 
 def hessian(model: nn.Module, batch: Batch, loss_fn: LossFn) -> Tensor:
-    """Return the Hessian of the mean loss, a row at a time from a second backward pass."""
+    """Return the Hessian of the mean loss, with one backward pass per row."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     loss = loss_fn(batch.forward(model), batch.target)
     first = torch.autograd.grad(loss, parameters, create_graph=True)

@@ -1,4 +1,4 @@
-"""The penalties as terms of the loss, written as the papers print them, for autograd to differentiate."""
+"""Penalties as terms of the loss, written as in the papers and differentiated by autograd."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +11,7 @@ Vectors = dict[str, tuple[Tensor, Tensor]]
 
 
 def parameters_by_kind(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
-    """Every parameter once, with its name and what it is: weight, scale or shift."""
+    """Yield name, kind ("weight", "scale" or "shift") and value of every parameter."""
     kinds = {}
     for module in model.modules():
         for leaf, parameter in module.named_parameters(recurse=False):
@@ -20,13 +20,13 @@ def parameters_by_kind(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
             elif isinstance(module, NORMS):
                 kinds[parameter] = "scale" if leaf == "weight" else "shift"
             else:
-                kinds[parameter] = "shift"  # a class token or positions, which are added
+                kinds[parameter] = "shift"  # a class token or position embedding
     for name, parameter in model.named_parameters():
         yield name, kinds[parameter], parameter
 
 
 def spectral(model: nn.Module, vectors: Vectors, k: float) -> Tensor:
-    """Σ (σ₁ᵏ − 1)² + Σ_i (|γ_i|ᵏ − 1)² + (‖b‖ᵏ)², after one power iteration on each weight."""
+    """Return Σ (σ₁ᵏ − 1)² + Σ_i (|γ_i|ᵏ − 1)² + (‖b‖ᵏ)², after one power iteration on each weight."""
     total = torch.zeros(())
     for name, kind, parameter in parameters_by_kind(model):
         if kind == "weight":
@@ -35,12 +35,12 @@ def spectral(model: nn.Module, vectors: Vectors, k: float) -> Tensor:
         elif kind == "scale":
             total = total + ((parameter.abs() ** k - 1) ** 2).sum()
         else:
-            total = total + (parameter**2).sum() ** k  # (‖b‖ᵏ)², without the root that has no derivative at zero
+            total = total + (parameter**2).sum() ** k  # (‖b‖ᵏ)² without a root, which has no derivative at zero
     return total
 
 
 def spectral_norm(model: nn.Module, vectors: Vectors) -> Tensor:
-    """½ Σ σ₁², after one power iteration on each weight."""
+    """Return ½ Σ σ₁², after one power iteration on each weight."""
     total = torch.zeros(())
     for name, kind, parameter in parameters_by_kind(model):
         if kind == "weight":
@@ -49,7 +49,7 @@ def spectral_norm(model: nn.Module, vectors: Vectors) -> Tensor:
 
 
 def iterate(weight: Tensor, vectors: Vectors, name: str) -> Tensor:
-    """One power iteration; σ = uᵀWv with u and v held fixed."""
+    """Do one power iteration; return σ = uᵀWv with u and v held fixed."""
     u, _ = vectors[name]
     with torch.no_grad():
         v = weight.T @ u
@@ -61,7 +61,7 @@ def iterate(weight: Tensor, vectors: Vectors, name: str) -> Tensor:
 
 
 def wasserstein(model: nn.Module, initial: Sequence[Tensor]) -> Tensor:
-    """Σ_l Σ_i (θ_(i) − θ⁰_(i))²."""
+    """Return Σ_l Σ_i (θ_(i) − θ⁰_(i))²."""
     total = torch.zeros(())
     for parameter, start in zip(model.parameters(), initial, strict=True):
         total = total + ((parameter.flatten().sort().values - start.flatten().sort().values) ** 2).sum()
@@ -69,7 +69,7 @@ def wasserstein(model: nn.Module, initial: Sequence[Tensor]) -> Tensor:
 
 
 def wasserstein_mean(model: nn.Module, initial: Sequence[Tensor]) -> Tensor:
-    """The same with each tensor's sum divided by its size."""
+    """Return the term with each tensor's sum divided by its size."""
     total = torch.zeros(())
     for parameter, start in zip(model.parameters(), initial, strict=True):
         total = total + ((parameter.flatten().sort().values - start.flatten().sort().values) ** 2).mean()
@@ -77,7 +77,7 @@ def wasserstein_mean(model: nn.Module, initial: Sequence[Tensor]) -> Tensor:
 
 
 def parseval(model: nn.Module, s: float, norm_scales: bool) -> Tensor:
-    """Σ ‖WWᵀ − sI‖² on the smaller side, and Σ ‖γ² − 1‖²."""
+    """Return Σ ‖WWᵀ − sI‖² on the smaller side, and Σ ‖γ² − 1‖²."""
     total = torch.zeros(())
     for _, kind, parameter in parameters_by_kind(model):
         if kind == "weight":
@@ -90,13 +90,13 @@ def parseval(model: nn.Module, s: float, norm_scales: bool) -> Tensor:
 
 
 def feature_rank(features: Tensor) -> Tensor:
-    """σ₁² − σ_d² of the features, a row an example."""
+    """Return σ₁² − σ_d² of the features, one row per example."""
     values = torch.linalg.svdvals(features.flatten(0, -2))
     return values[0] ** 2 - values[-1] ** 2
 
 
 class StreamingEWC:
-    """λ/2 Σ F(θ − θ̄)² with plain moving averages, each divided by 1 − βᵗ where it is used."""
+    """λ/2 Σ F(θ − θ̄)² with moving averages that are divided by 1 − βᵗ when used."""
 
     def __init__(self, model: nn.Module, lam: float, beta: float) -> None:
         self.parameters = list(model.parameters())
@@ -105,7 +105,7 @@ class StreamingEWC:
         self.squares = [torch.zeros_like(p) for p in self.parameters]
 
     def term(self, gradients: Sequence[Tensor]) -> Tensor:
-        """The term of this step; the averages take in θ and g first."""
+        """Update the averages with θ and g; return the term of this step."""
         self.steps += 1
         correction = 1 - self.beta**self.steps
         total = torch.zeros(())

@@ -1,4 +1,4 @@
-"""ReDo and continual backprop as their authors describe them: one unit at a time, on layers that are named by hand."""
+"""ReDo and continual backprop as in the papers: one unit at a time, on layers given by hand."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 
 @dataclass
 class Wire:
-    """Who makes units, who normalizes them, who reads them."""
+    """The layers that produce, normalize and read units."""
 
     producer: nn.Module
     norm: nn.Module | None
@@ -25,7 +25,7 @@ class Wire:
 
     @property
     def columns(self) -> int:
-        """How many inputs of the reader belong to one unit: more than one after a channel was flattened."""
+        """The number of the reader's inputs per unit, above 1 for a flattened channel."""
         return self.reader.weight.shape[1] // self.count
 
     def read_by(self, unit: int) -> slice:
@@ -33,7 +33,7 @@ class Wire:
 
 
 def watch(model: nn.Module, wires: list[Wire], inputs: Tensor) -> list[list[Tensor]]:
-    """Run the model; return for each wire the activations of each unit, as the reader gets them."""
+    """Run the model; return the activations of each wire's units at the reader's input."""
     seen: dict[int, Tensor] = {}
     handles = [
         w.reader.register_forward_pre_hook(lambda _, args, i=i: seen.update({i: args[0].detach()}))
@@ -66,7 +66,7 @@ def clear(optimizer: Optimizer, parameter: Tensor, place: tuple) -> None:
 
 @torch.no_grad()
 def remake(wire: Wire, unit: int, incoming: Tensor, optimizer: Optimizer) -> None:
-    """Make one unit anew, and forget its past."""
+    """Re-initialize one unit and clear its moments."""
     producer, norm = wire.producer, wire.norm
     producer.weight[unit] = incoming
     clear(optimizer, producer.weight, (unit,))
@@ -83,7 +83,7 @@ def remake(wire: Wire, unit: int, incoming: Tensor, optimizer: Optimizer) -> Non
 
 @torch.no_grad()
 def unread(wire: Wire, unit: int, optimizer: Optimizer) -> None:
-    """Let nobody read one unit."""
+    """Set the outgoing weights of one unit to zero."""
     place = (slice(None), wire.read_by(unit))
     wire.reader.weight[place] = 0.0
     clear(optimizer, wire.reader.weight, place)
@@ -92,7 +92,7 @@ def unread(wire: Wire, unit: int, optimizer: Optimizer) -> None:
 def redo(
     wires: list[Wire], seen: list[list[Tensor]], tau: float, fresh: Callable[[nn.Module], Tensor], optimizer: Optimizer
 ) -> list[list[int]]:
-    """Renew the units whose mean |h| is at most τ times the layer's average, all draws first; return which."""
+    """Renew units with mean |h| ≤ τ times the layer's average, drawing all layers first; return their indices."""
     renewed = []
     for wire, values in zip(wires, seen, strict=True):
         sizes = [float(v.abs().mean()) for v in values]
@@ -109,12 +109,12 @@ def redo(
 
 
 class ContinualBackprop:
-    """Utilities, ages and debts, in plain numbers."""
+    """Utilities, ages and owed renewals as plain numbers."""
 
     def __init__(self, wires: list[Wire], rate: float, maturity: int, decay: float = 0.99) -> None:
         self.wires, self.rate, self.maturity, self.decay = wires, rate, maturity, decay
         self.utility = [[0.0] * w.count for w in wires]
-        self.mean = [[[0.0] * w.columns for _ in range(w.count)] for w in wires]  # one a column
+        self.mean = [[[0.0] * w.columns for _ in range(w.count)] for w in wires]  # one per column
         self.age = [[0] * w.count for w in wires]
         self.owed = [0.0] * len(wires)
 

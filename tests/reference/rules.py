@@ -1,4 +1,4 @@
-"""Rules that rewrite weights, one entry or one tensor at a time, as their papers state them."""
+"""Rules that rewrite weights, as in the papers: one entry or tensor at a time."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ def weight_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 @torch.no_grad()
 def clip_weights(model: nn.Module, kappa: float) -> None:
-    """Clamp weight and bias of every layer to ±κ/√fan_in, fan_in counted from the weight."""
+    """Clamp the weight and bias of every layer to ±κ/√fan_in of the weight."""
     for _, layer in weight_layers(model):
         fan_in = math.prod(layer.weight.shape[1:])
         for tensor in (layer.weight, layer.bias):
@@ -34,16 +34,16 @@ def rescale_weights(model: nn.Module, deviations: dict[str, float]) -> None:
 
 
 def deviation(weight: Tensor) -> float:
-    """The root of the mean squared distance from the mean."""
+    """Return the standard deviation."""
     values = [float(x) for x in weight.detach().flatten()]
     mean = sum(values) / len(values)
     return math.sqrt(sum((x - mean) ** 2 for x in values) / len(values))
 
 
 class UPGD:
-    """The optimizer of the paper: θ ← (1 − ηw)θ − η(g + σε)(1 − sigmoid(û / max û)), û bias-corrected.
+    """The paper's optimizer: θ ← (1 − ηw)θ − η(g + σε)(1 − sigmoid(û / max û)), û bias-corrected.
 
-    Around Adam, `direction` turns the gradient into Adam's, which takes the place of g in the step but not in u.
+    For UPGD around Adam, `direction` maps g to Adam's direction in the step, but not in u.
     """
 
     def __init__(self, model: nn.Module, lr: float, sigma: float, beta: float, weight_decay: float) -> None:
@@ -67,7 +67,7 @@ class UPGD:
 
 
 class AdamDirection:
-    """m̂ / (√v̂ + ε) of each parameter."""
+    """Adam's direction m̂ / (√v̂ + ε)."""
 
     def __init__(self, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> None:
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
@@ -81,12 +81,12 @@ class AdamDirection:
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers, tied ones once."""
+    """Return all parameters and buffers, tied ones once."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 class HareTortoise:
-    """A second model that follows the first: averages of parameters and float buffers, copies of the others."""
+    """A second model with moving averages of parameters and float buffers, and copies of other buffers."""
 
     def __init__(self, model: nn.Module, slow: nn.Module, beta: float, every: int) -> None:
         self.model, self.slow, self.beta, self.every, self.steps = model, slow, beta, every, 0

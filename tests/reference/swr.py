@@ -1,4 +1,4 @@
-"""Soft weight rescaling as the paper writes it: plain loops over layers, one scalar at a time."""
+"""Soft weight rescaling as in the paper: plain loops over layers, one scalar at a time."""
 
 import math
 from typing import Literal
@@ -11,7 +11,7 @@ Form = Literal["printed", "paper", "exact"]
 
 
 def frobenius(weight: Tensor) -> float:
-    """The square root of the sum of the squares of all entries."""
+    """Return the Frobenius norm."""
     return math.sqrt(sum(float(w) ** 2 for w in weight.detach().double().flatten()))
 
 
@@ -21,29 +21,29 @@ def layers_of(model: nn.Sequential) -> list[nn.Module]:
 
 @torch.no_grad()
 def rescale(layers: list[nn.Module], initial: list[float], lam: list[float], form: Form) -> None:
-    """One pass of Algorithm 1 after a gradient update.
+    """Run one pass of Algorithm 1 after a gradient update.
 
-    form="printed" is the algorithm as it stands in the paper, form="paper" has its erratum mended (cumulate for
-    l > k, not l ≥ k), form="exact" also keeps the function where biases sit between norm layers and in eval mode.
+    form="printed" is the algorithm as printed; form="paper" corrects its erratum (accumulate for l > k, not l ≥ k);
+    form="exact" also keeps the function for biases between norm layers and in eval mode.
     """
     norms = [i for i, layer in enumerate(layers, start=1) if isinstance(layer, NORMS)]
     k = norms[-1] if norms else 0
-    cumulated = 1.0
+    accumulated = 1.0
     for l, layer in enumerate(layers, start=1):
         norm = frobenius(layer.weight)
         c = (lam[l - 1] * initial[l - 1] + (1 - lam[l - 1]) * norm) / norm
         if form == "exact":
             if isinstance(layer, NORMS):
                 if getattr(layer, "running_mean", None) is not None:
-                    layer.running_mean *= cumulated
-                    layer.running_var *= cumulated**2
-                cumulated = c
+                    layer.running_mean *= accumulated
+                    layer.running_var *= accumulated**2
+                accumulated = c
             else:
-                cumulated *= c
+                accumulated *= c
         elif (l >= k) if form == "printed" else (l > k):
-            cumulated *= c
+            accumulated *= c
         else:
-            cumulated = c
+            accumulated = c
         layer.weight *= c
         if layer.bias is not None:
-            layer.bias *= cumulated
+            layer.bias *= accumulated
