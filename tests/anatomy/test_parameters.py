@@ -15,7 +15,7 @@ from pliant import (
     SpectralRegularization,
     WeightClipping,
 )
-from pliant.anatomy.parameters import is_stack, role_of
+from pliant.anatomy.parameters import find_computed, is_stack, matrices_in_use, role_of
 
 
 class Odd(nn.Module):
@@ -215,3 +215,23 @@ def test_a_tied_weight_is_not_a_stack_if_one_module_is_a_convolution() -> None:
     assert stacks(model) == ["0.weight"]
     model[0].weight = model[1].weight
     assert stacks(model) == []
+
+
+def test_matrices_in_use_are_weights_as_the_forward_pass_uses_them() -> None:
+    tied = nn.Linear(4, 4)
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.LayerNorm(4), tied, tied)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model.append(nn.utils.weight_norm(nn.Linear(4, 3)))
+    found = matrices_in_use(model)
+    assert list(found) == ["0.weight", "2.weight", "4.weight_v"]
+    torch.testing.assert_close(found["0.weight"], model[0].weight)
+    assert found["2.weight"] is tied.weight
+    assert find_computed(model) == ["0", "4"]
+    assert find_computed(model, hooks_only=True) == ["4"]
+
+
+def test_tables_of_biases_and_whole_numbers_are_not_matrices() -> None:
+    model = nn.ParameterDict({"relative_position_bias_table": torch.ones(9, 2)})
+    model["steps"] = nn.Parameter(torch.ones(3, 3, dtype=torch.int64), requires_grad=False)
+    assert matrices_in_use(model) == {}
