@@ -112,7 +112,7 @@ def test_the_data_cache(
     root = write_folder(tmp_path / "zoo", per_class=10)
     assert pliant("data", "get", str(root)) == (
         0,
-        f"{root}: 24 examples to learn from, 6 to be tested on, 3 classes, shape (3, 6, 6)\n",
+        f"{root}: 24 training examples, 6 test examples, 3 classes, shape (3, 6, 6)\n",
     )
     code, printed = pliant("data", "list")
     assert code == 0
@@ -185,12 +185,12 @@ def test_signals_stop_it_and_the_same_command_goes_on(tmp_path: Path) -> None:
     code, printed = stop(again, tmp_path, lambda pid: os.killpg(pid, signal.SIGINT))
     assert code == 130
     assert "Traceback" not in printed
-    assert "the same command goes on from here" in printed
+    assert "the same command resumes" in printed
     for number, expected in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
         code, printed = stop(again, tmp_path, lambda pid, number=number: os.kill(pid, number))
         assert code == expected
         assert "Traceback" not in printed
-        assert "the same command goes on from here" not in printed
+        assert "the same command resumes" not in printed
 
     bar = "l2_init+shrink_perturb, seed"
     printed = in_terminal(again, bar, (tmp_path / "go").touch)

@@ -45,7 +45,7 @@ def outputs(page: str, folder: Path) -> list[str]:
 
 def test_own_data(tmp_path: Path) -> None:
     got, compared, tuned, table = outputs("howto-own-data.md", tmp_path)
-    assert "144 examples to learn from, 36 to be tested on, 3 classes, shape (3, 16, 16)" in got
+    assert "144 training examples, 36 test examples, 3 classes, shape (3, 16, 16)" in got
     for method in ("vanilla", "fresh", "l2", "swr"):
         assert re.search(rf"│ {method}\s+│", compared), compared
     assert report_of(compared, tmp_path).exists()

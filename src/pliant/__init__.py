@@ -2,6 +2,7 @@
 
 from pliant import methods
 from pliant._version import __version__
+from pliant.compare import ComparisonResult, compare
 from pliant.diagnostics import Diagnosis, Monitor, diagnose
 from pliant.experiments.report import report
 from pliant.methods import (
@@ -43,6 +44,7 @@ __all__ = [
     "UPGD",
     "CReLU",
     "CReLUConversion",
+    "ComparisonResult",
     "ContinualBackprop",
     "Diagnosis",
     "FeatureRankRegularization",
@@ -67,6 +69,7 @@ __all__ = [
     "WeightClipping",
     "WeightRescaling",
     "__version__",
+    "compare",
     "diagnose",
     "methods",
     "report",

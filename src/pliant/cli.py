@@ -1,51 +1,58 @@
-"""The command line: compare methods, run recipes, read results, find out what there is."""
+"""The command line: compare methods, run recipes, read results, list what is there to choose from."""
 
 import io
 import os
 import re
 import signal
 import sys
+import tomllib
 from collections.abc import Callable
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 try:
     import typer
-    from rich.console import Console
+    from rich.console import Console, Group, RenderableType
+    from rich.markup import escape
+    from rich.table import Table
 
     from pliant._diagnose_command import diagnose_command
-    from pliant.experiments import archive, listings
-    from pliant.experiments.method_specs import published_sweep, split_methods
-    from pliant.experiments.progress import LiveProgress
-    from pliant.experiments.recipe import Recipe, RecipeError, label_of, make_recipe
-    from pliant.experiments.recipe_files import Scale, find_recipe, load_recipe
+    from pliant.experiments import archive
+    from pliant.experiments.method_specs import BASELINES
+    from pliant.experiments.recipe import Recipe, RecipeError
+    from pliant.experiments.recipe_files import Scale, find_recipe, load_recipe, recipe_folder
 except ImportError as error:
     raise SystemExit(f"the command line needs more than torch ({error}): pip install 'pliant[cli]'") from error
 
 from pliant import data as datasets
+from pliant import methods as registry
+from pliant import models, streams
 from pliant._key_values import override, read_options
-from pliant._names import suggest
+from pliant._names import check_names, keyword_options, read_arguments, suggest
 from pliant._version import __version__
+from pliant.compare import ComparisonResult, run_recipe
+from pliant.compare import compare as compare_methods
 from pliant.data import cache
+from pliant.data.image_folder import load_folder
+from pliant.diagnostics import measures
 from pliant.experiments.engines import Engine, ProcessEngine, RayEngine
-from pliant.experiments.experiment import run_experiment
-from pliant.experiments.preflight import check_device, rehearse
-from pliant.experiments.provenance import find_outdated
-from pliant.experiments.scheduler import run_all
+from pliant.training import Settings
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
     help="Keep PyTorch networks able to learn: attach methods, diagnose, compare.",
-    epilog="Exit codes: 0 done; 1 a run or a report failed, or data are damaged; 2 something asked for is wrong; "
-    "130 stopped by Ctrl-C, 143 by a signal to end: the same command goes on.",
+    epilog="Exit codes: 0 done; 1 a run or a report failed, or data is damaged; 2 wrong arguments; 130 stopped by "
+    "Ctrl-C; 143 terminated. After 130 and 143 the same command resumes.",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Fetch data sets and look after the cache.")
+data_app = typer.Typer(no_args_is_help=True, help="Download data sets and check the cache.")
 app.add_typer(data_app, name="data")
 app.command("diagnose")(diagnose_command)
-# A pipe or a file has no width: there words stay whole, for grep and for readers that wrap by themselves.
+# Without a terminal, lines stay long and whole, for grep.
 console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
 
 
@@ -57,7 +64,7 @@ class EngineName(StrEnum):
 
 
 class Format(StrEnum):
-    """What a report is written as."""
+    """The format of a report."""
 
     HTML = "html"
     MARKDOWN = "md"
@@ -70,26 +77,23 @@ class Format(StrEnum):
 
 Out = Annotated[
     Path | None,
-    typer.Option(
-        help="Folder of the runs; the same folder goes on where it stopped. By default runs/ and what is run, e.g. "
-        "runs/warm_start-digits-mlp or runs/RECIPE; for the demo demo/."
-    ),
+    typer.Option(metavar="FOLDER", help="Folder of the runs; an interrupted folder resumes. Default: runs/NAME."),
 ]
-EngineOption = Annotated[EngineName, typer.Option("--engine", help="Where to run.")]
-Workers = Annotated[int | None, typer.Option(help="Processes at a time; by default the cores divided by --threads.")]
-Threads = Annotated[int, typer.Option(help="Threads (on Ray: CPUs) of every run.")]
-Gpus = Annotated[float, typer.Option(help="GPUs that every run asks Ray for.")]
-Address = Annotated[str | None, typer.Option(help="Ray cluster to join; a new one on this machine by default.")]
-Checkpoint = Annotated[float, typer.Option(help="Seconds between two checkpoints of a run.")]
+EngineOption = Annotated[EngineName, typer.Option("--engine", metavar="NAME", help="processes, or ray.")]
+Workers = Annotated[int | None, typer.Option(metavar="N", help="Processes. Default: the cores / --threads.")]
+Threads = Annotated[int, typer.Option(metavar="N", help="Threads of each run; on Ray, its CPUs.")]
+Gpus = Annotated[float, typer.Option(metavar="N", help="GPUs of each run, on Ray.")]
+Address = Annotated[str | None, typer.Option(metavar="HOST", help="Ray cluster to join. Default: a local one.")]
+Checkpoint = Annotated[float, typer.Option(metavar="N", help="Seconds between two checkpoints of a run.")]
 
 
 METHODS_EXAMPLES = {
-    "vanilla": "nothing attached",
-    "fresh": "an untrained network for every task",
+    "vanilla": "plain training",
+    "fresh": "a new network for each task",
     "l2:lam=1e-3": "a setting",
     "redo:tau=0.1:every=97": "two settings",
-    "l2:lam=1e-2|1e-4": "the better one on held-out data; in quotes, for the shell",
-    "swr+l2": "both at once",
+    "l2:lam=1e-2|1e-4": "the better of two values, chosen on held-out data",
+    "swr+l2": "two methods at once",
 }
 
 
@@ -102,45 +106,45 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def main_options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Take what stands before the command."""
+    """Take the options before the command."""
 
 
-@app.command()
+@app.command(
+    epilog="\n\n".join(
+        (
+            "Entries of --methods: "
+            + "; ".join(f"`{example}` ({meaning})" for example, meaning in METHODS_EXAMPLES.items())
+            + ".",
+            "Example: `pliant compare --data photos/ --model resnet18 --methods 'vanilla,swr,l2:lam=1e-2|1e-4' "
+            "--seeds 5 --set stream.epochs=20`",
+        )
+    )
+)
 def compare(
     data: Annotated[
-        str,
-        typer.Option(
-            help="Data set: a name (`pliant list data`), a path, file.py:function or package.module:function."
-        ),
+        str, typer.Option(metavar="NAME", help="Data set: see `pliant list data`; a path, or file.py:function.")
     ] = "digits",
     model: Annotated[
-        str,
-        typer.Option(help="Network: a name (`pliant list models`), file.py:function or package.module:function."),
+        str, typer.Option(metavar="NAME", help="Network: see `pliant list models`, or file.py:function.")
     ] = "mlp",
-    stream: Annotated[str, typer.Option(help="What the network meets (`pliant list streams`).")] = "warm_start",
+    stream: Annotated[str, typer.Option(metavar="NAME", help="Tasks: see `pliant list streams`.")] = "warm_start",
     methods: Annotated[
-        str,
-        typer.Option(
-            help="What to compare (`pliant list methods`), with commas between: "
-            f"{', '.join(f'{example} ({meaning})' for example, meaning in METHODS_EXAMPLES.items())}."
-        ),
+        str, typer.Option(metavar="LIST", help="Methods, separated by commas: see `pliant list methods`, and below.")
     ] = "vanilla,fresh,l2,swr",
-    seeds: Annotated[int, typer.Option(help="How many seeds.")] = 5,
+    seeds: Annotated[int, typer.Option(metavar="N", help="Number of seeds.")] = 5,
     tune: Annotated[
-        bool,
-        typer.Option(
-            help="Choose the main setting (mostly the strength) of each method that stands alone, on held-out data."
-        ),
+        bool, typer.Option("--tune", help="Choose the main setting of each method without settings, on held-out data.")
     ] = False,
     setting: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
-            help="Anything else: training.lr=1e-3 (`pliant list training`), stream.epochs=20, data.size=32, model.…, "
-            "selection.seeds=1, 'measures=[\"loss\"]' (`pliant list measures`), device.",
+            metavar="KEY=VALUE",
+            help="Any other setting, e.g. training.lr=1e-3 (`pliant list training`), stream.epochs=20, data.size=32, "
+            "selection.seeds=1, 'measures=[\"loss\"]' (`pliant list measures`), device=cuda.",
         ),
     ] = None,
     out: Out = None,
@@ -151,38 +155,33 @@ def compare(
     address: Address = None,
     checkpoint_seconds: Checkpoint = 30.0,
 ) -> None:
-    """Compare methods on a stream: train each with several seeds, show a table, write a report."""
-    _warn(datasets.tell_namesake(data))
-    values: dict[str, Any] = {
-        "title": f"{stream.replace('_', ' ')} on {_name_of(data)} with {model}",
-        "data": data,
-        "model": model,
-        "stream": stream,
-        "methods": _entries(methods, tune),
-        "seeds": seeds,
-    }
-    try:
-        recipe = make_recipe(override(values, setting or ()))
-    except RecipeError as error:  # Where it stands in a recipe is nothing that was written here.
-        raise ValueError(re.sub(r"^methods\b[\w.]*", "--methods", str(error), flags=re.MULTILINE)) from error
-    fixed = [entry.label for entry in recipe.methods if entry.parts and len(entry.variants()) == 1]
-    if tune and fixed:
-        console.print(f"--tune leaves as they are: {', '.join(fixed)}", markup=False, soft_wrap=True)
-    name = "-".join((stream, _name_of(data), Path(model).name)).replace(":", "_")
-    make = _engine_maker(engine, workers, threads, gpus, address)
-    _run(recipe, out or Path("runs") / name, make, checkpoint_seconds)
+    """Compare methods: train each with several seeds, print a table, write a report."""
+    asked = {"methods": methods, "data": data, "model": model, "stream": stream, "seeds": seeds}
+    values = override(asked, setting or ())
+    check_names("--set", values, Recipe.model_fields)
+    place = _make_engine(engine, workers, threads, gpus, address)
+
+    def run_it() -> ComparisonResult:
+        try:
+            return compare_methods(
+                **values, tune=tune, out=out, engine=place, checkpoint_seconds=checkpoint_seconds, progress=console
+            )
+        except RecipeError as error:  # The flag is what the user wrote, not its place in a recipe.
+            raise ValueError(re.sub(r"^methods\b[\w.]*", "--methods", str(error), flags=re.MULTILINE)) from error
+
+    _run_and_report(run_it)
 
 
-@app.command()
+@app.command(
+    epilog="Examples: `pliant run p0_table1_mnist --scale quick`; `pliant run mine.toml stream.epochs=5`; "
+    "`pliant run mine.toml methods=vanilla,SWR` runs two methods of the file, by their labels."
+)
 def run(
     recipe: Annotated[
-        str,
-        typer.Argument(
-            help="A recipe: its name (`pliant list recipes`), a TOML file, or the recipe.json of a folder of runs."
-        ),
+        str, typer.Argument(help="A name (`pliant list recipes`), a TOML file, or the recipe.json of a folder.")
     ],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Changes, e.g. seeds=2 stream.epochs=5.")] = None,
-    scale: Annotated[Scale, typer.Option(help="As published, or the same in minutes.")] = "paper",
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes of the recipe.")] = None,
+    scale: Annotated[Scale, typer.Option(help="As published, or a smaller version that takes minutes.")] = "paper",
     out: Out = None,
     engine: EngineOption = EngineName.PROCESSES,
     workers: Workers = None,
@@ -191,45 +190,62 @@ def run(
     address: Address = None,
     checkpoint_seconds: Checkpoint = 30.0,
 ) -> None:
-    """Run a recipe: all of it that is not done yet."""
+    """Run a recipe: every run that is not done yet."""
     path = find_recipe(recipe)
-    make = _engine_maker(engine, workers, threads, gpus, address)
-    name = path.stem if scale == "paper" else f"{path.stem}-{scale}"
-    _run(load_recipe(path, overrides or (), scale), out or Path("runs") / name, make, checkpoint_seconds)
+    loaded = load_recipe(path, overrides or (), scale)
+    folder = out or Path("runs") / (path.stem if scale == "paper" else f"{path.stem}-{scale}")
+    place = _make_engine(engine, workers, threads, gpus, address)
+    _run_and_report(lambda: run_recipe(loaded, folder, place, checkpoint_seconds=checkpoint_seconds, console=console))
 
 
 @app.command()
 def demo(out: Out = None, workers: Workers = None) -> None:
-    """See what Pliant does, in a minute or two: digits whose labels keep changing, trained in seven ways."""
-    make = _engine_maker(EngineName.PROCESSES, workers, 1, 0.0, None)
-    _run(load_recipe(find_recipe("demo")), out or Path("demo"), make, 30.0)
+    """Show in a minute or two what Pliant does: seven ways to train on digits whose labels keep changing."""
+    loaded, engine = load_recipe(find_recipe("demo")), ProcessEngine(workers)
+    _run_and_report(lambda: run_recipe(loaded, out or Path("demo"), engine, console=console))
 
 
-@app.command()
+@app.command(epilog="Examples: `pliant report runs/mine`; `pliant report runs/a runs/b --to tables.tex`.")
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Experiments' folders.")],
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs, finished or not.")],
     format: Annotated[
         Format | None,
         typer.Option(
-            help="html: a page. md, csv, tex: text and tables. png, svg, pdf: the figures. By default what the name "
-            "of --to ends in, or html."
+            metavar="FORMAT",
+            help="html, md, csv or tex: one file. png, svg or pdf: the figures. Default: the ending of --to, or html.",
         ),
     ] = None,
     to: Annotated[
-        Path | None, typer.Option(help="Where to write; report.FORMAT or figures/ in the first folder by default.")
+        Path | None,
+        typer.Option(metavar="PATH", help="Where to write. Default: report.FORMAT or figures/ in the first folder."),
     ] = None,
 ) -> None:
-    """Say what experiments came to, finished or not, and write a report."""
-    _report(folders, format, to)
+    """Print the results of experiments and write a report."""
+    from pliant.experiments.report.document import (
+        FIGURES,
+        FORMATS,
+        make_report,
+    )  # The statistics take seconds to import.
+
+    chosen: str = format or (to and to.suffix.removeprefix(".")) or Format.HTML
+    if chosen not in FORMATS:
+        raise ValueError(
+            f"--to is '{to}', which does not tell the format; end it in one of {', '.join(FORMATS)}, or give --format"
+        )
+    made = make_report(folders)
+    target = to or folders[0] / ("figures" if chosen in FIGURES else f"report.{chosen}")
+    files = made.save(target, chosen)
+    made.print(console)
+    _print(f"report: {target}" + (f" ({len(files)} files)" if chosen in FIGURES else ""))
 
 
 @app.command()
 def pack(
-    folder: Annotated[Path, typer.Argument(help="An experiment's folder.")],
-    file: Annotated[Path, typer.Argument(help="Where to write, e.g. results.jsonl.gz.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of an experiment.")],
+    file: Annotated[Path, typer.Argument(help="The file to write, e.g. results.jsonl.gz.")],
 ) -> None:
-    """Keep an experiment's ended runs in one small file."""
-    console.print(f"{archive.pack(folder, file)} runs in {file}", markup=False, soft_wrap=True)
+    """Pack the finished runs of an experiment into one small file."""
+    _print(f"{archive.pack(folder, file)} runs in {file}")
 
 
 @app.command()
@@ -237,59 +253,48 @@ def unpack(
     file: Annotated[Path, typer.Argument(help="A packed experiment.")],
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],
 ) -> None:
-    """Make an experiment's folder again from a packed file, to report on."""
-    console.print(f"{archive.unpack(file, folder)} runs in {folder}", markup=False, soft_wrap=True)
+    """Unpack an experiment, to report on it."""
+    _print(f"{archive.unpack(file, folder)} runs in {folder}")
 
 
 @app.command()
 def tensorboard(
-    folder: Annotated[Path, typer.Argument(help="An experiment's folder.")],
-    to: Annotated[Path | None, typer.Option(help="Where to write; FOLDER/tensorboard by default.")] = None,
+    folder: Annotated[Path, typer.Argument(help="The folder of an experiment.")],
+    to: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where to write. Default: FOLDER/tensorboard.")
+    ] = None,
 ) -> None:
-    """Export the metrics of an experiment for TensorBoard."""
+    """Export the metrics of an experiment to TensorBoard."""
     from pliant.experiments.tensorboard import export
 
     target = to or folder / "tensorboard"
-    count = export(folder, target)
-    console.print(f"{count} runs; see them with: tensorboard --logdir {target}", markup=False, soft_wrap=True)
-
-
-@app.command("list")
-def list_(what: Annotated[str, typer.Argument(help=", ".join(listings.LISTINGS))]) -> None:
-    """Show what there is to choose from."""
-    if what not in listings.LISTINGS:
-        raise ValueError(f"list {what!r}: {suggest(what, listings.LISTINGS)}")
-    console.print(listings.LISTINGS[what]())
+    _print(f"{export(folder, target)} runs; see them with: tensorboard --logdir {target}")
 
 
 @data_app.command("list")
 def data_list() -> None:
-    """Show the data sets and what is in the cache."""
-    console.print(listings.data_listing())
-    folder = cache.cache_folder()
+    """List the data sets, and those in the cache."""
+    console.print(list_data())
     for entry in cache.entries():
         size = sum(file.stat().st_size for file in entry.iterdir())
-        console.print(f"in the cache: {entry} ({size / 1e6:.0f} MB)", markup=False, soft_wrap=True)
-    console.print(f"the cache is {folder}; PLIANT_CACHE names another", markup=False, soft_wrap=True)
+        _print(f"in the cache: {entry} ({size / 1e6:.0f} MB)")
+    _print(f"The cache is {cache.cache_folder()}. Set PLIANT_CACHE to use another folder.")
 
 
-@data_app.command("get")
+@data_app.command("get", epilog="Example: `pliant data get photos/ --set data.size=32`.")
 def data_get(
-    name: Annotated[
-        str, typer.Argument(help="A data set: a name, a path, file.py:function or package.module:function.")
-    ],
+    name: Annotated[str, typer.Argument(help="A data set: a name, a path, or file.py:function.")],
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="How to load it, as for runs: data.size=32, data.first=100.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Options, e.g. data.size=32.")
     ] = None,
 ) -> None:
-    """Download and decode a data set, so that runs find it ready."""
-    _warn(datasets.tell_namesake(name))
+    """Download and decode a data set before runs need it."""
+    if warning := datasets.tell_namesake(name):
+        _print(f"warning: {warning}")
     dataset = datasets.load(name, **read_options(setting or (), "data")["data"])
-    console.print(
-        f"{name}: {len(dataset.train)} examples to learn from, {len(dataset.test)} to be tested on, "
-        f"{len(dataset.classes)} classes, shape {dataset.shape}",
-        markup=False,
-        soft_wrap=True,
+    _print(
+        f"{name}: {len(dataset.train)} training examples, {len(dataset.test)} test examples, "
+        f"{len(dataset.classes)} classes, shape {dataset.shape}"
     )
 
 
@@ -298,105 +303,152 @@ def data_check() -> None:
     """Compare every data set in the cache with its checksums."""
     problems = [problem for entry in cache.entries() for problem in cache.check(entry)]
     for problem in problems:
-        console.print(problem, markup=False, soft_wrap=True)
-    console.print(f"{len(cache.entries())} data sets in {cache.cache_folder()}, {len(problems)} problems", markup=False)
+        _print(problem)
+    _print(f"{len(cache.entries())} data sets in {cache.cache_folder()}, {len(problems)} problems")
     if problems:
         raise typer.Exit(1)
 
 
-def _warn(*warnings: str | None) -> None:
-    for warning in filter(None, warnings):
-        console.print(f"warning: {warning}", markup=False, soft_wrap=True)
+@app.command("list")
+def list_(what: Annotated[str, typer.Argument(metavar="WHAT")]) -> None:
+    """List methods, streams, models, data, training, measures or recipes."""
+    if what not in LISTINGS:
+        raise ValueError(f"list {what!r}: {suggest(what, LISTINGS)}")
+    console.print(LISTINGS[what]())
 
 
-def _engine_maker(
-    engine: EngineName, workers: int | None, threads: int, gpus: float, address: str | None
-) -> Callable[[], Engine]:
+def list_methods() -> Table:
+    """List the methods and the baselines."""
+    table = Table("name", "when it acts", "what it does", "settings (default)", "from")
+    for name, summary in BASELINES.items():
+        table.add_row(name, "baseline", summary, "", "")
+    for info in map(registry.info, registry.names()):
+        settings = "\n".join(f"{each.name} ({each.default}): {each.meaning}" for each in info.tunables)
+        table.add_row(info.name, info.acts, escape(info.summary), escape(settings), info.paper)
+    return table
+
+
+def list_streams() -> Table:
+    """List the streams."""
+    table = Table("name", "tasks", "options (default)", "from")
+    for name in streams.names():
+        cls = streams.stream_class(name)
+        summary = (cls.__doc__ or "").partition("\n")[0]
+        table.add_row(name, summary, _write_options(streams.options(name)), cls.paper)
+    return table
+
+
+def list_models() -> Table:
+    """List the networks."""
+    table = Table("name", "what it is", "options (default)", "from")
+    for info in map(models.info, models.names()):
+        table.add_row(info.name, info.summary, _write_options(models.options(info.name)), info.paper)
+    table.add_row("FILE.py:FUNCTION", "your own: function(shape, classes) -> torch.nn.Module", "", "")
+    return table
+
+
+def list_data() -> Group:
+    """List the data sets and their options."""
+    table = Table("name", "what it is")
+    for name in datasets.names():
+        table.add_row(name, datasets.summary(name))
+    table.add_row("PATH", "a folder of images (class/… or train/class/… and test/class/…), or an .npz file")
+    table.add_row("FILE.py:FUNCTION", "your own: function() -> (x_train, y_train), (x_test, y_test)")
+    options = Table("option (default)", "of", "what it is", title="--set data.OPTION=VALUE", title_justify="left")
+    for loader, which in ((datasets.load, "all"), (load_folder, "a folder of images")):
+        meanings = read_arguments(loader)
+        for name, default in keyword_options(loader).items():
+            options.add_row(f"{name} ({default})", which, escape(meanings[name]))
+    options.add_row("…", "your own", "the keyword arguments of the function")
+    return Group(table, options)
+
+
+def list_training() -> Table:
+    """List the settings of the training."""
+    table = Table("setting (default)", "what it is", title="--set training.SETTING=VALUE", title_justify="left")
+    meanings = read_arguments(Settings)
+    for field in fields(Settings):
+        default = list(field.default) if isinstance(field.default, tuple) else field.default  # as TOML writes it
+        table.add_row(escape(f"{field.name} ({default})"), escape(meanings[field.name]))
+    return table
+
+
+def list_measures() -> Table:
+    """List the measures."""
+    table = Table("name", "what it is", "cost", "from")
+    for info in map(measures.info, measures.names()):
+        table.add_row(info.name, info.definition, info.cost, info.source)
+    return table
+
+
+def list_recipes() -> Table:
+    """List the recipes that come with Pliant."""
+    table = Table("name", "what it is", "from")
+    for path in sorted(recipe_folder().glob("*.toml")):
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        table.add_row(path.stem, values.get("title", ""), values.get("source", ""))
+    return table
+
+
+LISTINGS: dict[str, Callable[[], RenderableType]] = {
+    "methods": list_methods,
+    "streams": list_streams,
+    "models": list_models,
+    "data": list_data,
+    "training": list_training,
+    "measures": list_measures,
+    "recipes": list_recipes,
+}
+
+
+def _write_options(options: dict[str, object]) -> str:
+    return "\n".join(f"{name} ({default})" for name, default in options.items())
+
+
+def _print(line: str) -> None:
+    """Print a line as it is: no markup, no wrapping."""
+    console.print(line, markup=False, soft_wrap=True)
+
+
+def _make_engine(engine: EngineName, workers: int | None, threads: int, gpus: float, address: str | None) -> Engine:
     if engine is EngineName.RAY:
         if workers is not None:
             raise ValueError("--workers is for --engine processes; Ray starts as many runs as its CPUs allow")
-        return lambda: RayEngine(address, threads, gpus)
+        return RayEngine(address, threads, gpus)
     if gpus or address:
         raise ValueError("--gpus and --address are for --engine ray")
-    return lambda: ProcessEngine(workers, threads)
+    return ProcessEngine(workers, threads)
 
 
-def _run(recipe: Recipe, root: Path, make_engine: Callable[[], Engine], checkpoint_seconds: float) -> None:
-    present = rehearse(recipe)  # It also downloads and decodes once, before many processes want it at the same time.
-    _warn(*find_outdated(root, present))
-    engine = make_engine()
-    if isinstance(engine, ProcessEngine):
-        check_device(recipe.device)
+def _run_and_report(run: Callable[[], ComparisonResult]) -> None:
+    """Run an experiment, print its results, write its report; exit with code 1 if a run or the report failed."""
     try:
-        with LiveProgress(root, console) as progress:
-            statuses = run_experiment(
-                recipe,
-                root,
-                lambda runs: run_all(runs, root, engine, progress, checkpoint_seconds=checkpoint_seconds),
-                lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
-            )
+        result = run()
     except KeyboardInterrupt:
-        console.print("stopped; the same command goes on from here")
+        _print("stopped; the same command resumes")
         raise typer.Exit(130) from None
-    finally:
-        engine.close()
-    bad = sum(status != "finished" for status in statuses.values())
-    code = 1 if bad else 0
+    code = 0
     try:
-        _report([root], Format.HTML, asked=True)
+        (page,) = result.save(result.folder / "report.html")
+        result.report.print(console, asked=True)
+        _print(f"report: {page}")
     except (OSError, ValueError, ImportError) as error:
-        console.print(f"the report could not be made: {error}", markup=False, soft_wrap=True)
+        _print(f"the report could not be made: {error}")
         code = 1
+    bad = sum(status != "finished" for status in result.statuses.values())
     if bad:
-        console.print(f"{bad} of {len(statuses)} runs did not finish; result.json in their folders says why")
-    if code:
-        raise typer.Exit(code)
-
-
-def _name_of(data: str) -> str:
-    """Return what a data set is called in titles and folders: a path's last part, also if that is written `.`."""
-    return Path(data).resolve().name if Path(data).is_dir() else Path(data).name
-
-
-def _entries(methods: str, tune: bool) -> list[Any]:
-    """Read what --methods says; of entries with the same methods, those with settings are called by these too."""
-    texts = [text.strip() for text in methods.split(",")]
-    parts = [split_methods(text) for text in texts]
-    names = [label_of(text) for text in texts]
-    entries: list[Any] = []
-    for text, name, each in zip(texts, names, parts, strict=True):
-        if tune and text.isidentifier() and published_sweep(text):
-            entries.append({"name": text, "grid": "sweep"})
-        elif text != name and names.count(name) > 1:
-            entries.append({"label": text, "parts": each})
-        else:
-            entries.append(text)
-    return entries
-
-
-def _report(folders: list[Path], format: Format | None, to: Path | None = None, *, asked: bool = False) -> None:
-    from pliant.experiments.report.document import FIGURES, FORMATS, make_report  # Statistics take seconds to import.
-
-    chosen: str = format or (to and to.suffix.removeprefix(".")) or Format.HTML
-    if chosen not in FORMATS:
-        raise ValueError(
-            f"--to is '{to}', which does not tell the format; end it in one of {', '.join(FORMATS)}, or give --format"
-        )
-    report = make_report(folders)
-    target = to or folders[0] / ("figures" if chosen in FIGURES else f"report.{chosen}")
-    files = report.save(target, chosen)
-    report.print(console, asked=asked)
-    written = f"report: {target}" + (f" ({len(files)} files)" if chosen in FIGURES else "")
-    console.print(written, markup=False, soft_wrap=True)
+        _print(f"{bad} of {len(result.statuses)} runs did not finish; result.json in their folders says why")
+    if bad or code:
+        raise typer.Exit(1)
 
 
 def main() -> NoReturn:
-    """Run the command line; a mistake in what was asked for ends in a line, not in a traceback."""
-    # A polite kill ends like Ctrl-C: workers are stopped, what was saved stays.
+    """Run the command line; wrong arguments end in one line, without a traceback."""
+    # SIGTERM ends the command like Ctrl-C: workers stop, saved files stay.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a letter shows a question mark
+            stream.reconfigure(errors="replace")  # A terminal without a letter shows a question mark.
     try:
         app()
     except (ValueError, ImportError, OSError) as error:

@@ -99,6 +99,6 @@ def test_data_is_fetched_as_runs_load_it(pliant: Command, tmp_path: Path, monkey
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
     root = write_folder(tmp_path / "zoo", per_class=10)
     code, printed = pliant("data", "get", str(root), "--set", "data.size=4", "--set", "data.first=5")
-    assert (code, "5 examples to learn from" in printed, "shape (3, 4, 4)" in printed) == (0, True, True)
+    assert (code, "5 training examples" in printed, "shape (3, 4, 4)" in printed) == (0, True, True)
     code, printed = pliant("data", "get", str(root), "--set", "training.lr=4")
     assert (code, "only what begins with 'data.' has a meaning here" in printed) == (2, True)

@@ -86,8 +86,8 @@ def test_requests_reach_ray(tmp_path: Path, cluster: Cluster, engine: RayEngine)
     where = write_network(
         tmp_path / "own.py", f"Path({str(tmp_path / 'gpu')!r}).write_text(os.environ['CUDA_VISIBLE_DEVICES'])"
     )
-    make = cli._engine_maker(cli.EngineName.RAY, workers=None, threads=2, gpus=0.5, address=cluster.address)
-    statuses = run_all([small(model=where)], tmp_path, make(), Notebook())
+    asked = cli._make_engine(cli.EngineName.RAY, workers=None, threads=2, gpus=0.5, address=cluster.address)
+    statuses = run_all([small(model=where)], tmp_path, asked, Notebook())
     assert set(statuses.values()) == {"finished"}
     assert (tmp_path / "gpu").read_text() == "0"
     (run,) = load_runs(tmp_path)

@@ -84,7 +84,7 @@ def test_methods_as_tables() -> None:
         ({"data": "minst"}, "did you mean 'mnist'?"),
         ({"data": {"name": "digits", "frist": 3}}, "data: there is no 'frist'; did you mean 'first'?"),
         ({"training": {"lr": "fast"}}, "training.lr is 'fast': input should be a valid number"),
-        ({"training": {"optimizer": "adam"}}, "training: there is no 'optimizer'; did you mean 'optimizer'?"),
+        ({"training": {"optimiser": "adam"}}, "training: there is no 'optimiser'; did you mean 'optimizer'?"),
         ({"training": {"optimizer": "adm"}}, "training.optimizer is 'adm': input should be 'adam', 'adamw' or 'sgd'"),
         ({"training": {"lr": -1}}, "training: lr: -1.0 is not allowed; it must be a number that is finite and > 0"),
         (

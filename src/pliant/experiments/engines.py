@@ -5,13 +5,16 @@ scheduler. Every run has the same number of threads, one by default, so its numb
 engine or on how many runs share the machine.
 """
 
+import contextlib
 import logging
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+import types
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -110,7 +113,8 @@ class ProcessEngine:
         outcome: Future[Outcome] = Future()
         outcome.set_running_or_notify_cancel()
         try:
-            future = worker.pool.submit(perform, job, self._threads)
+            with _hidden_main():
+                future = worker.pool.submit(perform, job, self._threads)
         except BrokenProcessPool:  # It was killed while it had nothing to do.
             self._lose(worker, outcome)
         else:
@@ -157,6 +161,17 @@ class _Worker:
             process.terminate()
 
 
+@contextlib.contextmanager
+def _hidden_main() -> Iterator[None]:
+    """Keep a new process from importing the user's script, which would start its comparison again."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 def _prepare() -> None:
     """Leave Ctrl-C to the parent, and do not outlive it: whoever comes next would find runs still locked."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -194,16 +209,26 @@ class RayEngine:
         with naming_extra("the Ray engine", "ray"):
             import ray
         self._ray: Any = ray
+        self._address = address
         self._threads = threads
-        self._started = not ray.is_initialized()
+        self._gpus = gpus
+        self._perform: Any = None
+        self._started = False
+
+    def _start(self) -> None:
+        """Join the cluster, or start a local Ray."""
+        self._started = not self._ray.is_initialized()
         if self._started:
-            ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR)
-        # The scheduler tries again itself, in the same way for every engine.
-        options: dict[str, Any] = {"num_cpus": threads, "num_gpus": gpus, "max_retries": 0}
-        self._perform = ray.remote(**options)(perform)
+            address = self._address or "local"
+            self._ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        # No retries by Ray: the scheduler retries, in the same way for every engine.
+        options: dict[str, Any] = {"num_cpus": self._threads, "num_gpus": self._gpus, "max_retries": 0}
+        self._perform = self._ray.remote(**options)(perform)
 
     def capacity(self) -> int:
-        """How many jobs to have submitted at a time: twice what fits, so that no node has to wait."""
+        """Return twice the number of runs that fit, so that no node waits."""
+        if self._perform is None:
+            self._start()
         cpus = self._ray.cluster_resources().get("CPU", 1)
         return max(1, 2 * int(cpus // self._threads))
 
@@ -216,8 +241,10 @@ class RayEngine:
         return outcome
 
     def close(self) -> None:
-        """Leave the cluster; a Ray that was started here ends, with all that runs in it."""
+        """Leave the cluster; a local Ray that this engine started ends, with all that runs in it."""
+        self._perform = None
         if self._started:
+            self._started = False
             self._ray.shutdown()
 
     def _pass_on(self, done: "Future[Outcome]", outcome: "Future[Outcome]") -> None:
