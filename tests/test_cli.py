@@ -61,7 +61,7 @@ def pliant(
             ["compare", "--methods", "l2,swt", "--tune"],
             "error: --methods: there is no method 'swt'; did you mean 'swr'?",
         ),
-        (["compare", "--methods", "redo:tau=0.1,every=97"], "a colon stands before every setting"),
+        (["compare", "--methods", "redo:tau=0.1,every=97"], "write a colon before every setting"),
         (["compare", "--data", "nowhere/"], "is neither a data set nor a path"),
         (["compare", "--set", "training.lr=fast"], "training.lr is 'fast': input should be a valid number"),
         (["compare", "--gpus", "1"], "--gpus and --address are for --engine ray"),
@@ -71,7 +71,7 @@ def pliant(
         (["list", "method"], "did you mean 'methods'?"),
         (["report", "/nowhere"], "/nowhere"),
         (["compare", "--model", "nowhere:build"], "there is no module 'nowhere'"),
-        (["compare", "--model", "math:pi"], "model is 'math:pi', which cannot be called"),
+        (["compare", "--model", "math:pi"], "model is 'math:pi', which is not a function"),
     ],
 )
 def test_mistakes_end_in_a_line(

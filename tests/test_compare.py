@@ -211,7 +211,7 @@ def test_examples_of_the_help_are_accepted(asked: list[tuple[Recipe, Path]]) -> 
 
 
 def test_same_method_twice_is_rejected() -> None:
-    with pytest.raises(RecipeError, match=r"'l2:lam=0.1' stands there 2 times"):
+    with pytest.raises(RecipeError, match=r"'l2:lam=0.1' occurs 2 times"):
         pliant.compare("l2:lam=0.1,l2:lam=0.1")
 
 

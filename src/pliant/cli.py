@@ -20,8 +20,7 @@ try:
 
     from pliant._diagnose_command import diagnose_command
     from pliant.experiments import archive
-    from pliant.experiments.method_specs import BASELINES
-    from pliant.experiments.recipe import Recipe, RecipeError
+    from pliant.experiments.recipe import BASELINES, Recipe, RecipeError
     from pliant.experiments.recipe_files import Scale, find_recipe, load_recipe, recipe_folder
 except ImportError as error:
     raise SystemExit(f"the command line needs more than torch ({error}): pip install 'pliant[cli]'") from error

@@ -262,10 +262,8 @@ def run_recipe(
     """
     from pliant import data
     from pliant.experiments.engines import ProcessEngine
-    from pliant.experiments.experiment import run_experiment
-    from pliant.experiments.preflight import check_device, rehearse
+    from pliant.experiments.experiment import check_device, find_outdated, rehearse, run_experiment
     from pliant.experiments.progress import LiveProgress
-    from pliant.experiments.provenance import find_outdated
     from pliant.experiments.scheduler import run_all
 
     def tell(line: str) -> None:
@@ -316,8 +314,7 @@ def _short_name(part: Any) -> str:
 
 def _read_methods(methods: str | Sequence[str | Mapping[str, Any]], tune: bool) -> list[Any]:
     """Read what to compare; an entry with the same methods as another is labeled by its settings too."""
-    from pliant.experiments.method_specs import published_sweep, split_methods
-    from pliant.experiments.recipe import label_of
+    from pliant.experiments.recipe import label_of, published_sweep, split_methods
 
     given = methods.split(",") if isinstance(methods, str) else list(methods)
     texts = [entry.strip() if isinstance(entry, str) else entry for entry in given]

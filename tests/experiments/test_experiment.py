@@ -140,7 +140,7 @@ def test_what_is_chosen_is_compared_in_whatever_order_settings_are_given(tmp_pat
 def test_results_do_not_go_into_a_folder_of_images(tmp_path: Path) -> None:
     zoo = write_folder(tmp_path / "zoo")
     values = {"data": str(zoo), "model": "mlp", "stream": {"name": "single", "epochs": 1}, "methods": ["vanilla"]}
-    with pytest.raises(ValueError, match=r"the results' folder '.*runs' lies in the data '.*zoo'; choose another"):
+    with pytest.raises(ValueError, match=r"the folder of results '.*runs' is inside the data '.*zoo'; choose another"):
         run_experiment(make_recipe(values), zoo / "runs", dict)
     assert sorted(path.name for path in zoo.iterdir()) == ["cat", "dog", "owl"]
 

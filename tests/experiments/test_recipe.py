@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from pliant.experiments.method_specs import parse_part
-from pliant.experiments.recipe import Recipe, RecipeError, make_recipe
+from pliant.experiments.recipe import Recipe, RecipeError, make_recipe, parse_method
 from pliant.experiments.recipe_files import Scale, find_recipe, load_recipe, recipe_folder
 from pliant.experiments.run_config import Part, RunConfig
 
@@ -79,7 +78,7 @@ def test_methods_as_tables() -> None:
         ({"stream": {"name": "single", "epochs": "many"}}, "stream.epochs is 'many': Input should be a valid integer"),
         ({"model": "resnet"}, "model is 'resnet'; did you mean 'resnet18'?"),
         ({"model": {"name": "cnn", "widht": 3}}, "model: there is no 'widht'; did you mean 'width'?"),
-        ({"model": "mine.py"}, "model is 'mine.py'; it must name a function in that file too: mine.py:function"),
+        ({"model": "mine.py"}, "model is 'mine.py'; name a function in that file too: mine.py:function"),
         ({"data": "mine.py"}, "data is 'mine.py'; it must name a function in the file: mine.py:function"),
         ({"data": "minst"}, "did you mean 'mnist'?"),
         ({"data": {"name": "digits", "frist": 3}}, "data: there is no 'frist'; did you mean 'first'?"),
@@ -93,20 +92,20 @@ def test_methods_as_tables() -> None:
         ),
         ({"methods": ["l2", "vanila"]}, "methods.1.parts.0: there is no method 'vanila'; did you mean 'vanilla'?"),
         ({"methods": [{"name": "frsh", "grid": "sweep"}]}, "there is no method 'frsh'; did you mean 'fresh'?"),
-        ({"methods": ["every=97"]}, "'every=97'; a colon stands before every setting: redo:tau=0.1:every=97"),
-        ({"methods": ["vanilla+l2"]}, "vanilla is no method but a baseline, which stands alone and has no settings"),
+        ({"methods": ["every=97"]}, "'every=97'; write a colon before every setting: redo:tau=0.1:every=97"),
+        ({"methods": ["vanilla+l2"]}, "vanilla is a baseline, not a method: it stands alone and has no settings"),
         ({"methods": ["swr:lamb=1"]}, "swr: there is no 'lamb'; did you mean 'lam'?"),
         ({"methods": ["swr:lam"]}, "'lam' must be of the form setting=value"),
-        ({"methods": ["swr", "swr"]}, "methods: 'swr' stands there 2 times; give each a label"),
+        ({"methods": ["swr", "swr"]}, "methods: 'swr' occurs 2 times; give each entry its own label"),
         ({"methods": []}, "methods: is empty"),
         ({"methods": [{"name": "swr", "grid": {"lam": []}}]}, "grid of swr.lam is empty"),
         ({"measures": ["wait_l2"]}, "measures: there is no 'wait_l2'; did you mean 'weight_l2'?"),
         ({"headline": "mean_train_acuracy"}, "headline: there is no 'mean_train_acuracy'; did you mean"),
         ({"reference": "start"}, "reference is 'start': input should be 'initial', 'boundary' or 'previous_task'"),
-        ({"seeds": []}, "seeds: is empty; there must be at least one"),
-        ({"seeds": 0}, "seeds: is 0; how many there are must be 1 … 10000"),
-        ({"seeds": -3}, "seeds: is -3; how many there are must be 1 … 10000"),
-        ({"seeds": 10**12}, "seeds: is 1000000000000; how many there are must be 1 … 10000"),
+        ({"seeds": []}, "seeds: is empty; give at least one"),
+        ({"seeds": 0}, "seeds: is 0; their number must be 1 … 10000"),
+        ({"seeds": -3}, "seeds: is -3; their number must be 1 … 10000"),
+        ({"seeds": 10**12}, "seeds: is 1000000000000; their number must be 1 … 10000"),
         ({"methods": ["l2:lam=abc"]}, "l2.lam is 'abc': Input should be a valid number"),
         ({"methods": ["l2:lam=1|abc"]}, "l2.lam is 'abc': Input should be a valid number"),
         ({"methods": ["fire:layers=attention"]}, "fire.layers is 'attention': Input should be 'auto', 'all' or 'qk'"),
@@ -114,8 +113,8 @@ def test_methods_as_tables() -> None:
         ({"methods": [{"name": "vanilla", "lam": 3}]}, "methods.0.lam: there is no such key; "),
         ({"methods": [{"name": "fresh", "grid": {"lam": [1]}}]}, "methods.0.grid: there is no such key"),
         ({"methods": [{"label": "x", "parts": [{"grid": "sweep"}]}]}, "methods.0.parts.0.name: is missing"),
-        ({"methods": [{"label": "x", "parts": ["crelu"], "fresh": True}]}, "x: crelu changes the network, which fresh"),
-        ({"methods": [{"name": "l2_init", "fresh": True}]}, "l2_init: l2_init remembers the network, which fresh"),
+        ({"methods": [{"label": "x", "parts": ["crelu"], "fresh": True}]}, "x: crelu changes the network, but fresh"),
+        ({"methods": [{"name": "l2_init", "fresh": True}]}, "l2_init: l2_init remembers the network, but fresh"),
         (
             {"methods": [{"label": "x", "parts": [{"name": "l2", "settings": {}, "gird": {}}]}]},
             "there is no such key; did you mean 'grid'",
@@ -126,17 +125,20 @@ def test_methods_as_tables() -> None:
         ),
         ({"data": {"name": "digits", "first": "abc"}}, "data.first is 'abc': Input should be a valid integer"),
         ({"data": {"name": "digits", "pixels": "raw"}}, "data.pixels is 'raw': Input should be 'standard' or 'unit'"),
-        ({"device": "foo"}, "device is 'foo'; allowed are those of torch: cpu, cuda, cuda:1, …"),
-        ({"seeds": [1, 1]}, "seeds: [1, 1] has one twice"),
+        ({"device": "foo"}, "device is 'foo'; it must be a device of torch: cpu, cuda, cuda:1, …"),
+        ({"seeds": [1, 1]}, "seeds: [1, 1] holds a seed twice"),
         ({"seeds": "many"}, "seeds is 'many'; it must be how many, or a list of them"),
         ({"measures": "loss"}, "measures is 'loss': input should be a valid list"),
         (
             {"methods": [{"name": ["swr", "l2"]}]},
-            "name is ['swr', 'l2']; it must be one method's; several stand in parts",
+            "name is ['swr', 'l2']; it must be one method; write several as parts",
         ),
         ({"methods": [{"name": "vanilla", "fresh": True}]}, "fresh is True for the baseline 'vanilla'; drop one of"),
         ({"methods": [{"name": "fresh", "fresh": False}]}, "fresh is False for the baseline 'fresh'; drop one of"),
-        ({"methods": [{"name": "head_reset", "grid": "sweep"}]}, "grid of head_reset is 'sweep', but its sources have"),
+        (
+            {"methods": [{"name": "head_reset", "grid": "sweep"}]},
+            "grid of head_reset is 'sweep', but no sweep is published",
+        ),
         ({"methods": ["l2:lam=1e-2:lam=1e-4"]}, "lam has two values; put | between values to choose from"),
         ({"methods": ["l2:lam=1|2:lam=3"]}, "lam has two values; put | between values to choose from"),
         ({"sedes": 3}, "sedes: there is no such key; did you mean 'seeds'?"),
@@ -150,9 +152,9 @@ def test_methods_as_tables() -> None:
             "data.until: 2024-03-01 is a date or a time;",
         ),
         ({"data": {"name": "digits", "options": 5}}, "data.options is 5"),
-        ({"methods": [{"name": "vanilla", "data": {"name": 3}}]}, "name is 3 in the place of 'digits'; it must be a"),
+        ({"methods": [{"name": "vanilla", "data": {"name": 3}}]}, "name is 3 instead of 'digits'; it must be a"),
         ({"methods": ["l2:lam=0.1|1e-1"]}, "grid of l2 has the same settings twice: {'lam': 0.1}"),
-        ({"model": {"name": "math:sqrt", "seed": 3}}, "model.seed: initial weights are drawn under the run's seed"),
+        ({"model": {"name": "math:sqrt", "seed": 3}}, "model.seed: the seed of the run draws the initial weights"),
     ],
 )
 def test_mistakes_are_answered(changes: dict[str, Any], message: str) -> None:
@@ -170,8 +172,8 @@ def test_all_mistakes_are_named_at_once() -> None:
 
 
 def test_parts() -> None:
-    assert parse_part("fire") == {"name": "fire", "settings": {}, "grid": {}}
-    assert parse_part("redo:tau=0.1:every=97")["settings"] == {"tau": 0.1, "every": 97}
+    assert parse_method("fire") == {"name": "fire", "settings": {}, "grid": {}}
+    assert parse_method("redo:tau=0.1:every=97")["settings"] == {"tau": 0.1, "every": 97}
 
 
 def test_files(tmp_path: Path) -> None:

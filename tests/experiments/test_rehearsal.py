@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 from pliant._seeding import permutation
-from pliant.experiments.preflight import check_device, rehearse
+from pliant.experiments.experiment import check_device, rehearse
 from pliant.experiments.recipe import make_recipe
 
 GOOD: dict[str, Any] = {

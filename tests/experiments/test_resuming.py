@@ -158,14 +158,6 @@ def test_a_run_does_not_go_on_with_other_data_or_another_network(tmp_path: Path,
     assert_nothing_shows(tmp_path, config)
 
 
-def test_a_checkpoint_that_does_not_tell_what_it_is_made_of_is_taken(tmp_path: Path) -> None:
-    """As those of older versions."""
-    config, folder = interrupted(tmp_path)
-    change_checkpoints(folder, lambda saved: saved.pop("sources"))
-    assert execute(config, tmp_path).notes == ()
-    assert events(tmp_path, config)[-3:] == ["start", "resume", "end"]
-
-
 def test_a_network_of_another_shape_starts_over(tmp_path: Path) -> None:
     """Its file is the same, what that reads is not."""
     (tmp_path / "width").write_text("16")

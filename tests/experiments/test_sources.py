@@ -6,9 +6,7 @@ from typing import Any
 import numpy
 import pytest
 
-from pliant.experiments.experiment import run_experiment
-from pliant.experiments.preflight import rehearse
-from pliant.experiments.provenance import find_outdated
+from pliant.experiments.experiment import find_outdated, rehearse, run_experiment
 from pliant.experiments.recipe import make_recipe
 from pliant.experiments.run import execute
 from tests.data.pictures import picture, write_folder

@@ -1,17 +1,26 @@
-"""From a recipe to results: choose settings where there is a choice, then do the runs that count."""
+"""From a recipe to results: try everything out, choose settings, then do the runs that count."""
 
 import contextlib
+import copy
 import json
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+
+import torch
+from torch import Tensor, nn
 
 from pliant import data
 from pliant._files import write_atomically
+from pliant._importing import tell_failure
 from pliant.experiments.recipe import Entry, Recipe
-from pliant.experiments.run_config import Part, RunConfig, describe
-from pliant.experiments.selection_summary import tell_choice
-from pliant.experiments.store import Run, Status, load_run
+from pliant.experiments.run import find_sources, make_methods, make_model, make_stream, take_example
+from pliant.experiments.run_config import RunConfig
+from pliant.experiments.selection import choose
+from pliant.experiments.store import FINAL, Sources, Status, load_run, read_sources
+from pliant.running import eval_mode
+from pliant.streams.stream import Stream
 
 RunAll = Callable[[Sequence[RunConfig]], dict[str, Status]]
 
@@ -24,13 +33,13 @@ def run_experiment(
     Args:
         recipe: The experiment.
         root: Its folder.
-        run_all: Does runs and says how they ended.
-        tell: Gets a line for every choice of settings, as soon as it is made.
+        run_all: Does runs and returns how they ended.
+        tell: Gets one line for every choice of settings, as soon as it is made.
 
     Returns:
-        How every run ended, by its name.
+        How every run ended, by its id.
     """
-    _check_apart(recipe, root)
+    _check_folder(recipe, root)
     root.mkdir(parents=True, exist_ok=True)
     (root / "runs").mkdir(exist_ok=True)
     candidates = {entry.label: entry.variants() for entry in recipe.methods}
@@ -48,7 +57,7 @@ def run_experiment(
             statuses |= run_all(trials)
             choice = choose(recipe, contested, trials, root, tell)
             candidates |= {label: [parts] for label, parts in choice.items()}
-    # Seed by seed, so that what an interrupted experiment has done already compares all methods.
+    # Seed by seed, so that an interrupted experiment compares all methods on the seeds that are done.
     results = [
         recipe.config(entry, parts, seed, "result")
         for seed in recipe.seeds
@@ -61,16 +70,16 @@ def run_experiment(
     return statuses
 
 
-def _check_apart(recipe: Recipe, root: Path) -> None:
-    """Raise a ValueError if an experiment would write into a folder of images, where it would become a class."""
+def _check_folder(recipe: Recipe, root: Path) -> None:
+    """Raise a ValueError if the results would lie in a folder of images, where they would become a class."""
     for entry in recipe.methods:
         name = recipe.config(entry, (), 0, "result").data.name
         if name not in data.names() and Path(name).is_dir() and root.resolve().is_relative_to(Path(name).resolve()):
-            raise ValueError(f"the results' folder {str(root)!r} lies in the data {name!r}; choose another (--out)")
+            raise ValueError(f"the folder of results {str(root)!r} is inside the data {name!r}; choose another (--out)")
 
 
 def _write_recipe(recipe: Recipe, root: Path, *, keep_choice: bool) -> None:
-    """Write down what is asked for; a choice that another recipe had made there no longer counts."""
+    """Write `recipe.json`; remove the choice of another recipe."""
     path, content = root / "recipe.json", recipe.model_dump_json(indent=1).encode()
     if path.exists() and path.read_bytes() == content and keep_choice:
         return
@@ -78,60 +87,114 @@ def _write_recipe(recipe: Recipe, root: Path, *, keep_choice: bool) -> None:
     write_atomically(path, content)
 
 
-def choose(
-    recipe: Recipe, entries: Sequence[Entry], trials: Sequence[RunConfig], root: Path, tell: Callable[[str], None]
-) -> dict[str, tuple[Part, ...]]:
-    """Pick the setting with the best mean for every entry, and write down why.
+def rehearse(recipe: Recipe) -> list[tuple[RunConfig, Sources]]:
+    """Load the data, make the streams, and build every network with its methods once; nothing is trained.
+
+    Everything is on the CPU, as the devices of a cluster need not be here.
 
     Args:
         recipe: The experiment.
-        entries: Those with a choice.
-        trials: The runs that decide.
-        root: The experiment's folder.
-        tell: Gets a line for every entry.
 
     Returns:
-        The settings by label, the first of those with equal means. One with a run that failed or diverged is only
-        picked if all have one.
+        One run of every entry, and the digests of its data and code.
 
     Raises:
-        ValueError: If the runs do not tell what decides.
+        ValueError: If something in it cannot work.
     """
-    headline = recipe.deciding
-    runs = {trial.id: load_run(root / "runs" / trial.id) for trial in trials}
-    for run in runs.values():
-        if run and run.status == "finished" and headline not in run.result:
-            raise ValueError(f"headline is {headline!r}, which {run.path} has not; allowed: {', '.join(run.result)}")
-    scores = {name: run.result.get(headline, -math.inf) if run else -math.inf for name, run in runs.items()}
-    choice: dict[str, tuple[Part, ...]] = {}
-    report = {}
-    for entry in entries:
-        tried = [trial for trial in trials if trial.label == entry.label]
-        table: dict[str, float] = {}
-        best = -math.inf
+    made: dict[str, Stream] = {}
+    tried: set[str] = set()
+    used: list[tuple[RunConfig, Sources]] = []
+    for entry in recipe.methods:
+        config = replace(recipe.config(entry, (), recipe.seeds[0], "result"), device="cpu")
+        key = json.dumps([asdict(config.data), asdict(config.stream)])
+        if key not in made:
+            made[key] = make_stream(config)
+            _check_stream(made[key], recipe)
+        if key not in tried and len(entry.variants()) > 1 and recipe.selection.on == "validation":
+            tried.add(key)
+            for seed in recipe.selection.drawn:
+                drawn = replace(recipe.config(entry, (), seed, "selection"), device="cpu")
+                _check_stream(make_stream(drawn, made[key].dataset), recipe)
+        _rehearse_entry(entry, config, made[key], elsewhere=recipe.device != "cpu")
+        used.append((config, find_sources(config, made[key].dataset)))
+    return used
+
+
+def _check_stream(stream: Stream, recipe: Recipe) -> None:
+    stream.workload()  # Makes every task if tasks differ in size.
+    if "test" in recipe.deciding and all(task.test is None for task in stream):
+        raise ValueError(f"headline is {recipe.deciding!r}, but {recipe.stream.name} has no test examples")
+
+
+def _rehearse_entry(entry: Entry, config: RunConfig, stream: Stream, *, elsewhere: bool) -> None:
+    try:
+        example = take_example(stream)
+        # A network that fails on the CPU may work on its own device.
+        with contextlib.nullcontext() if elsewhere else _naming_model(config.model.name):
+            model = make_model(config, stream)
+            _check_outputs(config, model, example, stream.classes)
         for parts in entry.variants():
-            values = [scores[trial.id] for trial in tried if trial.methods == parts]
-            mean = math.fsum(values) / len(values)
-            table[describe(parts)] = mean
-            if mean > best or entry.label not in choice:
-                best, choice[entry.label] = mean, parts
-        report[entry.label] = {
-            "chosen": describe(choice[entry.label]),
-            "scores": {key: value if math.isfinite(value) else None for key, value in table.items()},
-            "seeds": len(tried) // len(table),
-            "examples": _count_examples(runs[trial.id] for trial in tried) if "test" in headline else None,
-        }
-        tell(tell_choice(entry.label, report[entry.label], recipe.selection.on))
-    content = {"on": recipe.selection.on, "headline": headline, "labels": report}
-    write_atomically(root / "selection.json", json.dumps(content, indent=1).encode())
-    return choice
+            make_methods(replace(config, methods=parts), copy.deepcopy(model), example)
+    except ValueError as error:
+        raise ValueError(f"{entry.label}: {error}") from error
+    except Exception:
+        return  # The run will fail in the same way, and records the traceback.
 
 
-def _count_examples(runs: Iterable[Run | None]) -> int | None:
-    """Return how many examples runs were tested on, as the first that finished tells; None if it does not."""
-    finished = next((run for run in runs if run and run.status == "finished"), None)
-    with contextlib.suppress(ValueError, OSError):  # A damaged log decides nothing.
-        for event in reversed(finished.events if finished else []):
-            if "test_examples" in event:
-                return int(event["test_examples"])
-    return None
+@contextlib.contextmanager
+def _naming_model(name: str) -> Iterator[None]:
+    """Name the network that cannot be built or called, and the line that fails."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"model {name!r} fails: {tell_failure(error)}") from error
+
+
+def _check_outputs(config: RunConfig, model: nn.Module, example: Tensor, classes: int) -> None:
+    with eval_mode(model), torch.no_grad():
+        shape = tuple(model(example).shape)
+    if len(shape) != 2 or shape[1] < classes:
+        raise ValueError(
+            f"model {config.model.name!r} gives outputs of shape {shape}; "
+            f"it must be (examples, classes), and there are {classes} classes"
+        )
+
+
+def check_device(name: str) -> None:
+    """Raise a ValueError if torch cannot compute on this device of this machine."""
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device is {name!r}, which cannot be used on this machine: {reason}") from error
+
+
+def find_outdated(root: Path, present: Iterable[tuple[RunConfig, Sources]]) -> list[str]:
+    """Find ended runs whose data or code has changed since.
+
+    Args:
+        root: The folder of the experiment.
+        present: Configurations with the digests of their data and code now.
+
+    Returns:
+        A sentence for each change.
+    """
+    now = {(kind, str(getattr(config, kind))): digest for config, found in present for kind, digest in found.items()}
+    if not now:
+        return []  # Built-in data and networks cannot change: no need to read thousands of runs.
+    outdated: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for path in sorted((root / "runs").glob("*")):
+        with contextlib.suppress(ValueError):  # Damaged runs are done again.
+            run = load_run(path)
+            if run is None or run.status not in FINAL:
+                continue  # An unfinished run compares its checkpoint's digests itself.
+            for key, digest in read_sources(run).items():
+                if now.get(key, digest) != digest:
+                    outdated[key].append(run.id)
+    return [
+        f"{kind} {name} has changed since {len(runs)} of the runs here ended ({runs[0]}, …); they are not done again, "
+        "and would be compared with new runs: choose another folder (--out), or remove theirs"
+        for (kind, name), runs in outdated.items()
+    ]

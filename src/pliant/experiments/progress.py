@@ -1,4 +1,4 @@
-"""What the terminal shows while runs come along."""
+"""Progress bars in the terminal."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,25 +11,25 @@ from pliant.experiments.run_config import SELECTION_SEEDS, RunConfig, full_name
 from pliant.experiments.store import last_progress
 
 _MOST_BARS = 16
-"""How many runs get a bar of their own: a cluster may do more than a terminal has lines."""
+"""The number of runs with their own bar; a terminal has few lines."""
 
 
 class LiveProgress:
-    """A bar over all runs with the time left, and one for each run at work.
+    """One bar for all runs with the time left, and one for each active run.
 
-    How far a run is stands in its folder, so it does not matter which process, machine or command does it.
-    Where there is no terminal, a line is printed as each run ends.
+    The progress of a run is read from its folder, so any process or machine may execute it. Without a terminal, one
+    line is printed when a run ends.
 
     Args:
-        root: The experiment's folder.
-        console: Where to show it.
+        root: The folder of the experiment.
+        console: Where to print.
     """
 
     def __init__(self, root: Path, console: Console) -> None:
         self._root = root
         self._console = console
         self._bars = Progress(
-            TextColumn("{task.description}", markup=False),  # Labels are the user's.
+            TextColumn("{task.description}", markup=False),  # A label may hold brackets.
             BarColumn(),
             TextColumn("{task.percentage:>3.0f} %"),
             TimeElapsedColumn(),
@@ -52,7 +52,7 @@ class LiveProgress:
         self._bars.stop()
 
     def begin(self, waiting: Sequence[RunConfig], done: Sequence[RunConfig]) -> None:
-        """Show how much there is to do."""
+        """Show the number of runs to do."""
         self._ended, self._count = 0, len(waiting)
         if done:
             self._console.print(f"{len(done)} of {len(done) + len(waiting)} runs are done already")
@@ -61,7 +61,9 @@ class LiveProgress:
         self._total = self._bars.add_task(f"{len(waiting)} runs", total=len(waiting))
 
     def tick(self, active: Iterable[RunConfig]) -> None:
-        """Show how far the runs at work are."""
+        """Update the bars."""
+        if self._bars.disable:
+            return
         at_work = {config.id: config for config in active}
         for gone in self._bar_of.keys() - at_work.keys():
             self._bars.remove_task(self._bar_of.pop(gone))
@@ -77,7 +79,7 @@ class LiveProgress:
             self._bars.update(self._total, completed=self._ended + fraction)
 
     def ended(self, config: RunConfig, outcome: Outcome) -> None:
-        """Count a run that ended, and name it if it did not end well or there is no bar."""
+        """Count a run that ended; print its name if it did not finish or there is no terminal."""
         self._ended += 1
         reason = outcome.error.strip().rpartition("\n")[2]
         lines = list(outcome.notes)
@@ -89,7 +91,7 @@ class LiveProgress:
 
 
 def _name(config: RunConfig) -> str:
-    """Name a run by what tells it from the others: its seed, and while settings are chosen these."""
+    """Return the label and the seed of a run; for a run that chooses settings, the settings too."""
     if config.purpose == "selection":
         return f"choosing: {full_name(*config.variant)}, selection seed {config.seed - SELECTION_SEEDS}"
     return f"{config.label}, seed {config.seed}"

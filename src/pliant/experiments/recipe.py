@@ -1,15 +1,17 @@
-"""An experiment as data: what a TOML file or the flags of `pliant compare` say, checked before anything runs.
+"""An experiment as data: the values of a TOML file, or of `pliant.compare`, checked before anything runs.
 
-A wrong key or value is answered with where it stands, what it is, what is allowed there and what was
-probably meant.
+An error names the key, its value, what is allowed there and what was probably meant.
 """
 
 import contextlib
+import datetime
 import functools
 import itertools
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields, replace
 from typing import Annotated, Any, Literal, get_type_hints
 
 import torch
@@ -17,22 +19,80 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from pliant import data, methods, models, streams
 from pliant._importing import import_object
+from pliant._key_values import parse_value
 from pliant._names import check_names, suggest
 from pliant.data.image_folder import load_folder
 from pliant.diagnostics import measures
-from pliant.experiments.method_specs import BASELINES, check_method, parse_part, published_sweep, split_methods
-from pliant.experiments.run_config import SELECTION_SEEDS, Part, Purpose, RunConfig, find_unwritable, read_settings
+from pliant.experiments.run_config import SELECTION_SEEDS, Part, Purpose, RunConfig, read_settings
 from pliant.training import RESULTS, Reference, Settings
 
 _MOST_SEEDS = 10_000
 
 
+BASELINES = {"vanilla": "plain training, nothing attached", "fresh": "an untrained network at every task"}
+"""Entries of a comparison that are not methods."""
+
+
 class RecipeError(ValueError):
-    """Something in a recipe is wrong; the message says where, and how it could be right."""
+    """A recipe is wrong; the message says where, and what is allowed."""
+
+
+def split_methods(text: str) -> list[str]:
+    """Split methods that act at once, `swr+l2:lam=1e-3`, at the plus signs outside numbers.
+
+    Example:
+        >>> split_methods("swr + l2:lam=1e+0")
+        ['swr', 'l2:lam=1e+0']
+    """
+    return [part.strip() for part in re.split(r"(?<![0-9][eE])\+", text)]
+
+
+def parse_method(text: str) -> dict[str, Any]:
+    """Parse a method with its settings: `swr`, `redo:tau=0.1:every=97`, or with a grid `swr:lam=1e-3|1e-4`.
+
+    Example:
+        >>> parse_method("l2:lam=0.1|0.01")
+        {'name': 'l2', 'settings': {}, 'grid': {'lam': [0.1, 0.01]}}
+    """
+    name, *assignments = text.split(":")
+    settings: dict[str, Any] = {}
+    grid: dict[str, list[Any]] = {}
+    for assignment in assignments:
+        key, sign, value = assignment.partition("=")
+        if not sign:
+            raise ValueError(f"{text!r}: {assignment!r} must be of the form setting=value")
+        if key in settings or key in grid:
+            raise ValueError(f"{text!r}: {key} has two values; put | between values to choose from")
+        values = [parse_value(each) for each in value.split("|")]
+        if len(values) > 1:
+            grid[key] = values
+        else:
+            settings[key] = values[0]
+    return {"name": name, "settings": settings, "grid": grid}
+
+
+def published_sweep(name: str) -> dict[str, list[Any]]:
+    """Return the published sweep of a method's first tunable that has one; empty without a sweep.
+
+    Example:
+        >>> published_sweep("shrink_perturb"), published_sweep("head_reset")
+        ({'lam': [0.2, 0.4, 0.6, 0.8]}, {})
+    """
+    tunables = methods.info(name).tunables if name in methods.names() else ()
+    return next(({tunable.name: list(tunable.sweep)} for tunable in tunables if tunable.sweep), {})
+
+
+def _check_method(name: str) -> None:
+    if name in BASELINES:
+        raise ValueError(f"{name} is a baseline, not a method: it stands alone and has no settings")
+    if name not in methods.names():
+        known = suggest(name, (*BASELINES, *methods.names()))
+        hint = "write a colon before every setting: redo:tau=0.1:every=97" if "=" in name else known
+        raise ValueError(f"there is no method {name!r}; {hint}")
 
 
 def _as_part(value: Any) -> Any:
-    """Accept a bare name, and take the options that stand beside a name."""
+    """Accept a bare name, and options beside the name."""
     if isinstance(value, str):
         return {"name": value, "options": {}}
     if isinstance(value, Mapping):
@@ -47,7 +107,7 @@ def _as_seeds(value: Any) -> Any:
     if not isinstance(value, int) or isinstance(value, bool):
         return value
     if not 1 <= value <= _MOST_SEEDS:
-        raise ValueError(f"is {value}; how many there are must be 1 … {_MOST_SEEDS}")
+        raise ValueError(f"is {value}; their number must be 1 … {_MOST_SEEDS}")
     return tuple(range(value))
 
 
@@ -59,13 +119,13 @@ class _Strict(BaseModel):
 
 
 class GridPart(_Strict):
-    """One method of an entry, with values to choose from.
+    """One method of an entry, with its settings.
 
     Args:
         name: A registered method.
         settings: Fixed settings.
-        grid: Settings to choose, each from a list. The word "sweep" stands for the sources' own sweep of the
-            first of the method's tunables that has one: the strength, mostly.
+        grid: Settings to choose, each from a list of values. The word "sweep" stands for the published sweep of the
+            method's main setting.
     """
 
     name: str
@@ -76,17 +136,17 @@ class GridPart(_Strict):
     @classmethod
     def _gather(cls, value: Any) -> Any:
         if isinstance(value, str):
-            value = parse_part(value)
+            value = parse_method(value)
         if isinstance(value, Mapping) and "settings" not in value:
             known = {"name", "grid"}
             settings = {key: item for key, item in value.items() if key not in known}
             value = {key: value[key] for key in known & value.keys()} | {"settings": settings}
         if isinstance(value, Mapping) and isinstance(name := value.get("name"), str):
-            check_method(name)
+            _check_method(name)
             if value.get("grid") == "sweep":
                 value = dict(value) | {"grid": published_sweep(name)}
                 if not value["grid"]:
-                    raise ValueError(f"grid of {name} is 'sweep', but its sources have none; give values, or drop it")
+                    raise ValueError(f"grid of {name} is 'sweep', but no sweep is published; give values, or drop it")
         return value
 
     @model_validator(mode="after")
@@ -97,15 +157,15 @@ class GridPart(_Strict):
         for key, values in self.grid.items():
             if not values:
                 raise ValueError(f"grid of {self.name}.{key} is empty; it must hold at least one value")
-        variants = self.variants()
-        for number, variant in enumerate(variants):
-            if variant in variants[:number]:
+        for number, variant in enumerate(self.variants):
+            if variant in self.variants[:number]:
                 raise ValueError(f"grid of {self.name} has the same settings twice: {dict(variant.options)}")
         return self
 
+    @functools.cached_property
     def variants(self) -> list[Part]:
         """Every combination of the grid's values."""
-        hints = get_type_hints(methods.info(self.name).cls.__init__)
+        hints = _hints(methods.info(self.name).cls.__init__)
         return [
             Part(self.name, _fit(self.name, self.settings | dict(zip(self.grid, values, strict=True)), hints))
             for values in itertools.product(*self.grid.values())
@@ -113,7 +173,7 @@ class GridPart(_Strict):
 
 
 def label_of(entry: Any) -> str | None:
-    """Return what tables call an entry that is not checked yet; None if that cannot be told.
+    """Return the label of an entry that is not checked yet; None if it is malformed.
 
     Example:
         >>> label_of("swr:lam=0.1+l2"), label_of({"parts": ["swr", {"name": "l2"}]}), label_of(3)
@@ -135,13 +195,13 @@ class Entry(_Strict):
     """A row of the comparison: a method, several at once, or a baseline.
 
     Args:
-        label: What tables call it; the methods' names by default.
-        parts: The methods; none for a baseline.
-        fresh: Whether it is the baseline of an untrained network at every task.
-        data: Where this entry's data set differs from the recipe's: another name, other options.
-        model: Where its network differs, in the same way.
-        stream: Options of the stream that differ.
-        training: Settings of the training that differ.
+        label: Its name in tables; by default the names of the methods.
+        parts: The methods; empty for a baseline.
+        fresh: Whether each task starts with an untrained network.
+        data: Changes of the recipe's data set: another name, other options.
+        model: Changes of its network.
+        stream: Changes of the stream's options.
+        training: Changes of the training's settings.
     """
 
     label: str
@@ -158,11 +218,11 @@ class Entry(_Strict):
         if isinstance(value, str):
             if value in BASELINES:
                 return {"label": value, "parts": (), "fresh": value == "fresh"}
-            return {"label": label_of(value), "parts": [parse_part(part) for part in split_methods(value)]}
+            return {"label": label_of(value), "parts": [parse_method(part) for part in split_methods(value)]}
         if isinstance(value, Mapping) and "parts" not in value and "name" in value:
             name = value["name"]
             if not isinstance(name, str):
-                raise ValueError(f"name is {name!r}; it must be one method's; several stand in parts = ['swr', 'l2']")
+                raise ValueError(f"name is {name!r}; it must be one method; write several as parts = ['swr', 'l2']")
             own = {"label": name} | {key: value[key] for key in cls.model_fields if key in value}
             if name in BASELINES:
                 fresh = name == "fresh"
@@ -180,22 +240,24 @@ class Entry(_Strict):
         for info in (methods.info(part.name) for part in self.parts if self.fresh):
             if info.kind == "architecture" or info.cls.saved:
                 does = "changes" if info.kind == "architecture" else "remembers"
-                raise ValueError(f"{self.label}: {info.name} {does} the network, which fresh=true makes anew; drop one")
+                raise ValueError(
+                    f"{self.label}: {info.name} {does} the network, but fresh=true replaces it at each task; drop one"
+                )
         return self
 
     def variants(self) -> list[tuple[Part, ...]]:
         """Every combination of the parts' settings."""
-        return list(itertools.product(*(part.variants() for part in self.parts)))
+        return list(itertools.product(*(part.variants for part in self.parts)))
 
 
 class Selection(_Strict):
-    """How settings are chosen where a grid leaves a choice.
+    """How the values of grids are chosen.
 
     Args:
-        on: "validation": by runs that never see the test data and are tested on a part of the training data.
-            "test": by the test results themselves, as the sources do; optimistic.
-        fraction: How large that part is.
-        seeds: How many runs decide for each setting; their seeds are not those of the results.
+        on: "validation": by runs that are tested on held-out training data and never see the test data.
+            "test": by the test results themselves, as many papers do; optimistic.
+        fraction: The share of the training data that is held out.
+        seeds: The number of runs for each value; their seeds differ from those of the results.
     """
 
     on: Literal["validation", "test"] = "validation"
@@ -204,7 +266,7 @@ class Selection(_Strict):
 
     @property
     def drawn(self) -> range:
-        """The seeds of these runs."""
+        """The seeds of the runs that choose."""
         return range(SELECTION_SEEDS, SELECTION_SEEDS + self.seeds)
 
 
@@ -212,21 +274,21 @@ class Recipe(_Strict):
     """An experiment.
 
     Args:
-        title: What it is called.
-        source: Which table or figure it repeats.
+        title: Its title.
+        source: The table or figure that it reproduces.
         choices: What the source leaves open, what was chosen, and why.
-        published: The source's own results, by label: the mean of the stream's headline, and its spread.
+        published: The published mean and spread of the headline, by label.
         data: The data set.
         model: The network.
-        stream: What the network meets.
-        training: How it is trained.
-        methods: What is compared.
-        seeds: The seeds, or how many.
-        selection: How settings are chosen.
-        measures: What is measured on the way.
-        reference: Which network measures compare with: the initial one, the one at the end of the task before
+        stream: The sequence of tasks.
+        training: The settings of the training.
+        methods: The entries to compare.
+        seeds: The seeds, or their number.
+        selection: How the values of grids are chosen.
+        measures: Measures to record during training.
+        reference: The network that measures compare with: the initial one, the one at the end of the task before
             ("boundary"), or the one when the task before began ("previous_task").
-        headline: The result that decides; the stream's own if there is none here.
+        headline: The result that decides; by default that of the stream.
         device: Where to compute.
     """
 
@@ -257,48 +319,71 @@ class Recipe(_Strict):
     def _check(self) -> "Recipe":
         for key in ("methods", "seeds"):
             if not getattr(self, key):
-                raise ValueError(f"{key}: is empty; there must be at least one")
+                raise ValueError(f"{key}: is empty; give at least one")
         if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds: {list(self.seeds)} has one twice")
+            raise ValueError(f"seeds: {list(self.seeds)} holds a seed twice")
         labels = [entry.label for entry in self.methods]
         for label in labels:
             if labels.count(label) > 1:
-                raise ValueError(f"methods: {label!r} stands there {labels.count(label)} times; give each a label")
+                raise ValueError(
+                    f"methods: {label!r} occurs {labels.count(label)} times; give each entry its own label"
+                )
         check_names("published", self.published, labels)
         check_names("measures", self.measures, list(measures.names()))
         check_names("headline", [self.headline] if self.headline else [], list(RESULTS))
         try:
             torch.device(self.device)
         except RuntimeError as error:
-            raise ValueError(f"device is {self.device!r}; allowed are those of torch: cpu, cuda, cuda:1, …") from error
-        for entry in self.methods:
-            check_names("training", entry.training, [field.name for field in fields(Settings)])
-            config = self.config(entry, (), 0, "result")
-            _check_stream(config.stream)
+            raise ValueError(
+                f"device is {self.device!r}; it must be a device of torch: cpu, cuda, cuda:1, …"
+            ) from error
+        for config in self._configs.values():
+            check_names("stream", config.stream.options, streams.options(config.stream.name))
             _check_model(config.model)
             _check_data(config.data)
         return self
 
-    def config(self, entry: Entry, parts: tuple[Part, ...], seed: int, purpose: Purpose) -> RunConfig:
-        """Say completely what one run is."""
+    @functools.cached_property
+    def _configs(self) -> dict[str, RunConfig]:
+        """What the runs of each entry have in common, by label."""
+        return {entry.label: self._resolve(entry) for entry in self.methods}
+
+    def _resolve(self, entry: Entry) -> RunConfig:
+        """Apply an entry's changes, and convert all options to their annotated types."""
         dataset, model = _change(self.data, entry.data), _change(self.model, entry.model)
         stream = Part(self.stream.name, self.stream.options | entry.stream)
+        training = self.training
+        if entry.training:
+            check_names("training", entry.training, [field.name for field in fields(Settings)])
+            training = read_settings(asdict(training) | _fit("training", entry.training, _hints(Settings)))
         return RunConfig(
             label=entry.label,
-            methods=parts,
+            methods=(),
             fresh=entry.fresh,
             data=_fit_part("data", dataset, _data_hints(data.is_function(dataset.name))),
             model=_fit_part("model", model, _model_hints(model.name)),
             stream=_fit_part("stream", stream, _hints(streams.stream_class(stream.name))),
-            training=read_settings(asdict(self.training) | _fit("training", entry.training, _hints(Settings))),
+            training=training,
             measures=self.measures,
-            seed=seed,
-            purpose=purpose,
-            # Only where it matters: a result must not be done again because a selection would differ.
-            holdout=self.selection.fraction if purpose == "selection" else 0.0,
+            seed=0,
+            purpose="result",
+            holdout=0.0,
             device=self.device,
             reference=self.reference,
         )
+
+    def config(self, entry: Entry, parts: tuple[Part, ...], seed: int, purpose: Purpose) -> RunConfig:
+        """Return the configuration of one run.
+
+        Args:
+            entry: One of `methods`.
+            parts: One of the entry's `variants`.
+            seed: The seed.
+            purpose: Whether the run chooses settings or is a result.
+        """
+        # A result does not depend on how much is held out for choosing.
+        holdout = self.selection.fraction if purpose == "selection" else 0.0
+        return replace(self._configs[entry.label], methods=parts, seed=seed, purpose=purpose, holdout=holdout)
 
     @property
     def deciding(self) -> str:
@@ -307,10 +392,10 @@ class Recipe(_Strict):
 
 
 def _change(part: Part, changes: Mapping[str, Any]) -> Part:
-    """Apply what an entry has different: other options; with another name, its options alone."""
+    """Apply an entry's changes to a part; another name drops the options of the old one."""
     name = changes.get("name", part.name)
     if not isinstance(name, str):
-        raise ValueError(f"name is {name!r} in the place of {part.name!r}; it must be a text")
+        raise ValueError(f"name is {name!r} instead of {part.name!r}; it must be a text")
     options = {key: value for key, value in changes.items() if key != "name"}
     return Part(name, part.options | options if name == part.name else options)
 
@@ -320,7 +405,7 @@ def _fit_part(where: str, part: Part, hints: Mapping[str, Any]) -> Part:
 
 
 def _fit(where: str, options: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
-    """Bring options into the types that they are annotated with; names without an annotation are left alone."""
+    """Convert options to their annotated types; options without an annotation stay."""
     return {
         key: _fit_value(f"{where}.{key}", value, hints[key]) if key in hints else value
         for key, value in options.items()
@@ -331,7 +416,7 @@ def _fit_value(where: str, value: Any, hint: Any) -> Any:
     adapter = _adapter(hint)
     with contextlib.suppress(ValidationError):
         adapter.validate_json(json.dumps(value, default=str), strict=True)
-        return value  # As it is, be it 1 for 1.0: runs are named by how it is written.
+        return value  # As written, even 1 for 1.0: the name of a run depends on it.
     try:
         return adapter.dump_python(adapter.validate_python(value), mode="json")
     except ValidationError as error:
@@ -348,7 +433,7 @@ _hints = functools.cache(get_type_hints)
 
 def _model_hints(name: str) -> dict[str, Any]:
     if name.endswith(".py"):
-        raise ValueError(f"model is {name!r}; it must name a function in that file too: {name}:function")
+        raise ValueError(f"model is {name!r}; name a function in that file too: {name}:function")
     return {} if ":" in name else _hints(models.info(name).build)
 
 
@@ -364,27 +449,23 @@ def _check_data(part: Part) -> None:
         check_names("data", part.options, allowed)
 
 
-def _check_stream(part: Part) -> None:
-    check_names("stream", part.options, streams.options(part.name))
-
-
 def _check_model(part: Part) -> None:
     if ":" in part.name:
         if not callable(import_object(part.name)):
-            raise ValueError(f"model is {part.name!r}, which cannot be called; it must be a function")
+            raise ValueError(f"model is {part.name!r}, which is not a function")
         if "seed" in part.options:
-            raise ValueError("model.seed: initial weights are drawn under the run's seed; call the option otherwise")
+            raise ValueError("model.seed: the seed of the run draws the initial weights; give the option another name")
         return
     check_names("model", part.options, models.options(part.name))
 
 
 def make_recipe(values: Mapping[str, Any]) -> Recipe:
-    """Check a recipe's values.
+    """Check the values of a recipe.
 
     Raises:
-        RecipeError: If a value is wrong; names every one that is.
+        RecipeError: If values are wrong; the message names all of them.
     """
-    if problem := find_unwritable(values):
+    if problem := _find_unwritable(values):
         raise RecipeError(problem)
     try:
         return Recipe.model_validate(values)
@@ -408,3 +489,18 @@ def _explain(problem: Any) -> str:
         return f"{where} is {problem['input']!r}; it must be how many, or a list of them"
     message = message.replace("tuple", "list")  # as TOML calls it
     return f"{where} is {problem['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _find_unwritable(value: Any, where: str = "") -> str | None:
+    """Name the first value that JSON cannot hold, as runs are saved and named by their JSON."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{where}: {value} is not allowed; it must be finite"
+    if isinstance(value, datetime.date | datetime.time):
+        return f"{where}: {value} is a date or a time; write it as text, in quotes"
+    inside: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        inside = value.items()
+    elif isinstance(value, list | tuple):
+        inside = enumerate(value)
+    found = (_find_unwritable(inner, f"{where}.{key}".removeprefix(".")) for key, inner in inside)
+    return next(filter(None, found), None)

@@ -1,6 +1,7 @@
 """Do one run: from its configuration to its result, from wherever it stopped before."""
 
 import contextlib
+import importlib.util
 import time
 import traceback
 from dataclasses import dataclass
@@ -15,10 +16,10 @@ from pliant import data, methods, models, streams
 from pliant._files import BusyError
 from pliant._seeding import derive_seed, seed_everything
 from pliant.anatomy.layers import called_layers
+from pliant.data.cache import digest_file
 from pliant.data.dataset import Dataset
-from pliant.experiments.provenance import Sources, find_sources
 from pliant.experiments.run_config import Part, RunConfig
-from pliant.experiments.store import FINAL, RunFolder, Status, environment
+from pliant.experiments.store import FINAL, RunFolder, Sources, Status, environment
 from pliant.streams.stream import Stream
 from pliant.training import DivergedError, Learner, summarize, train
 
@@ -179,3 +180,27 @@ def make_methods(config: RunConfig, model: nn.Module, example: Tensor) -> list[m
         return methods.create(part.name, model, example=example, **{"seed": seed} | part.options)
 
     return [make_method(position, part) for position, part in enumerate(config.methods)]
+
+
+def find_sources(config: RunConfig, dataset: Dataset) -> Sources:
+    """Return the digests of the user's own data and code that a run uses.
+
+    Args:
+        config: The run.
+        dataset: Its data set.
+
+    Returns:
+        The digests of the data's content, and of the file with the function that builds the network.
+    """
+    found = {"data": dataset.fingerprint, "model": _digest_code(config.model.name)}
+    return {kind: digest for kind, digest in found.items() if digest}
+
+
+def _digest_code(reference: str) -> str:
+    """Return the digest of the file of `module:name` or `file.py:name`; empty for a built-in name."""
+    module, colon, _ = reference.rpartition(":")
+    if not colon:
+        return ""
+    spec = None if module.endswith(".py") else importlib.util.find_spec(module)
+    file = Path(module if spec is None else spec.origin or "")
+    return digest_file(file) if file.is_file() else ""

@@ -4,12 +4,10 @@ A run's name is derived from its configuration, so that the same configuration a
 what is finished is never done twice, and what was interrupted is found again.
 """
 
-import datetime
 import hashlib
 import json
-import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -136,23 +134,3 @@ def full_name(label: str, settings: str) -> str:
 def read_settings(values: dict[str, Any]) -> Settings:
     """Read settings of a training that were written as JSON, which has no tuples."""
     return Settings(**values | {"decay_epochs": tuple(values["decay_epochs"])})
-
-
-def find_unwritable(value: Any, where: str = "") -> str | None:
-    """Say what among values cannot be written down as JSON, by which runs are known; None if all can.
-
-    Example:
-        >>> find_unwritable({"data": {"noise": float("inf")}})
-        'data.noise: inf is not allowed; it must be finite'
-    """
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"{where}: {value} is not allowed; it must be finite"
-    if isinstance(value, datetime.date | datetime.time):
-        return f"{where}: {value} is a date or a time; write it as a text, in quotes"
-    inside: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, Mapping):
-        inside = value.items()
-    elif isinstance(value, list | tuple):
-        inside = enumerate(value)
-    found = (find_unwritable(inner, f"{where}.{key}".removeprefix(".")) for key, inner in inside)
-    return next(filter(None, found), None)

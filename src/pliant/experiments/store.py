@@ -39,6 +39,8 @@ from pliant.experiments.run_config import RunConfig
 Status = Literal["finished", "diverged", "failed", "unfinished"]
 FINAL: frozenset[Status] = frozenset({"finished", "diverged"})
 """Ends that another attempt would not change."""
+Sources = dict[str, str]
+"""Digests of the user's own "data" and "model", which may change behind their names."""
 
 _TAIL = 65536
 """More bytes than most lines of metrics have."""
@@ -134,6 +136,14 @@ def _naming(file: Path, advice: str = "remove it, or its folder") -> Iterator[Pa
         yield file
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is damaged ({type(error).__name__}: {error}); {advice}") from error
+
+
+def read_sources(run: Run) -> dict[tuple[str, str], str]:
+    """Return the digests that a run's log holds, by kind and name, e.g. ("data", "photos/")."""
+    with contextlib.suppress(ValueError, KeyError, OSError):  # A damaged log holds none.
+        then: Sources = next((event["sources"] for event in reversed(run.events) if "sources" in event), {})
+        return {(kind, str(getattr(run.config, kind))): digest for kind, digest in then.items()}
+    return {}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -265,7 +275,7 @@ class RunFolder:
                 size = checkpoint["metrics_bytes"]
                 if written < size:
                     raise ValueError(f"{metrics.name} is shorter than when the checkpoint was saved")
-                then = checkpoint.get("sources", sources)  # Older versions did not tell.
+                then = checkpoint["sources"]
                 if changed := [kind for kind, digest in sources.items() if then.get(kind, digest) != digest]:
                     raise ValueError(f"the {' and the '.join(changed)} changed since it was saved")
                 load(checkpoint["state"])

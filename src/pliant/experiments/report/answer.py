@@ -21,7 +21,7 @@ from pliant.experiments.report.formatting import (
 )
 from pliant.experiments.report.statistics import MANY_SEEDS, POWER, seeds_needed
 from pliant.experiments.run_config import describe
-from pliant.experiments.selection_summary import is_tied
+from pliant.experiments.selection import is_tied
 
 Certainty = Literal["clear", "unclear", "none"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from pliant.experiments.recipe import Entry, GridPart, Recipe, Selection
 from pliant.experiments.report.comparison import Broken
 from pliant.experiments.run_config import Part, describe, read_settings
-from pliant.experiments.selection_summary import tell_choice
+from pliant.experiments.selection import tell_choice
 from pliant.experiments.store import Run, Status, load_recipe_values, load_run, load_selection
 
 PROGRESS: dict[Status, int] = {"unfinished": 0, "failed": 1, "diverged": 2, "finished": 2}

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from pliant import data, streams
-from pliant.experiments.provenance import read_sources
 from pliant.experiments.recipe import Recipe
 from pliant.experiments.report.comparison import Broken, Comparison, Contender, Role
 from pliant.experiments.report.folders import PROGRESS, Folder, WrittenRecipe, read_folder
 from pliant.experiments.run_config import SETTING, RunConfig, full_name
-from pliant.experiments.store import FINAL, Run
+from pliant.experiments.store import FINAL, Run, read_sources
 
 _Versions = dict[tuple[str, str], set[str]]
 """Digests of the user's own data and networks, by kind and name."""
