@@ -18,6 +18,8 @@ from pliant.experiments.report.making import Report
 from pliant.experiments.report.style import DARK, LIGHT
 from tests.experiments.report.stores import NASTY, config, write_results, write_run
 
+pytestmark = pytest.mark.needs_browser
+
 
 class Page:
     """A page in the browser, and what a reader can do with it."""
