@@ -14,9 +14,9 @@ setup: $(VENV)/.setup
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-# What needs a browser or a data set that is not there is not run; the last line says so.
+# What needs a browser or a data set that is not there is not run; the last line says so. TESTS=path for a part.
 test: $(VENV)/.setup
-	$(PYTEST) -m "not long"
+	$(PYTEST) -m "not long" $(TESTS)
 
 # Nothing is left out: what is missing is installed or downloaded first.
 test-all: $(VENV)/.setup

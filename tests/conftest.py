@@ -20,8 +20,8 @@ settings.load_profile("repeatable")
 
 # Bits depend on the number of threads: as many here as the workers of runs have, however the tests are started,
 # and in the processes that tests start.
-torch.set_num_threads(1)
-os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_NUM_THREADS"] = os.environ.get("PLIANT_TEST_THREADS", "1")
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 # `make test-all` fetches data before the tests: no test asks the hub, and none waits for an answer.
 os.environ["HF_HUB_OFFLINE"] = "1"

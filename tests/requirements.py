@@ -1,10 +1,12 @@
-"""Tests that need a browser or a data set are not run on a machine without it, and the last line of the output says so.
+"""Tests that need a browser, a data set or a user namespace are not run without it; the last line of output says so.
 
 A test that was not run must not look like a passed one. So it is deselected, not skipped, and counted by what it lacks.
 With `--require-all`, which `make test-all` gives, a missing requirement is an error.
 """
 
+import functools
 import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -36,6 +38,13 @@ def in_cache(name: str) -> bool:
     return all(isinstance(try_to_load_from_cache(source.repo, file, repo_type="dataset"), str) for file in files)
 
 
+@functools.cache
+def can_mount() -> bool:
+    """Return whether a process of this user may mount a disk of its own."""
+    command = ["unshare", "--mount", "--map-root-user", "true"]
+    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+
+
 def find_missing(item: pytest.Item) -> tuple[str, str] | None:
     """Return the marker whose requirement is missing, and what is missing."""
     if item.get_closest_marker("needs_browser") and (program := missing_browser()):
@@ -44,6 +53,8 @@ def find_missing(item: pytest.Item) -> tuple[str, str] | None:
         for name in mark.args:
             if not in_cache(name):
                 return "needs_data", name
+    if item.get_closest_marker("needs_namespace") and not can_mount():
+        return "needs_namespace", "user namespace"
     return None
 
 
@@ -60,6 +71,8 @@ def describe(not_run: NotRun) -> str:
     if names := not_run.get("needs_data"):
         titles = join(TITLES.get(name, name) for name in TITLES | names if name in names)
         parts.append(f"{sum(names.values())} {'' if parts else 'tests '}on {titles} (not in the cache)")
+    if names := not_run.get("needs_namespace"):
+        parts.append(f"{sum(names.values())} {'' if parts else 'tests '}on a full disk (no {join(names)})")
     return f"not run here: {', '.join(parts)}: make test-all"
 
 
@@ -67,7 +80,7 @@ NOT_RUN = pytest.StashKey[NotRun]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--require-all", action="store_true", help="fail if a browser or a data set is missing")
+    parser.addoption("--require-all", action="store_true", help="fail if a browser, a data set or a right is missing")
 
 
 def pytest_configure(config: pytest.Config) -> None:
