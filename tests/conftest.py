@@ -12,14 +12,19 @@ from hypothesis import settings
 
 from pliant.data.cache import entries
 
+pytest_plugins = ["tests.requirements"]
+
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)  # pytest --hypothesis-profile=explore looks for new examples.
 settings.load_profile("repeatable")
 
 # Bits depend on the number of threads: as many here as the workers of runs have, however the tests are started,
 # and in the processes that tests start.
-torch.set_num_threads(1)
-os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_NUM_THREADS"] = os.environ.get("PLIANT_TEST_THREADS", "1")
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+# `make test-all` fetches data before the tests: no test asks the hub, and none waits for an answer.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 # No test leaves data in the user's cache, where a mistake in a decoder would outlive its mending. What comes from the
 # hub is linked: to decode it takes a while. Workers of one session share the folder.

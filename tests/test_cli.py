@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import fields
+from functools import partial
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
@@ -159,19 +161,29 @@ def command(root: Path, model: str = "mlp") -> list[str]:
 
 def start(command: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        # A shell starts what it runs in the background with SIGINT ignored, and every child would inherit that.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
 
 
 def stop(command: list[str], folder: Path, send: Callable[[int], None]) -> tuple[int, str]:
     """Start a command, send it a signal where both its workers wait; return its exit code and what it printed."""
     process = start(command)
-    wait_until(lambda: len(list(folder.glob("*.waits"))) == 2 or process.poll() is not None)
-    assert process.poll() is None, process.stdout.read()
-    workers = descendants(process.pid)
-    send(process.pid)
-    printed, _ = process.communicate(timeout=300)
-    wait_until(lambda: not any(map(is_running, workers)))
+    try:
+        wait_until(lambda: len(list(folder.glob("*.waits"))) == 2 or process.poll() is not None)
+        assert process.poll() is None, process.stdout.read()
+        workers = descendants(process.pid)
+        send(process.pid)
+        printed, _ = process.communicate(timeout=60)
+        wait_until(lambda: not any(map(is_running, workers)), 60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # If the signal did not stop it, nothing else would.
     for mark in folder.glob("*.waits"):
         mark.unlink()
     return process.returncode, printed

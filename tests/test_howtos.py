@@ -3,14 +3,21 @@
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from pliant import cli
 from pliant._key_values import override
+from pliant.experiments.engines import Job, ProcessEngine, perform
 from pliant.experiments.recipe import make_recipe
+from pliant.experiments.run import Outcome
 from pliant.experiments.store import load_runs, load_selection
 
 ROOT = Path(__file__).parent.parent
@@ -28,7 +35,42 @@ def run(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-def outputs(page: str, folder: Path) -> list[str]:
+class EngineHere(ProcessEngine):
+    """Executes jobs in this process: test_schedule.py proves that other processes do the same."""
+
+    def submit(self, job: Job) -> "Future[Outcome]":
+        outcome: Future[Outcome] = Future()
+        outcome.set_result(perform(job, 1))
+        return outcome
+
+
+@pytest.fixture
+def run_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[[list[str], Path], str]]:
+    """Run a command in this process, which has imported torch already; return what it prints."""
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def run(command: list[str], folder: Path) -> str:
+        if command[0] == sys.executable:
+            exec(command[2], {"__name__": "__main__"})
+            return ""
+        monkeypatch.setattr(sys, "argv", command)
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        printed = capsys.readouterr()
+        assert end.value.code == 0, printed.out + printed.err
+        return printed.out
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / ".cache"))
+    monkeypatch.setattr(cli, "console", Console(width=120))
+    monkeypatch.setattr(cli, "ProcessEngine", EngineHere)
+    yield run
+    signal.signal(signal.SIGTERM, handler)
+
+
+def outputs(page: str, folder: Path, run: Callable[[list[str], Path], str] = run) -> list[str]:
     """Do what a page says; return what its commands print."""
     printed = []
     for kind, name, content in BLOCK.findall((ROOT / "docs" / page).read_text()):
@@ -43,8 +85,8 @@ def outputs(page: str, folder: Path) -> list[str]:
     return printed
 
 
-def test_own_data(tmp_path: Path) -> None:
-    got, compared, tuned, table = outputs("howto-own-data.md", tmp_path)
+def test_own_data(tmp_path: Path, run_here: Callable[[list[str], Path], str]) -> None:
+    got, compared, tuned, table = outputs("howto-own-data.md", tmp_path, run_here)
     assert "144 training examples, 36 test examples, 3 classes, shape (3, 16, 16)" in got
     for method in ("vanilla", "fresh", "l2", "swr"):
         assert re.search(rf"│ {method}\s+│", compared), compared

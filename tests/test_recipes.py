@@ -220,6 +220,7 @@ SAMPLE = {
 """Recipes whose quick form runs here, smaller still; all of them run with one seed with the marker `long`."""
 
 
+@pytest.mark.needs_data("mnist")
 @pytest.mark.parametrize("name", SAMPLE)
 def test_sample_runs_to_the_end(name: str, tmp_path: Path) -> None:
     assert_quick_form_runs(name, SAMPLE[name], tmp_path)
@@ -230,6 +231,7 @@ STAND_IN = {"cifar100": "cifar10", "svhn": "cifar10", "emnist": "mnist", "fashio
 
 
 @pytest.mark.long
+@pytest.mark.needs_data("mnist", "cifar10")
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_quick_form_runs_to_the_end(path: Path, tmp_path: Path) -> None:
     data = load_recipe(path, scale="quick").data.name

@@ -99,15 +99,15 @@ def make_rows(drawing: Drawing) -> list[dict[str, Any]]:
     """Average the quantities of a figure over seeds, place by place, with 95 % intervals where there are enough."""
     found: dict[tuple[str, str, str, int], list[float]] = defaultdict(list)
     recipe = find_recipe(drawing.name)
-    with kept_runs(drawing.name) as (runs, _):
-        counted = [run for run in runs if run.status == "finished" and asks_for(recipe, run)]
-        labels = {run.config.label for run in counted}
-        grids = {entry.label: entry.variants() for entry in recipe.methods if entry.label in labels}
-        for run, quantity in product(counted, drawing.quantities):
-            series = list(enumerate(read_series(run, quantity), start=1))
-            for label, line in find_lines(drawing, run, quantity, grids):
-                for place, value in series:
-                    found[label, line, quantity, place].append(value)
+    runs, _ = kept_runs(drawing.name)
+    counted = [run for run in runs if run.status == "finished" and asks_for(recipe, run)]
+    labels = {run.config.label for run in counted}
+    grids = {entry.label: entry.variants() for entry in recipe.methods if entry.label in labels}
+    for run, quantity in product(counted, drawing.quantities):
+        series = list(enumerate(read_series(run, quantity), start=1))
+        for label, line in find_lines(drawing, run, quantity, grids):
+            for place, value in series:
+                found[label, line, quantity, place].append(value)
     rows = []
     order = [entry.label for entry in recipe.methods]
     for (label, line, quantity, place), values in sorted(found.items(), key=lambda item: order.index(item[0][0])):

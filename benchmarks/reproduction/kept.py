@@ -3,10 +3,10 @@
 The runs are in `results/reproduction/RECIPE.jsonl.gz`, packed by `pliant pack`.
 """
 
+import atexit
 import math
 import tempfile
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -121,13 +121,20 @@ def find_recipe(name: str) -> Recipe:
     return load_recipe(recipe_folder() / f"{stem}.toml", scale="quick" if quick else "paper")
 
 
-@contextmanager
-def kept_runs(name: str) -> Iterator[tuple[list[Run], dict[str, Any]]]:
-    """Unpack the kept runs of an experiment for a while, with the settings that were chosen, by label."""
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "experiment"
-        unpack(KEPT / f"{name}.jsonl.gz", root)
-        yield [run for run in load_runs(root) if run.config.purpose == "result"], load_selection(root).get("labels", {})
+@cache
+def unpack_kept(name: str) -> Path:
+    """Unpack the kept runs of an experiment, once a process: they are deleted when it ends."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    root = Path(folder.name) / "experiment"
+    unpack(KEPT / f"{name}.jsonl.gz", root)
+    return root
+
+
+def kept_runs(name: str) -> tuple[list[Run], dict[str, Any]]:
+    """Return the kept runs of an experiment, with the settings that were chosen, by label."""
+    root = unpack_kept(name)
+    return [run for run in load_runs(root) if run.config.purpose == "result"], load_selection(root).get("labels", {})
 
 
 @cache
@@ -135,8 +142,8 @@ def load_kept(name: str) -> Kept | None:
     """Read the kept results of an experiment; None if there are none."""
     if not (KEPT / f"{name}.jsonl.gz").exists():
         return None
-    with kept_runs(name) as (runs, selection):
-        return summarize(name, find_recipe(name), runs, selection)
+    runs, selection = kept_runs(name)
+    return summarize(name, find_recipe(name), runs, selection)
 
 
 def summarize(name: str, recipe: Recipe, runs: list[Run], selection: dict[str, Any]) -> Kept:

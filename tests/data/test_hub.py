@@ -2,10 +2,13 @@
 
 import gzip
 import io
+import itertools
 import os
+import socket
 import struct
 from pathlib import Path
 
+import huggingface_hub.constants
 import numpy
 import pyarrow
 import pyarrow.parquet
@@ -47,11 +50,19 @@ def parquet(images: list[bytes], labels: list[int], image: str, label: str) -> b
 
 @pytest.fixture
 def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    import huggingface_hub.constants
-
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     return tmp_path / "hub"
+
+
+def count_callers(server: socket.socket) -> int:
+    """Count the connections that wait to be accepted."""
+    for count in itertools.count():
+        try:
+            server.accept()[0].close()
+        except BlockingIOError:
+            return count
+    raise AssertionError
 
 
 class TestHub:
@@ -138,9 +149,34 @@ class TestHub:
         with pytest.raises(ConnectionError, match=r"train-00000-of-00001\.parquet of uoft-cs/cifar10 is not in"):
             data.load("cifar10")
 
+    @pytest.mark.parametrize("offline", [False, True])
+    def test_a_silent_hub_is_asked_once_and_never_offline(
+        self, hub_cache: Path, monkeypatch: pytest.MonkeyPatch, offline: bool
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            silent.setblocking(False)
+            address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+            monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+            monkeypatch.setattr(
+                huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/{revision}/{filename}"
+            )
+            monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+            monkeypatch.setattr(hub, "_SECONDS", 0.2)
+            with pytest.raises(ConnectionError, match="HF_HUB_OFFLINE is set" if offline else "timed out"):
+                hub.download("uoft-cs/cifar10", "plain_text/train-00000-of-00001.parquet")
+            assert count_callers(silent) == (0 if offline else 1)
+
     @pytest.mark.parametrize(
         ("name", "mean", "std"),
-        [("mnist", [0.1307], [0.3081]), ("cifar10", [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616])],
+        [
+            pytest.param("mnist", [0.1307], [0.3081], marks=pytest.mark.needs_data("mnist")),
+            pytest.param(
+                "cifar10",
+                [0.4914, 0.4822, 0.4465],
+                [0.2470, 0.2435, 0.2616],
+                marks=pytest.mark.needs_data("cifar10"),
+            ),
+        ],
     )
     def test_mnist_and_cifar10_have_their_known_statistics(
         self, name: str, mean: list[float], std: list[float], request: pytest.FixtureRequest

@@ -1,7 +1,7 @@
 """Small runs, and processes to kill them in, at a known place."""
 
+import contextlib
 import multiprocessing
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -107,8 +107,12 @@ def interrupt(config: RunConfig, root: Path) -> Path:
 
 def descendants(pid: int) -> set[int]:
     """The processes that a process has started, and those that they have."""
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout
-    children = {int(each) for each in found.split()}
+    children = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            # The name in parentheses may hold anything; the parent is the second field after it.
+            if (process / "stat").read_text().rpartition(")")[2].split()[1] == str(pid):
+                children.add(int(process.name))
     return children.union(*(descendants(child) for child in children))
 
 

@@ -23,7 +23,12 @@ def cluster() -> Iterator[Cluster]:
     """A head without CPUs, so that everything runs on nodes that may be killed."""
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80_000_000},
+        head_node_args={
+            "num_cpus": 0,
+            "include_dashboard": False,
+            "object_store_memory": 80_000_000,
+            "_system_config": {"worker_niceness": 0},  # By default Ray's workers wait for all other tests.
+        },
     )
     yield cluster
     ray.shutdown()

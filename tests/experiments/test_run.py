@@ -292,6 +292,7 @@ for free in (1, 12, 40, 70):
 """
 
 
+@pytest.mark.needs_namespace
 def test_a_full_disk_fails_the_run_and_room_lets_it_go_on(tmp_path: Path, reference: dict[str, bytes]) -> None:
     disk, result = tmp_path / "disk", tmp_path / "result"
     disk.mkdir()

@@ -14,7 +14,7 @@ from pliant.methods._core.initial import draw_fresh, seeded
 from pliant.methods._core.recycler import SumByUnit, sum_except
 from pliant.models import create
 from tests import zoo
-from tests.loops import snapshot, train, training_step
+from tests.loops import snapshot, steady_adam, train, training_step
 from tests.reference import recycling as reference
 from tests.reference.recycling import Wire
 
@@ -39,7 +39,7 @@ CASES: dict[str, Case] = {
     "cnn_bn": (zoo.cnn_bn, (8, 1, 12, 12), [("0", "1", "4"), ("4", "5", "9"), ("9", None, "11")]),
     "resnet": (
         lambda: create("resnet18", (3, 8, 8), 5, width=3),
-        (4, 3, 8, 8),
+        (16, 3, 8, 8),  # The last layers normalize one value an image: of few images, they magnify rounding.
         [(f"{i}.conv1", f"{i}.norm1", f"{i}.conv2") for i in range(3, 11)],
     ),
     "vit": (
@@ -75,7 +75,7 @@ def assert_equal_runs(left: nn.Module, right: nn.Module, one: Optimizer, two: Op
 def test_redo_matches_the_reference(name: str) -> None:
     model, _, batch = build(name)
     control, wires, _ = build(name)
-    one, two = Adam(model.parameters(), lr=1e-2), Adam(control.parameters(), lr=1e-2)
+    one, two = steady_adam(model), steady_adam(control)
     redo = ReDo(model, batch(0)[0], tau=0.95, every=3, seed=5).attach(one)
     total = 0
     for step in range(1, 8):
@@ -99,7 +99,7 @@ def test_redo_matches_the_reference(name: str) -> None:
 def test_continual_backprop_matches_the_reference(name: str) -> None:
     model, _, batch = build(name)
     control, wires, _ = build(name)
-    one, two = Adam(model.parameters(), lr=1e-2), Adam(control.parameters(), lr=1e-2)
+    one, two = steady_adam(model), steady_adam(control)
     cbp = ContinualBackprop(model, batch(0)[0], rate=0.07, maturity=2, seed=5).attach(one)
     plain = reference.ContinualBackprop(wires, rate=0.07, maturity=2)
     draws = total = 0

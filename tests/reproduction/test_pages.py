@@ -69,15 +69,15 @@ KEPT_NAMES = sorted(file.name.removesuffix(".jsonl.gz") for file in KEPT.glob("*
 def test_kept_measures_are_numbers_that_they_can_be(name: str) -> None:
     """Norms, ranks and shares are not negative, nor is the sharpness of cross-entropy; dormancy is minus an entropy."""
     seen = set()
-    with kept_runs(name) as (runs, _):
-        for run in runs:
-            for record in run.records:
-                for key, value in record.get("measures", {}).items():
-                    measure, where = key.partition("/")[0], (run.id, record["task"], record["epoch"], key)
-                    if value is not None:
-                        seen.add(measure)
-                        assert value <= 0 if measure == "dormancy" else value >= 0, where
-                        assert value <= 1 or measure not in SHARES, where
+    runs, _ = kept_runs(name)
+    for run in runs:
+        for record in run.records:
+            for key, value in record.get("measures", {}).items():
+                measure, where = key.partition("/")[0], (run.id, record["task"], record["epoch"], key)
+                if value is not None:
+                    seen.add(measure)
+                    assert value <= 0 if measure == "dormancy" else value >= 0, where
+                    assert value <= 1 or measure not in SHARES, where
     assert seen >= set(find_recipe(name).measures)
 
 
@@ -95,9 +95,9 @@ def test_card_shows_the_effect_of_its_method(name: str) -> None:
 def test_kept_runs_are_those_of_the_recipe(file: Path) -> None:
     name = file.name.removesuffix(".jsonl.gz")
     recipe = find_recipe(name)
-    with kept_runs(name) as (runs, _):
-        assert runs
-        assert all(asks_for(recipe, run) and run.config.seed in recipe.seeds for run in runs)
+    runs, _ = kept_runs(name)
+    assert runs
+    assert all(asks_for(recipe, run) and run.config.seed in recipe.seeds for run in runs)
 
 
 def test_explanations_sort_measures_by_what_they_tell_apart(monkeypatch: pytest.MonkeyPatch) -> None:

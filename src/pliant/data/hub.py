@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _DECODER = "1"
 """Part of the cache key. Increase it when decoding changes."""
 
+_SECONDS = 5.0
+"""How long to wait for an answer of the hub before using the local cache alone."""
+
 
 @dataclass(frozen=True)
 class HubSource:
@@ -141,14 +144,25 @@ def load_from_hub(name: str) -> Dataset:
 
 
 def download(repo: str, file: str) -> Path:
-    """Return one file of a data repository, from the hub's local cache if present."""
+    """Get one file of a data repository, from the hub's local cache if it is there.
+
+    The hub is asked once, and must answer within seconds. With `HF_HUB_OFFLINE=1` it is not asked at all.
+    """
     with naming_extra("getting data from the hub", "data"):
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
+    offline = constants.HF_HUB_OFFLINE
     try:
-        return Path(hf_hub_download(repo, file, repo_type="dataset"))
+        if not offline:
+            # Asked by `hf_hub_download` alone, a hub that does not answer would be asked again for minutes.
+            get_hf_file_metadata(hf_hub_url(repo, file, repo_type="dataset"), timeout=_SECONDS)
+        reason = "HF_HUB_OFFLINE is set"
+    except Exception as error:  # Whatever the client's HTTP library raises, which differs between its releases.
+        offline, reason = True, str(error) or type(error).__name__
+    try:
+        return Path(hf_hub_download(repo, file, repo_type="dataset", etag_timeout=_SECONDS, local_files_only=offline))
     except (OSError, ValueError) as error:
         raise ConnectionError(
-            f"{file} of {repo} is not in the local cache and cannot be downloaded: {error}"
+            f"{file} of {repo} is not in the local cache and cannot be downloaded: {reason if offline else error}"
         ) from error
 
 

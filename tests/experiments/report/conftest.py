@@ -15,6 +15,7 @@ from pliant._files import write_atomically
 from pliant.experiments.report.document import Report
 from pliant.experiments.run_config import Part
 from tests.experiments.report.stores import config, write_recipe, write_run
+from tests.requirements import BROWSERS
 
 
 @pytest.fixture(scope="session")
@@ -64,19 +65,13 @@ _FLAGS = (
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    """Chromium without a window. A machine without it fails these tests: a page nobody looked at is not tested."""
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    driver = shutil.which("chromedriver")
-    if program is None or driver is None:
-        pytest.fail(
-            "the report's tests need chromium and chromedriver on PATH: apt-get install chromium chromium-driver"
-        )
+    """Chromium without a window, for tests with the marker `needs_browser`."""
     options = Options()
-    options.binary_location = program
+    options.binary_location = next(filter(None, map(shutil.which, BROWSERS)))
     for flag in (*_FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    chrome = Chrome(options=options, service=Service(driver))
+    chrome = Chrome(options=options, service=Service(shutil.which("chromedriver")))
     chrome.set_script_timeout(300)  # axe takes long on a busy machine
     yield chrome
     chrome.quit()

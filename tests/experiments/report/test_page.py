@@ -18,6 +18,8 @@ from pliant.experiments.report.chart_style import DARK, LIGHT
 from pliant.experiments.report.document import Report
 from tests.experiments.report.stores import NASTY, config, write_results, write_run
 
+pytestmark = pytest.mark.needs_browser
+
 
 class Page:
     """A page in the browser, and what a reader can do with it."""
