@@ -1,4 +1,4 @@
-"""Writing files so that no crash leaves half of one."""
+"""Write files atomically, and lock them."""
 
 import contextlib
 import os
@@ -9,17 +9,17 @@ import filelock
 
 
 class BusyError(RuntimeError):
-    """Somebody else holds the lock."""
+    """Another process holds the lock."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Put a file in place as a whole or not at all, and for good: power may fail right after.
+    """Write a file completely or not at all, durably.
 
     Args:
-        path: Where it goes; what was there stays until the new content is safe.
-        content: What it holds.
+        path: The file; its old content stays until the new content is on disk.
+        content: The new content.
     """
-    # The process id keeps several writers on one file system out of each other's way.
+    # The process id keeps writers in several processes apart.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -34,7 +34,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make what a file or folder holds durable."""
+    """Flush a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -44,14 +44,14 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def exclusive(path: Path, patience: float = 0.0) -> Iterator[None]:
-    """Hold a lock file; the operating system frees it when the process dies, however it dies.
+    """Hold a lock file; the operating system releases it when the process dies.
 
     Args:
         path: The lock file.
-        patience: How many seconds to wait for it.
+        patience: Seconds to wait for the lock.
 
     Raises:
-        BusyError: If somebody else holds it.
+        BusyError: If another process holds it.
     """
     lock = filelock.FileLock(path)
     try:

@@ -1,4 +1,4 @@
-"""Objects of the user's own, named as text, `module:name` or `path/to/file.py:name`; and packages that are extras."""
+"""Import the user's objects by `module:name` or `path/to/file.py:name`, and name missing extras."""
 
 import contextlib
 import importlib
@@ -14,7 +14,7 @@ from pliant._seeding import undrawn
 
 
 def import_object(reference: str) -> Any:
-    """Import what a reference names; the global random generators stay as they were.
+    """Import the object that a reference names; the global random generators keep their states.
 
     Args:
         reference: `package.module:name`, or `path/to/file.py:name`. Modules are also looked for in the
@@ -24,7 +24,7 @@ def import_object(reference: str) -> Any:
         The object.
 
     Raises:
-        ValueError: If the reference has another form, or there is nothing behind it, or no valid Python.
+        ValueError: If the reference has another form, does not exist, or is not valid Python.
 
     Example:
         >>> import_object("math:pi")
@@ -34,12 +34,12 @@ def import_object(reference: str) -> Any:
     if not (colon and module_name and name):
         raise ValueError(f"{reference!r} must be of the form module:name or path/to/file.py:name")
     with contextlib.suppress(ImportError):
-        importlib.import_module("numpy.random")  # or its generator, which the module may bring, is not looked after
+        importlib.import_module("numpy.random")  # Else `undrawn` misses its generator if the module imports it first.
     try:
-        with undrawn():  # A module may seed, and is imported by the first run of a process alone.
+        with undrawn():  # A module may seed; only the first run of a process imports it.
             module = _import_file(Path(module_name)) if module_name.endswith(".py") else _import_module(module_name)
     except SyntaxError as error:
-        raise ValueError(f"{reference!r} is no valid Python: {error}") from error
+        raise ValueError(f"{reference!r} is not valid Python: {error}") from error
     except (ValueError, OSError):
         raise
     except ImportError as error:
@@ -61,7 +61,7 @@ def _import_module(name: str) -> Any:
         with _first(folder):
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # A module that is there but misses one of its own imports is another matter.
+        # If the module exists but one of its own imports is missing, that error stands.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise ValueError(f"there is no module {name!r} in {folder} or among the installed ones") from None
@@ -76,7 +76,7 @@ def _import_file(path: Path) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # What the file itself imports may lie beside it, and classes are looked up by their module when pickled.
+    # Pickle looks up classes by their module.
     sys.modules[name] = module
     with _first(path.parent):
         spec.loader.exec_module(module)
@@ -84,14 +84,14 @@ def _import_file(path: Path) -> Any:
 
 
 _FOLDERS: set[Path] = set()
-"""Where modules of the user's own were imported from."""
+"""Folders that the user's modules were imported from."""
 
 
 @contextlib.contextmanager
 def _first(folder: Path) -> Iterator[None]:
-    """Let a folder's modules be found before all others, also if one of the same name was loaded from another such one.
+    """Put a folder first on the import path, and drop loaded modules of the same names from other user folders.
 
-    They can be found afterwards too, but then after all others: a `json.py` beside a network must not stop workers.
+    Afterwards the folder is last on the path, so that a `json.py` beside a network cannot break workers.
     """
     _FOLDERS.add(folder)
     for name, module in list(sys.modules.items()):
@@ -111,7 +111,7 @@ def _first(folder: Path) -> Iterator[None]:
 
 
 def tell_failure(error: Exception) -> str:
-    """Say in a line what code of the user's own raised, and where.
+    """Describe in one line what the user's code raised, and where.
 
     Example:
         >>> try:
@@ -126,11 +126,11 @@ def tell_failure(error: Exception) -> str:
 
 @contextlib.contextmanager
 def naming_extra(what: str, extra: str) -> Iterator[None]:
-    """Say how to install what an import misses.
+    """Turn an ImportError into one that names the extra to install.
 
     Args:
-        what: What cannot be done without it.
-        extra: The extra of Pliant that has it.
+        what: The feature that needs the package.
+        extra: The extra of Pliant that installs it.
 
     Example:
         >>> with naming_extra("juggling", "circus"):

@@ -1,4 +1,4 @@
-"""What command lines say of the form `key=value`."""
+"""Parse `key=value` arguments of the command line."""
 
 import datetime
 import tomllib
@@ -10,14 +10,14 @@ def override(values: dict[str, Any], assignments: Iterable[str]) -> dict[str, An
     """Change values in place by assignments such as `seeds=3` or `stream.epochs=5`.
 
     Args:
-        values: What is changed; tables are dictionaries. A table that is a text is that table's `name`.
-        assignments: Each `key=value`, with dots in the key for what lies inside tables; the value as in TOML.
+        values: The values to change; tables are dictionaries. A text in the place of a table is its `name`.
+        assignments: Texts `key=value`; a dot in the key leads into a table, and the value is TOML.
 
     Returns:
         The values.
 
     Raises:
-        ValueError: If an assignment has no =, or goes into what is no table.
+        ValueError: If an assignment has no =, or its key leads into something that is not a table.
 
     Example:
         >>> override({"stream": "single"}, ["stream.epochs=5", "seeds=[1, 2]"])
@@ -32,7 +32,7 @@ def override(values: dict[str, Any], assignments: Iterable[str]) -> dict[str, An
 
 
 def read_options(assignments: Iterable[str], *tables: str) -> dict[str, dict[str, Any]]:
-    """Read assignments to what lies inside these tables, and to nothing else.
+    """Parse assignments to keys of these tables; reject all others.
 
     Example:
         >>> read_options(["data.size=32"], "data", "model")
@@ -42,7 +42,7 @@ def read_options(assignments: Iterable[str], *tables: str) -> dict[str, dict[str
     for key, value in values.items():
         if key not in tables or not isinstance(value, dict):
             allowed = " or ".join(f"'{table}.'" for table in tables)
-            raise ValueError(f"--set {key}: only what begins with {allowed} has a meaning here")
+            raise ValueError(f"--set {key}: the key must begin with {allowed} here")
     return {table: values.get(table, {}) for table in tables}
 
 
@@ -53,13 +53,13 @@ def _assign(values: dict[str, Any], keys: list[str], value: Any) -> None:
         if isinstance(inner, str):
             inner = values[key] = {"name": inner}
         if not isinstance(inner, dict):
-            raise ValueError(f"{'.'.join(keys)}: {key!r} is no table")
+            raise ValueError(f"{'.'.join(keys)}: {key!r} is not a table")
         values = inner
     values[last] = value
 
 
 def parse_value(text: str) -> Any:
-    """Read a value as TOML, and as plain text where it is none, or a date."""
+    """Parse a value as TOML; what is not TOML, and dates, stay text."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

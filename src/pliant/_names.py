@@ -1,4 +1,4 @@
-"""Names and what they stand for: what is allowed, what was probably meant, what a docstring says."""
+"""Check names, suggest the nearest allowed one, and read arguments from docstrings."""
 
 import difflib
 import inspect
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def check_names(where: str, given: Iterable[str], allowed: Iterable[str]) -> None:
-    """Raise a ValueError that names the first of these names that is not allowed.
+    """Raise a ValueError for the first name that is not allowed.
 
     Args:
-        where: What they are names in.
+        where: The argument or table that holds the names, for the message.
         given: The names.
-        allowed: What they may be.
+        allowed: The allowed names.
     """
     allowed = list(allowed)
     for name in given:
@@ -33,11 +33,11 @@ def keyword_options(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def read_arguments(documented: Callable[..., Any]) -> dict[str, str]:
-    """Return what a docstring says about each argument, in a line.
+    """Return the description of each argument in a docstring, as one line.
 
     Example:
         >>> read_arguments(suggest)["word"]
-        'What was given.'
+        'The word that is not allowed.'
     """
     section = re.search(r"^Args:\n((?: .*\n|\n)*)", f"{inspect.getdoc(documented) or ''}\n", re.MULTILINE)
     entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section[1] if section else "", re.MULTILINE)
@@ -45,11 +45,11 @@ def read_arguments(documented: Callable[..., Any]) -> dict[str, str]:
 
 
 def suggest(word: str, allowed: Iterable[str]) -> str:
-    """Say which words are allowed, the likely one first.
+    """List the allowed words, the most similar one first.
 
     Args:
-        word: What was given.
-        allowed: What could have been given.
+        word: The word that is not allowed.
+        allowed: The allowed words.
 
     Returns:
         The end of a sentence.

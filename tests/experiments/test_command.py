@@ -101,4 +101,4 @@ def test_data_is_fetched_as_runs_load_it(pliant: Command, tmp_path: Path, monkey
     code, printed = pliant("data", "get", str(root), "--set", "data.size=4", "--set", "data.first=5")
     assert (code, "5 training examples" in printed, "shape (3, 4, 4)" in printed) == (0, True, True)
     code, printed = pliant("data", "get", str(root), "--set", "training.lr=4")
-    assert (code, "only what begins with 'data.' has a meaning here" in printed) == (2, True)
+    assert (code, "the key must begin with 'data.' here" in printed) == (2, True)

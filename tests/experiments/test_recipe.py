@@ -251,7 +251,7 @@ def test_numbers_stay_as_they_are_written() -> None:
 
 def test_a_file_that_is_no_python_is_named(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def build(:\n")
-    with pytest.raises(RecipeError, match=r"own\.py:build' is no valid Python: .*\(own\.py, line 1\)"):
+    with pytest.raises(RecipeError, match=r"own\.py:build' is not valid Python: .*\(own\.py, line 1\)"):
         make(model=f"{tmp_path / 'own.py'}:build")
 
 

@@ -64,7 +64,7 @@ def test_a_truncated_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> N
     outcome = execute(config, tmp_path)
     assert outcome.status == "finished"
     (note,) = outcome.notes
-    assert f"{checkpoint} is no good (ValueError: the content is not what was saved)" in note
+    assert f"{checkpoint} is rejected (ValueError: the content is not what was saved)" in note
     assert events(tmp_path, config)[-4:] == ["start", "bad checkpoint", "resume", "end"]
     assert not list(tmp_path.rglob("checkpoint-*")), "nothing is left of them when a run has ended"
     assert_nothing_shows(tmp_path, config)
@@ -153,7 +153,7 @@ def test_a_run_does_not_go_on_with_other_data_or_another_network(tmp_path: Path,
     assert outcome.status == "finished"
     *bad, over = outcome.notes
     assert len(bad) == 2
-    assert all(f"is no good (ValueError: the {changed} changed since it was saved)" in note for note in bad)
+    assert all(f"is rejected (ValueError: the {changed} changed since it was saved)" in note for note in bad)
     assert over == "no checkpoint is left: the run starts over"
     assert_nothing_shows(tmp_path, config)
 

@@ -13,7 +13,7 @@ from pliant.experiments.scheduler import run_all
 from pliant.experiments.store import load_runs
 from pliant.training import Learner, Settings, train
 from tests.experiments.helpers import small
-from tests.experiments.test_schedule import Notebook
+from tests.experiments.test_scheduler import Notebook
 
 
 def resident_after(*tasks: int) -> list[float]:

@@ -1,8 +1,8 @@
-"""An experiment in one small file, to keep beside the claims that rest on it.
+"""Pack an experiment into one small file.
 
-A gzipped file of JSON lines: first what was asked for and which settings were chosen, then a line a run with its
-configuration, its result and its metrics, column by column. Numbers keep six digits. What only says when and where a
-run took place is left out, and the same runs always give the same bytes.
+The file holds gzipped JSON lines: the recipe and the chosen settings, then one line a run with its configuration, its
+result and its metrics by column. Numbers keep six digits. Times and hosts are left out, so the same runs always give
+the same bytes.
 """
 
 import gzip
@@ -23,14 +23,14 @@ _DIGITS = 6
 
 
 def pack(root: Path, file: Path) -> int:
-    """Write the runs of an experiment that have ended into one file.
+    """Write the ended runs of an experiment into one file.
 
     Args:
-        root: The experiment's folder.
-        file: The file, by custom named `….jsonl.gz`; replaced if it is there.
+        root: The folder of the experiment.
+        file: The file, usually named `….jsonl.gz`; replaced if it exists.
 
     Returns:
-        How many runs it holds.
+        The number of runs.
     """
     runs = [run for run in load_runs(root) if run.status in FINAL]
     if not (root / "recipe.json").exists():
@@ -43,14 +43,14 @@ def pack(root: Path, file: Path) -> int:
 
 
 def unpack(file: Path, root: Path) -> int:
-    """Make an experiment's folder from a packed file, for `pliant report` and `load_runs`: all of the runs or none.
+    """Unpack an experiment, for `pliant report` and `load_runs`: all of the runs or none.
 
     Args:
-        file: What `pack` wrote.
-        root: The folder; it must not hold runs yet.
+        file: A file written by `pack`.
+        root: The folder to write; it must not hold runs.
 
     Returns:
-        How many runs it holds.
+        The number of runs.
     """
     if (root / "runs").exists():
         raise ValueError(f"root {str(root)!r} holds runs already; unpack into another folder")
@@ -78,7 +78,7 @@ _FILES = ("config.json", "metrics.jsonl", "result.json")
 
 
 def _parse(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Read all of a packed file: what it begins with, and each run's name and files."""
+    """Read a packed file: its first line, and the id and files of each run."""
     content = file.read_bytes()
     try:
         head, *lines = [json.loads(line) for line in gzip.decompress(content).splitlines()]
@@ -90,7 +90,7 @@ def _parse(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def _parse_run(run: dict[str, Any]) -> dict[str, Any]:
     if not re.fullmatch(r"[a-z0-9-]+", run["id"]):
-        raise ValueError(f"{run['id']!r} is no name of a run")
+        raise ValueError(f"{run['id']!r} is not the id of a run")
     RunConfig.from_dict(run["config"])
     end = {key: run[key] for key in ("config", "status", "result", "error")}
     records = "".join(json.dumps(record) + "\n" for record in _to_rows(run["metrics"]))
@@ -110,7 +110,7 @@ def _describe(run: Run) -> dict[str, Any]:
 
 
 def _to_columns(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Turn records into lists by key, None where a record lacks the key; a single entry if all are the same."""
+    """Turn records into lists by key, with None for missing values; equal values are kept once."""
     names = dict.fromkeys(name for record in records for name in record if name not in _LEFT_OUT)
     columns = {name: [record.get(name) for record in records] for name in names}
     return {

@@ -1,8 +1,7 @@
-"""Where runs are executed: in processes of this machine, or on a Ray cluster.
+"""Engines execute runs: in processes of this machine, or on a Ray cluster.
 
-An engine turns a job into a future; everything else (order, retries, progress) is done once, by the
-scheduler. Every run has the same number of threads, one by default, so its numbers do not depend on the
-engine or on how many runs share the machine.
+An engine turns a job into a future; the scheduler does the rest (order, retries, progress). Every run has the same
+number of threads, one by default, so its numbers do not depend on the engine or on the number of parallel runs.
 """
 
 import contextlib
@@ -33,10 +32,10 @@ class Job:
 
     Args:
         config: The run.
-        root: The experiment's folder.
-        checkpoint_seconds: Time between two checkpoints, at least.
-        folder: Where relative paths start: data, and modules of the user's own.
-        paths: Where else modules are imported from.
+        root: The folder of the experiment.
+        checkpoint_seconds: The least time between two checkpoints.
+        folder: The current folder, for relative paths of data and modules.
+        paths: The import path.
     """
 
     config: RunConfig
@@ -47,28 +46,28 @@ class Job:
 
 
 class WorkerDiedError(RuntimeError):
-    """The process that did a job died: it was killed, ran out of memory, or its machine is gone."""
+    """The process of a job died: it was killed, ran out of memory, or its machine failed."""
 
 
 class Engine(Protocol):
-    """Executes jobs somewhere."""
+    """Executes jobs."""
 
     def capacity(self) -> int:
-        """How many jobs to have submitted at a time."""
+        """Return the number of jobs to submit at a time."""
 
     def submit(self, job: Job) -> "Future[Outcome]":
-        """Start a job; the future fails with a WorkerDiedError if the process that does it dies."""
+        """Start a job; its future raises a WorkerDiedError if the process dies."""
 
     def close(self) -> None:
-        """Stop what is running and let go of the processes."""
+        """Stop all jobs and processes."""
 
 
 def perform(job: Job, threads: int) -> Outcome:
-    """Do a job in this process.
+    """Execute a job in this process.
 
     Args:
         job: The run.
-        threads: How many threads to compute with.
+        threads: The number of threads.
 
     Returns:
         How the run ended.
@@ -84,12 +83,11 @@ def perform(job: Job, threads: int) -> Outcome:
 class ProcessEngine:
     """Executes jobs in processes of this machine.
 
-    Every process is a pool of its own: when one is killed, it is known whose run it was, and no other run
-    suffers.
+    Every process is its own pool: if it is killed, its run is known, and no other run fails.
 
     Args:
-        workers: How many processes; as many as the cores allow by default.
-        threads: Threads of each.
+        workers: The number of processes; by default as many as the cores allow.
+        threads: Threads of each process.
     """
 
     def __init__(self, workers: int | None = None, threads: int = 1) -> None:
@@ -103,7 +101,7 @@ class ProcessEngine:
         self._workers: set[_Worker] = set()
 
     def capacity(self) -> int:
-        """How many jobs to have submitted at a time."""
+        """Return the number of jobs to submit at a time."""
         return self._capacity
 
     def submit(self, job: Job) -> "Future[Outcome]":
@@ -115,15 +113,15 @@ class ProcessEngine:
         try:
             with _hidden_main():
                 future = worker.pool.submit(perform, job, self._threads)
-        except BrokenProcessPool:  # It was killed while it had nothing to do.
+        except BrokenProcessPool:  # It was killed while idle.
             self._lose(worker, outcome)
         else:
             future.add_done_callback(lambda done: self._pass_on(worker, done, outcome))
         return outcome
 
     def close(self) -> None:
-        """Stop what is running and let go of the processes."""
-        workers = set(self._workers)  # A copy: one that is killed leaves the set, in another thread.
+        """Stop all jobs and processes."""
+        workers = set(self._workers)  # A copy: another thread removes killed workers from the set.
         for worker in workers - set(self._idle):
             worker.kill()
         for worker in workers:
@@ -156,7 +154,7 @@ class _Worker:
         self.pool = ProcessPoolExecutor(1, context, initializer=_prepare)
 
     def kill(self) -> None:
-        """Kill the process, also one that is coming up: the job is in its queue already, and cannot be canceled."""
+        """Kill the process, even while it starts: its queued job cannot be canceled."""
         for process in list((self.pool._processes or {}).values()):
             process.terminate()
 
@@ -173,7 +171,7 @@ def _hidden_main() -> Iterator[None]:
 
 
 def _prepare() -> None:
-    """Leave Ctrl-C to the parent, and do not outlive it: whoever comes next would find runs still locked."""
+    """Leave Ctrl-C to the parent, and exit with it: an orphan would keep its run locked."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -193,14 +191,14 @@ def usable_cores() -> int:
 
 
 class RayEngine:
-    """Executes jobs on a Ray cluster, or on a Ray of this machine.
+    """Executes jobs on a Ray cluster, or on a local Ray.
 
-    All nodes must see the experiment's folder under the same path.
+    All nodes must see the folder of the experiment under the same path.
 
     Args:
-        address: The cluster's address; a new Ray on this machine by default.
-        threads: CPUs that every run asks for, and threads that it computes with.
-        gpus: GPUs that every run asks for; may be a fraction.
+        address: The address of the cluster; by default a local Ray is started.
+        threads: CPUs and threads of every run.
+        gpus: GPUs of every run; may be a fraction.
     """
 
     def __init__(self, address: str | None = None, threads: int = 1, gpus: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Recipes as files: where they are, and how one is read, at which scale and with which changes."""
+"""Find recipe files, and read them at a scale and with overrides."""
 
 import json
 import tomllib
@@ -12,11 +12,11 @@ from pliant.experiments.recipe import Recipe, RecipeError, label_of, make_recipe
 from pliant.experiments.run_config import SETTING
 
 Scale = Literal["paper", "quick"]
-"""How large an experiment is done: as published, or in minutes."""
+"""The size of an experiment: as published, or a smaller one that takes minutes."""
 
 
 def recipe_folder() -> Path:
-    """Where the recipes that come with Pliant are: in the package, or beside its sources."""
+    """Return the folder of Pliant's recipes: in the package, or beside its sources."""
     package = Path(__file__).parents[1]
     inside = package / "recipes"
     return inside if inside.is_dir() else package.parents[1] / "recipes"
@@ -37,14 +37,15 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), scale: Scale = "paper
     """Read a recipe.
 
     Args:
-        path: A TOML file, or an experiment's `recipe.json`. Its table `quick` holds what differs at that scale; of
-            single methods by their labels, `methods = { ReDo = { every = 9 } }`.
-        overrides: Changes of the form `key=value`, `stream.epochs=5` for a key inside a table; `methods=vanilla,SWR`
-            takes those of its methods, by their labels, and others as `--methods` of `pliant compare` has them.
-        scale: "paper": as the source has it. "quick": the same shape, in minutes.
+        path: A TOML file, or the `recipe.json` of an experiment. Its table `quick` holds the changes for that scale;
+            changes of single methods stand under their labels: `methods = { ReDo = { every = 9 } }`.
+        overrides: Changes `key=value`, or `stream.epochs=5` inside a table. `methods=vanilla,SWR` picks methods of
+            the file by their labels, and accepts other methods as `pliant compare --methods` does.
+        scale: "paper": as published. "quick": a smaller version that takes minutes.
 
     Returns:
-        The recipe, checked. If it is not as published, its title says so, and it has no published numbers.
+        The recipe, checked. If it differs from the published setting, its title says so and the published numbers are
+        dropped.
 
     Raises:
         RecipeError: If it is wrong.
@@ -82,12 +83,12 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), scale: Scale = "paper
 
 
 def _pick_methods(entries: Any, wanted: Any) -> Any:
-    """Take the entries of a recipe that are wanted by their labels; what is none of these is a method of its own."""
+    """Pick entries of a recipe by their labels; other texts are methods."""
     known = {label_of(entry): entry for entry in entries} if isinstance(entries, list) else {}
     if isinstance(wanted, str):
         wanted, pieces = [], wanted.split(",")
         while pieces:
-            # A label may have a comma in it: the longest one that fits is meant.
+            # A label may hold a comma: take the longest label that fits.
             ends = range(len(pieces), 0, -1)
             end = next((end for end in ends if ",".join(pieces[:end]).strip() in known), 1)
             wanted.append(",".join(pieces[:end]).strip())
@@ -98,7 +99,7 @@ def _pick_methods(entries: Any, wanted: Any) -> Any:
 
 
 def _check_reach(values: Mapping[str, Any], overrides: Iterable[str]) -> None:
-    """Raise a RecipeError if an override changes nothing, since every method has a value of its own."""
+    """Raise a RecipeError if an override changes nothing because every method has its own value."""
     entries = values.get("methods")
     own = [entry if isinstance(entry, dict) else {} for entry in (entries if isinstance(entries, list) else ())]
     for text in overrides:
@@ -108,10 +109,7 @@ def _check_reach(values: Mapping[str, Any], overrides: Iterable[str]) -> None:
 
 
 def _merge(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace what changes name; in a table (or where a bare name stands for one), only what they name in it.
-
-    A table of methods changes those of its labels.
-    """
+    """Merge changes into values, table by table; a table of methods is merged by label."""
     merged = dict(values)
     for key, change in changes.items():
         old = merged.get(key)

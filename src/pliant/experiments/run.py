@@ -1,4 +1,4 @@
-"""Do one run: from its configuration to its result, from wherever it stopped before."""
+"""Execute one run: from its configuration to its result, resuming from its last checkpoint."""
 
 import contextlib
 import importlib.util
@@ -29,9 +29,9 @@ class Outcome:
     """How an attempt at a run ended.
 
     Args:
-        status: How the run ended; None if another process is at work on it.
-        error: What went wrong, with the traceback; empty if nothing did.
-        notes: What else the user should know.
+        status: How the run ended; None if another process executes it.
+        error: The error with its traceback; empty without an error.
+        notes: Further messages for the user.
     """
 
     status: Status | None
@@ -40,14 +40,14 @@ class Outcome:
 
 
 def execute(config: RunConfig, root: Path, checkpoint_seconds: float = 30.0) -> Outcome:
-    """Do a run unless it is done; go on where it stopped if it was begun.
+    """Execute a run unless it is done; resume it if it was interrupted.
 
-    Whatever goes wrong in a run is its outcome, not an exception: other runs go on.
+    An error in the run becomes its outcome, not an exception, so that other runs go on.
 
     Args:
         config: The run.
-        root: The experiment's folder.
-        checkpoint_seconds: Time between two checkpoints, at least; one is only saved at the end of an epoch.
+        root: The folder of the experiment.
+        checkpoint_seconds: The least time between two checkpoints; they are saved at the end of an epoch.
 
     Returns:
         How it ended.
@@ -78,7 +78,7 @@ def _attempt(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) ->
         status, error = "diverged", str(problem)
     except Exception:
         status, error = "failed", traceback.format_exc()
-    # On a full disk even this may fail; the outcome tells nevertheless.
+    # This may fail on a full disk; the outcome is still returned.
     with contextlib.suppress(OSError):
         if error:
             folder.finish(status, {}, error)
@@ -97,12 +97,12 @@ def _train(
     sources: Sources,
     checkpoint_seconds: float,
 ) -> dict[str, Any]:
-    """Train to the end, and tell by what: time and steps of this attempt, bytes kept for good, tests."""
+    """Train to the end; return seconds and steps of this attempt, bytes of the state, number of test examples."""
     if folder.load_checkpoint(learner.load_state_dict, sources):
         folder.note("resume", task=learner.task, epoch=learner.epoch)
     elif folder.troubles:
         folder.troubles.append("no checkpoint is left: the run starts over")
-        stream, learner = _begin(config)  # a state may have been loaded in part
+        stream, learner = _begin(config)  # The failed loading may have changed the learner.
     begun = saved = time.monotonic()
     first_step = learner.step
     fresh = (lambda task: make_model(config, stream, task)) if config.fresh else None
@@ -125,7 +125,7 @@ def _begin(config: RunConfig) -> tuple[Stream, Learner]:
     seed_everything(config.seed)
     stream = make_stream(config)
     learner = make_learner(config, stream)
-    seed_everything(config.seed)  # Once more: data and networks of the user's own may draw, or seed by themselves.
+    seed_everything(config.seed)  # Again: the user's data and networks may draw, or seed.
     return stream, learner
 
 
@@ -135,7 +135,7 @@ def _count_bytes(state: Any) -> int:
 
 
 def make_stream(config: RunConfig, dataset: Dataset | None = None) -> Stream:
-    """Make what the run's network meets, of its data set if that is loaded already."""
+    """Make the stream of a run, from its data set if that is loaded already."""
     if dataset is None:
         dataset = data.load(config.data.name, **config.data.options)
     if config.purpose == "selection":
@@ -145,7 +145,7 @@ def make_stream(config: RunConfig, dataset: Dataset | None = None) -> Stream:
 
 
 def make_model(config: RunConfig, stream: Stream, task: int = 0) -> nn.Module:
-    """Make the run's untrained network; another one for every task that is asked for."""
+    """Make the untrained network of a run; each task has its own."""
     seed = config.seed if task == 0 else derive_seed("task", config.seed, task)
     model = models.create(config.model.name, stream.dataset.shape, stream.classes, seed=seed, **config.model.options)
     return model.to(config.device)
@@ -154,7 +154,7 @@ def make_model(config: RunConfig, stream: Stream, task: int = 0) -> nn.Module:
 def make_learner(config: RunConfig, stream: Stream) -> Learner:
     """Make the network with its methods and its optimizer."""
     model, example = make_model(config, stream), take_example(stream)
-    attached = make_methods(config, model, example)  # Before the optimizer: some change the network itself.
+    attached = make_methods(config, model, example)  # Before the optimizer, as some methods change the network.
     head = None
     if stream.renews_head:
         output = called_layers(model, example)[-1].name
@@ -166,16 +166,16 @@ def make_learner(config: RunConfig, stream: Stream) -> Learner:
 
 
 def take_example(stream: Stream) -> Tensor:
-    """Take what methods follow through a network: two inputs of the first task, one if there are no two."""
+    """Take the first two inputs of the first task, which methods trace through the network."""
     train = stream[0].train
     return train.batch(torch.arange(min(2, len(train)), device=train.y.device))[0]
 
 
 def make_methods(config: RunConfig, model: nn.Module, example: Tensor) -> list[methods.Method]:
-    """Make the run's methods for a network."""
+    """Make the methods of a run."""
 
     def make_method(position: int, part: Part) -> methods.Method:
-        # Each has random numbers of its own, and the first the same ones as when it is alone.
+        # Each method has its own seed; the first has the seed that it has alone.
         seed = derive_seed("method", config.seed, *([position] if position else []))
         return methods.create(part.name, model, example=example, **{"seed": seed} | part.options)
 

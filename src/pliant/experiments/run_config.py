@@ -1,7 +1,7 @@
-"""What one run is, completely and in plain types.
+"""The complete configuration of one run, in plain types.
 
-A run's name is derived from its configuration, so that the same configuration always means the same folder:
-what is finished is never done twice, and what was interrupted is found again.
+The id of a run is derived from its configuration. The same configuration always has the same folder, so finished runs
+are never repeated and interrupted runs are found again.
 """
 
 import hashlib
@@ -17,12 +17,12 @@ from pliant.training import Reference, Settings
 Purpose = Literal["result", "selection"]
 
 SELECTION_SEEDS = 1_000_000
-"""First seed of the runs that choose settings: results come from other draws than the choice."""
+"""The first seed of runs that choose settings; results have other seeds."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Something chosen by name, with its options.
+    """A data set, network, stream or method by name, with its options.
 
     Args:
         name: A registered name, `module:function`, or for data also a path.
@@ -37,7 +37,7 @@ class Part:
 
     @property
     def written_options(self) -> str:
-        """The options in a line, sorted as in the store: a part reads the same before and after."""
+        """The options in one line, in the sorted order of the store."""
         return ", ".join(f"{key}={value}" for key, value in sorted(self.options.items()))
 
 
@@ -46,20 +46,20 @@ class RunConfig:
     """One training run.
 
     Args:
-        label: What tables call the method.
-        methods: The methods at work together; none for plain training.
-        fresh: Whether every task starts from an untrained network: the baseline for plasticity.
+        label: The name of the entry in tables.
+        methods: The methods that act at once; empty for plain training.
+        fresh: Whether every task starts from an untrained network.
         data: The data set.
         model: The network.
-        stream: What the network meets.
-        training: How it is trained.
-        measures: What is measured on the way.
-        seed: Decides everything that is drawn.
-        purpose: "result": trained on all training data and tested on the test data. "selection": a part of
-            the training data takes the place of the test data, which is not looked at.
-        holdout: How large that part is.
+        stream: The sequence of tasks.
+        training: The settings of the training.
+        measures: Measures to record during training.
+        seed: The seed of everything that is drawn.
+        purpose: "result": train on all training data, test on the test data. "selection": test on held-out training
+            data; the test data is not used.
+        holdout: The share of the training data that is held out.
         device: Where to compute.
-        reference: Which network measures compare with.
+        reference: The network that measures compare with.
     """
 
     label: str
@@ -78,25 +78,25 @@ class RunConfig:
 
     @cached_property
     def id(self) -> str:
-        """The run's name: readable at the front, unique at the end."""
+        """The id of the run: label, seed and a digest of the configuration."""
         digest = hashlib.blake2b(self.to_json().encode(), digest_size=6).hexdigest()
         return f"{re.sub(r'[^a-z0-9]+', '-', self.label.lower()).strip('-')[:40]}-s{self.seed}-{digest}"
 
     @property
     def variant(self) -> tuple[str, str]:
-        """What runs that differ in their seeds only have in common: label, and the methods' settings."""
+        """The label and the settings of the methods, which runs with other seeds share."""
         return self.label, describe(self.methods)
 
     def to_json(self) -> str:
-        """Write down as JSON, the same text for the same configuration."""
+        """Return the configuration as JSON, with sorted keys."""
         values = asdict(self)
-        if self.reference == "initial":  # Left out: runs keep the names that they had before there was a choice.
+        if self.reference == "initial":  # The default is left out, so that kept runs keep their ids.
             del values["reference"]
         return json.dumps(values, sort_keys=True)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
-        """Read what `to_json` wrote, after parsing."""
+        """Make a configuration from the parsed JSON of `to_json`."""
         return cls(
             **values
             | {
@@ -111,16 +111,16 @@ class RunConfig:
 
 
 SETTING = ("data", "model", "stream", "training")
-"""What runs must have in common to be compared, as it is called in a run's configuration and in a recipe."""
+"""The keys that runs must share to be compared, in a configuration and in a recipe."""
 
 
 def describe(parts: Iterable[Part]) -> str:
-    """Write down methods that act at once, with their settings: what settings are chosen and found by."""
+    """Describe methods that act at once, with their settings."""
     return " + ".join(map(str, parts))
 
 
 def full_name(label: str, settings: str) -> str:
-    """Name a variant by what tables call it and by its settings, which often begin with that.
+    """Join a label and settings; settings that begin with the label stand alone.
 
     Example:
         >>> full_name("l2", "l2(lam=0.1)"), full_name("mine", "l2(lam=0.1)"), full_name("l2", "l2_init(lam=0.1)")
@@ -132,5 +132,5 @@ def full_name(label: str, settings: str) -> str:
 
 
 def read_settings(values: dict[str, Any]) -> Settings:
-    """Read settings of a training that were written as JSON, which has no tuples."""
+    """Make training settings from parsed JSON, which has no tuples."""
     return Settings(**values | {"decay_epochs": tuple(values["decay_epochs"])})

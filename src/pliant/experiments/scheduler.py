@@ -1,4 +1,4 @@
-"""Get many runs done: which to start, which to try again, what to say meanwhile."""
+"""Execute many runs: start them, retry them, report progress."""
 
 import contextlib
 import math
@@ -20,13 +20,13 @@ _TICK = 0.5
 
 
 class Watcher(Protocol):
-    """Gets to know how runs come along."""
+    """Follows the progress of runs."""
 
     def begin(self, waiting: Sequence[RunConfig], done: Sequence[RunConfig]) -> None:
-        """Runs are about to be executed; some were done before."""
+        """Runs are about to start; some are done already."""
 
     def tick(self, active: Iterable[RunConfig]) -> None:
-        """Time has passed while these runs are at work."""
+        """Time has passed while these runs are active."""
 
     def ended(self, config: RunConfig, outcome: Outcome) -> None:
         """A run ended."""
@@ -45,16 +45,16 @@ def run_all(
 
     Args:
         configs: The runs.
-        root: The experiment's folder.
-        engine: What executes them.
-        watcher: What follows them.
-        checkpoint_seconds: Time between two checkpoints of a run, at least.
-        retries: How often to try a run again whose process died.
+        root: The folder of the experiment.
+        engine: Executes the runs.
+        watcher: Follows their progress.
+        checkpoint_seconds: The least time between two checkpoints of a run.
+        retries: The number of retries of a run whose process died.
 
     Returns:
-        How each run ended, by its name. Runs that another command on the same folder is doing are waited for.
+        How each run ended, by its id. Runs that another command on the same folder executes are awaited.
     """
-    if checkpoint_seconds != math.inf:  # never
+    if checkpoint_seconds != math.inf:  # math.inf: no checkpoints
         check_number("checkpoint_seconds", checkpoint_seconds)
     root = root.resolve()
     statuses = {config.id: RunFolder(root, config).status for config in configs}
@@ -94,9 +94,9 @@ def run_all(
 def _give_up(root: Path, config: RunConfig, reason: str) -> Outcome:
     folder = RunFolder(root, config)
     try:
-        # A process that was killed may hold its lock for a moment after its death is known.
+        # A killed process may hold its lock for another moment.
         with contextlib.suppress(OSError), folder.open(patience=5.0):
-            if (status := folder.status) in FINAL:  # by another command, or just before the end
+            if (status := folder.status) in FINAL:  # Another command finished it, or the process died after the end.
                 return Outcome(status)
             folder.finish("failed", {}, reason)
     except BusyError:

@@ -1,15 +1,15 @@
-"""Runs on disk: a folder each, written by one process at a time, readable by anyone at any moment.
+"""Runs on disk: one folder a run, written by one process at a time, readable at any moment.
 
-    ROOT/recipe.json            what was asked for
-    ROOT/selection.json         which settings were chosen, and by what scores
-    ROOT/runs/RUN/config.json   the run, completely
-                 /metrics.jsonl a line after every epoch
-                 /result.json   how it ended; there once it has
-                 /events.jsonl  what happened to it: starts, resumes, trouble, with time and place
+    ROOT/recipe.json            the experiment
+    ROOT/selection.json         the chosen settings, with all scores
+    ROOT/runs/RUN/config.json   the complete configuration of the run
+                 /metrics.jsonl one line an epoch
+                 /result.json   how it ended
+                 /events.jsonl  starts, resumes and problems, with time and host
                  /checkpoint-STEPS-DIGEST.pt
 
-Metrics and results hold nothing that depends on time or place: an interrupted run and one that was not have
-equal bytes there.
+Metrics and results do not depend on time or host: an interrupted and resumed run writes the same bytes as an
+uninterrupted one.
 """
 
 import contextlib
@@ -43,20 +43,20 @@ Sources = dict[str, str]
 """Digests of the user's own "data" and "model", which may change behind their names."""
 
 _TAIL = 65536
-"""More bytes than most lines of metrics have."""
+"""Bytes to read first from the end of the metrics; most lines are shorter."""
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)-([0-9a-f]{32})\.pt")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run as it is on disk.
+    """A run on disk.
 
     Args:
         path: Its folder.
         config: Its configuration.
         status: How it ended, or "unfinished".
-        result: Its numbers; empty unless it finished.
-        error: What went wrong, with the traceback; empty if nothing did.
+        result: Its results; empty unless it finished.
+        error: The error with its traceback; empty without an error.
     """
 
     path: Path
@@ -67,22 +67,22 @@ class Run:
 
     @property
     def id(self) -> str:
-        """The run's name."""
+        """The id of the run: the name of its folder."""
         return self.path.name
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
-        """The metrics, a record an epoch, as far as the run has come."""
+        """The metrics so far, one record an epoch."""
         return read_lines(self.path / "metrics.jsonl")
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
-        """What happened to the run."""
+        """The log of the run."""
         return read_lines(self.path / "events.jsonl")
 
     @property
     def progress(self) -> float:
-        """How much of the run is done, in [0, 1]."""
+        """The part of the run that is done, in [0, 1]."""
         return 1.0 if self.status in FINAL else last_progress(self.path)
 
 
@@ -103,13 +103,13 @@ def load_runs(root: Path) -> list[Run]:
 
 
 def load_recipe_values(root: Path) -> dict[str, Any]:
-    """Read what the experiment was asked to do."""
+    """Read the recipe of an experiment."""
     with _naming(Path(root) / "recipe.json", "run the recipe again with this folder as --out to write it anew") as file:
         return dict(json.loads(file.read_bytes()))
 
 
 def load_selection(root: Path) -> dict[str, Any]:
-    """Read which settings were chosen for each label; empty if there was nothing to choose."""
+    """Read the chosen settings of each label; empty without grids."""
     path = Path(root) / "selection.json"
     if not path.exists():
         return {}
@@ -118,8 +118,8 @@ def load_selection(root: Path) -> dict[str, Any]:
 
 
 def load_run(path: Path) -> Run | None:
-    """Read the run in a folder; None if there is none, or it is just being made."""
-    # One file tells all about a run that ended, so that ten thousand of them load in seconds.
+    """Read the run in a folder; None if the folder does not hold a run yet."""
+    # One file describes an ended run, so that ten thousand runs load in seconds.
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), _naming(path / "result.json") as file:
         end = json.loads(file.read_bytes())
         return Run(path, RunConfig.from_dict(end["config"]), end["status"], end["result"], end["error"])
@@ -131,7 +131,7 @@ def load_run(path: Path) -> Run | None:
 
 @contextlib.contextmanager
 def _naming(file: Path, advice: str = "remove it, or its folder") -> Iterator[Path]:
-    """Say which file it is that cannot be understood, and what to do about it."""
+    """Name a damaged file in the error, and what to do about it."""
     try:
         yield file
     except (ValueError, KeyError, TypeError) as error:
@@ -157,18 +157,18 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def last_progress(path: Path) -> float:
-    """Return how far the run in a folder is, in [0, 1], from the end of its metrics alone."""
+    """Return the progress of the run in a folder, in [0, 1], from the last line of its metrics."""
     try:
         with (path / "metrics.jsonl").open("rb") as file:
             size, tail, lines = os.fstat(file.fileno()).st_size, _TAIL, [b""]
-            while len(lines) < 3 and tail < 2 * max(size, _TAIL):  # Until the last line is whole, or all is read.
+            while len(lines) < 3 and tail < 2 * max(size, _TAIL):  # until the last line is complete, or all is read
                 file.seek(max(0, size - tail))
                 lines, tail = file.read().split(b"\n"), 2 * tail
     except FileNotFoundError:
         return 0.0
     try:
         return float(json.loads(lines[-2])["progress"]) if len(lines) > 1 else 0.0
-    except (ValueError, KeyError, TypeError):  # whoever goes on with the run cuts off what is damaged
+    except (ValueError, KeyError, TypeError):  # Resuming the run removes the damaged end.
         return 0.0
 
 
@@ -187,10 +187,10 @@ class RunFolder:
 
     @contextlib.contextmanager
     def open(self, patience: float = 0.0) -> Iterator["RunFolder"]:
-        """Make the folder if need be, and keep every other writer out of it.
+        """Make the folder if needed, and lock it against other writers.
 
         Args:
-            patience: How many seconds to wait for another writer to leave.
+            patience: Seconds to wait for another writer.
 
         Raises:
             BusyError: If another process writes there.
@@ -205,7 +205,7 @@ class RunFolder:
 
     @property
     def status(self) -> Status:
-        """How the run ended, or "unfinished": also if its files are damaged, as the next attempt writes them anew."""
+        """How the run ended; "unfinished" too if its files are damaged, as the next attempt writes them again."""
         try:
             run = load_run(self.path)
         except ValueError:
@@ -213,7 +213,7 @@ class RunFolder:
         return run.status if run else "unfinished"
 
     def start(self, environment: dict[str, Any]) -> None:
-        """Begin an attempt: how an earlier one ended no longer counts."""
+        """Begin an attempt; remove the result of an earlier one."""
         (self.path / "result.json").unlink(missing_ok=True)
         self.note("start", environment=environment)
 
@@ -222,7 +222,7 @@ class RunFolder:
         return read_lines(self.path / "metrics.jsonl")
 
     def note(self, what: str, **details: Any) -> None:
-        """Add to the log of what happened to the run."""
+        """Add an event to the log."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         self._append("events.jsonl", {"time": now, "event": what, **details})
 
@@ -231,7 +231,7 @@ class RunFolder:
         self._append("metrics.jsonl", record)
 
     def finish(self, status: Status, result: dict[str, float], error: str = "") -> None:
-        """Write down how the run ended."""
+        """Write the result."""
         metrics = self.path / "metrics.jsonl"
         if metrics.exists():
             sync(metrics)
@@ -239,15 +239,15 @@ class RunFolder:
         write_atomically(self.path / "result.json", json.dumps(end, sort_keys=True, allow_nan=False).encode())
 
     def save_checkpoint(self, state: dict[str, Any], number: int, sources: dict[str, str]) -> None:
-        """Save a state, and keep the one before it in case this one goes bad.
+        """Save a checkpoint, and keep the one before it in case this one is damaged.
 
         Args:
             state: Tensors and plain types.
             number: Grows from checkpoint to checkpoint.
-            sources: Digests of what the state was made of.
+            sources: Digests of data and code.
         """
         metrics = self.path / "metrics.jsonl"
-        sync(metrics)  # A checkpoint must not outlive the metrics that it counts on.
+        sync(metrics)  # The metrics must be on disk before the checkpoint.
         buffer = io.BytesIO()
         torch.save({"state": state, "metrics_bytes": metrics.stat().st_size, "sources": sources}, buffer)
         content = buffer.getvalue()
@@ -257,15 +257,14 @@ class RunFolder:
             old.unlink()
 
     def load_checkpoint(self, load: Callable[[dict[str, Any]], None], sources: dict[str, str]) -> bool:
-        """Load the newest state that is sound and can be loaded, and cut the metrics back to where it was saved.
+        """Load the newest valid checkpoint, and truncate the metrics to where it was saved.
 
         Args:
-            load: What takes a state. It raises a KeyError, TypeError or ValueError if the state does not fit, as one
-                that another version saved may not.
-            sources: Digests of what the run is made of now; a state that was made of something else is not taken.
+            load: Loads a state. It raises a KeyError, TypeError or ValueError if the state does not fit.
+            sources: Digests of data and code now; a checkpoint with others is rejected.
 
         Returns:
-            Whether there is one; if not, no metrics are left.
+            Whether a checkpoint was loaded; if not, the metrics are removed.
         """
         metrics = self.path / "metrics.jsonl"
         written = metrics.stat().st_size if metrics.exists() else 0
@@ -280,7 +279,7 @@ class RunFolder:
                     raise ValueError(f"the {' and the '.join(changed)} changed since it was saved")
                 load(checkpoint["state"])
             except (KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
-                # It is damaged or does not fit. All else may pass: full memory, a disk that does not answer.
+                # Damaged, or it does not fit. Other errors may be temporary: full memory, a disk that does not answer.
                 self._distrust(path, error)
                 continue
             os.truncate(metrics, size)
@@ -289,15 +288,15 @@ class RunFolder:
         return False
 
     def drop_checkpoints(self) -> None:
-        """Remove all checkpoints, those that were put aside too."""
+        """Remove all checkpoints, rejected ones too."""
         for path in (*self._checkpoints(), *self.path.glob("checkpoint-*.bad")):
             path.unlink()
 
     def _distrust(self, path: Path, error: Exception) -> None:
-        """Put a checkpoint aside and say so."""
+        """Set a checkpoint aside and log it."""
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         self.note("bad checkpoint", file=path.name, reason=reason)
-        self.troubles.append(f"{path} is no good ({reason}) and is put aside")
+        self.troubles.append(f"{path} is rejected ({reason}) and set aside")
         path.replace(path.with_suffix(".bad"))
 
     def _checkpoints(self) -> list[Path]:
@@ -316,7 +315,7 @@ class RunFolder:
 
 
 def _drop_torn_line(path: Path) -> None:
-    """Cut off what a crash left of a last line, so that the next one starts on its own."""
+    """Remove an incomplete last line that a crash left."""
     with contextlib.suppress(FileNotFoundError):
         content = path.read_bytes()
         if not content.endswith(b"\n"):
@@ -335,7 +334,7 @@ def _read_checkpoint(path: Path) -> dict[str, Any]:
 
 @functools.cache
 def environment() -> dict[str, Any]:
-    """Describe where this process does its runs."""
+    """Describe the environment of this process."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),

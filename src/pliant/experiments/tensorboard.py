@@ -1,4 +1,4 @@
-"""Metrics for TensorBoard."""
+"""Export metrics to TensorBoard."""
 
 from pathlib import Path
 
@@ -7,14 +7,14 @@ from pliant.experiments.store import load_runs
 
 
 def export(root: Path, target: Path) -> int:
-    """Write the metrics of every run as TensorBoard's event files, measures among them.
+    """Write the metrics and measures of every run as event files of TensorBoard.
 
     Args:
-        root: The experiment's folder.
-        target: Where to write; a folder a run, in which an earlier export is replaced.
+        root: The folder of the experiment.
+        target: The folder to write; it gets one folder a run, and an earlier export is replaced.
 
     Returns:
-        How many runs were written.
+        The number of runs.
     """
     with naming_extra("this export", "tensorboard"):
         from torch.utils.tensorboard import SummaryWriter

@@ -10,7 +10,7 @@ def test_overrides() -> None:
     assert values == {"stream": {"name": "single", "epochs": 5}, "training": {"lr": 0.01}, "seeds": [1]}
     with pytest.raises(ValueError, match="'seeds' must be of the form key=value"):
         override({}, ["seeds"])
-    with pytest.raises(ValueError, match="'seeds' is no table"):
+    with pytest.raises(ValueError, match="'seeds' is not a table"):
         override({"seeds": 3}, ["seeds.first=1"])
 
 

@@ -15,7 +15,7 @@ from pliant.experiments.run_config import RunConfig
 from pliant.experiments.scheduler import run_all
 from pliant.experiments.store import RunFolder, load_runs
 from tests.experiments.helpers import outputs, small, write_waiting_network
-from tests.experiments.test_schedule import Notebook, write_network
+from tests.experiments.test_scheduler import Notebook, write_network
 
 
 @pytest.fixture(scope="module")

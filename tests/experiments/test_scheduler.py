@@ -177,7 +177,7 @@ def test_workers_do_not_outlive_a_parent_that_was_killed(tmp_path: Path) -> None
     sleeper = write_network(tmp_path / "own.py", f"Path({str(tmp_path / 'up')!r}).touch(); time.sleep(600)")
     script = (
         "import sys; from pathlib import Path; from tests.experiments.helpers import small\n"
-        "from tests.experiments.test_schedule import Notebook\n"
+        "from tests.experiments.test_scheduler import Notebook\n"
         "from pliant.experiments.run_config import Part; from pliant.experiments.engines import ProcessEngine\n"
         "from pliant.experiments.scheduler import run_all\n"
         "if __name__ == '__main__':\n"
