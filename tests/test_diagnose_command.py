@@ -145,7 +145,7 @@ class Evil:
 def test_code_in_a_file_is_never_run(tmp_path: Path) -> None:
     torch.save({"model": Evil(tmp_path / "made")}, tmp_path / "evil.pt")
     with pytest.raises(
-        ValueError, match=r"cannot be read as tensors and plain types.*never opened: save model.state_dict"
+        ValueError, match=r"cannot be read as tensors and plain types.*never opened; save model.state_dict"
     ):
         load_weights(tmp_path / "evil.pt")
     assert not (tmp_path / "made").exists()
@@ -273,7 +273,7 @@ def test_one_of_several_state_dicts_is_taken_by_its_key(tmp_path: Path, monkeypa
     torch.save(agent, tmp_path / "agent.pt")
     with pytest.raises(ValueError, match=r"holds no state dict at the top .*\(--key\): q, nets.target$"):
         load_weights(tmp_path / "agent.pt")
-    with pytest.raises(ValueError, match=r"holds no state dict under 'actor'; name one .*: q, nets.target$"):
+    with pytest.raises(ValueError, match=r"holds no state dict under 'actor'; choose one .*: q, nets.target$"):
         load_weights(tmp_path / "agent.pt", "actor")
     assert load_weights(tmp_path / "agent.pt", "nets.target")["weight"].equal(target.weight)
     (tmp_path / "mine.py").write_text("from torch import nn\n\ndef build():\n    return nn.Linear(3, 2)\n")

@@ -1,4 +1,4 @@
-"""`pliant diagnose`: a checkpoint, a way to build its network and data, in; a table and a page, out."""
+"""`pliant diagnose`: diagnose a checkpoint, print a table and a verdict, and write a page."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from pliant.running import undisturbed
 
 def diagnose_command(
     checkpoint: Annotated[
-        Path, typer.Argument(help="Weights: a safetensors file, or a state dict that torch.save wrote.")
+        Path, typer.Argument(help="The weights: a safetensors file, or a state dict written by torch.save.")
     ],
     model: Annotated[
         str,
@@ -32,42 +32,46 @@ def diagnose_command(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Data to measure on: a name (`pliant list data`), a path, file.py:function or package.module:function."
+            help="The data: a name (`pliant list data`), a path, file.py:function or package.module:function."
         ),
     ] = None,
     key: Annotated[
         str,
         typer.Option(
-            help="Where the weights are in a checkpoint (and the reference's) that holds more: q_network, agent.actor."
+            help="The place of the weights in a checkpoint that holds several networks, e.g. q_network or agent.actor."
         ),
     ] = "",
     reference: Annotated[
-        str, typer.Option(help="What to compare with: `fresh` (a new network), a checkpoint, or `none`.")
+        str, typer.Option(help="The network to compare with: `fresh` (a new network), a checkpoint, or `none`.")
     ] = "fresh",
     labels: Annotated[
-        Literal["own", "random"], typer.Option(help="The data's own labels, or random ones: a task that is new.")
+        Literal["own", "random"], typer.Option(help="The labels of the data, or random labels as a new task.")
     ] = "own",
-    split: Annotated[Literal["train", "test"], typer.Option(help="Which examples.")] = "train",
-    samples: Annotated[int, typer.Option(min=1, help="How many of them.")] = 256,
-    seed: Annotated[int, typer.Option(help="Decides which examples, random labels and the fresh network.")] = 0,
+    split: Annotated[Literal["train", "test"], typer.Option(help="The split to take examples from.")] = "train",
+    samples: Annotated[int, typer.Option(min=1, help="How many examples to measure on.")] = 256,
+    seed: Annotated[
+        int, typer.Option(help="The seed of the choice of examples, the random labels and the fresh network.")
+    ] = 0,
     measures: Annotated[
         str | None,
         typer.Option(
-            help="Measures, with commas between; by default all but those of an optimizer's step and of a whole matrix."
+            help="Measures, separated by commas. By default, all except those that need a full matrix or a step."
         ),
     ] = None,
     setting: Annotated[
         list[str] | None,
-        typer.Option("--set", help="How data is loaded and the network built, e.g. data.size=32, model.width=8."),
+        typer.Option(
+            "--set", help="An option of the data or the network, e.g. data.size=32 or model.width=8. May be repeated."
+        ),
     ] = None,
     layers: Annotated[
         bool | None,
-        typer.Option(help="Show every layer in the terminal; by default if they are few."),
+        typer.Option(help="Print every layer. By default, layers are printed if there are few."),
     ] = None,
-    html: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("diagnosis.html"),
-    parquet: Annotated[Path | None, typer.Option(help="Where to write the values as a table.")] = None,
+    html: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("diagnosis.html"),
+    parquet: Annotated[Path | None, typer.Option(help="A Parquet file to write the values to.")] = None,
 ) -> None:
-    """Say whether a network shows signs of lost plasticity, where, and what they are known to explain."""
+    """Show the signs of lost plasticity in a network, the layers that have them, and what they are known to explain."""
     _check_file("--html", html)
     if parquet is not None:
         _check_file("--parquet", parquet)
@@ -89,7 +93,7 @@ def diagnose_command(
         _check_fit(network, batch, labeled, f"model {model!r}", f"data {data!r}")
     found = diagnose(network, batch, cross_entropy, other, measures=chosen)
     if batch is not None and labeled:
-        note = f"the loss is cross-entropy on {labels} labels; pliant.diagnose(model, batch, loss_fn) takes any other"
+        note = f"the loss is cross-entropy on {labels} labels; pliant.diagnose(model, batch, loss_fn) takes any loss"
         found = replace(found, notes=(*found.notes, note))
     typer.echo(found.show(layers=layers))
     write_diagnosis(found, html, f"{checkpoint.name}: {model}" + (f" on {data}" if data is not None else ""))
@@ -112,17 +116,17 @@ def _build(name: str, dataset: Dataset | None, seed: int, options: dict[str, Any
             known = () if dataset is None else (dataset.shape, len(dataset.classes))
             return models.create_own(name, known, options, seed)
         if dataset is None:
-            raise ValueError(f"model {name!r} needs --data, which tells the shape of its inputs and its classes")
+            raise ValueError(f"model {name!r} needs --data, which gives the shape of its inputs and its classes")
         return models.create(name, dataset.shape, len(dataset.classes), seed=seed, **options)
     except (ValueError, ImportError):
         raise
-    except Exception as error:  # what somebody's own function raises may be anything
+    except Exception as error:  # a user's function may raise anything
         without = " without --data" if dataset is None else ""
         raise ValueError(f"model {name!r} cannot be built{without}: {_reason(error)}") from error
 
 
 def _check_fit(network: nn.Module, batch: tuple[Tensor, Tensor], labeled: bool, model: str, data: str) -> None:
-    """Try the network on the batch: what goes wrong there is a mistake in what was asked for."""
+    """Raise a ValueError if the network does not run on the batch, or its outputs do not fit the labels."""
     x, y = batch
     with undisturbed(network), torch.no_grad():
         try:

@@ -55,7 +55,7 @@ def test_a_loader_gives_its_first_samples() -> None:
     assert gather([(X, Y), (X, Y)], 100).size == 10, "a list of tuples is a loader"
     with pytest.raises(ValueError, match="at least one batch"):
         gather(iter([]), 3)
-    with pytest.raises(ValueError, match="one structure"):
+    with pytest.raises(ValueError, match="the same structure"):
         gather(iter([(X, Y), X]), 10)
     with pytest.raises(ValueError, match=r"one shape to make a batch, got \(3,\) and \(2,\)"):
         gather(iter([(X, Y), (X[:, :2], Y)]), 10)

@@ -67,7 +67,7 @@ def test_representation_change_is_the_mean_distance() -> None:
 def test_mismatches_are_named() -> None:
     with pytest.raises(ValueError, match="tau must not be negative"):
         features.dormant_fraction(torch.ones(2), -1)
-    with pytest.raises(ValueError, match="as many samples, got 2 and 3"):
+    with pytest.raises(ValueError, match="same number of samples, got 2 and 3"):
         features.covariance_distance(torch.ones(2, 2), torch.ones(3, 2))
     with pytest.raises(ValueError, match="one shape"):
         features.representation_change(torch.ones(2, 2), torch.ones(2, 3))

@@ -1,16 +1,22 @@
-"""What the hidden units of a live model do on a batch.
+"""Capture what the hidden units of a model do on a batch.
 
-A torch function mode sees every layer with a weight (linear, also as a product with a parameter, and convolution) and
-every activation function that a forward pass calls, as a module or as a function. The *hidden features of a layer* are
-the output of the activation that follows it, so after the norm layer and the nonlinearity; in a network without
-activations between its layers, its own output. The *representation* is what the last linear layer receives: the last
-hidden features, which it maps to the outputs. Units are channels after a convolution, and entries of the last dimension
-after a linear layer; where dimensions are permuted or reshaped before the activation, those of the dimension that has
-as many entries, if there is but one, and else where they were before the reshaping.
+A torch function mode sees every weight layer and every activation function that a forward pass calls, as a module or as
+a function. Weight layers are linear layers, products with a parameter, and convolutions.
 
-Activations are recognized from a list of functions. A clamp is one if its lower bound is 0, and a maximum of two
-tensors is, where they leave the layer its units: both have other uses. Where one is but the gate in an activation that
-is written out (½u(1 + tanh(…))), the product is taken in its place.
+- The *hidden features of a layer* are the output of the activation that follows the layer and its norm layer. In a
+  network without activations between its layers, they are the layer's own output.
+- The *representation* is the input of the last linear layer: the last hidden features.
+- *Units* are channels after a convolution, and entries of the last dimension after a linear layer. If dimensions are
+  permuted or reshaped before the activation, units are found by their number, if only one dimension has that size.
+
+Activations are recognized from a list of functions. A clamp counts if its lower bound is 0, and a maximum of two
+tensors counts, if the result still has the layer's units; both functions have other uses.
+
+Some activations are written out as products, such as u · sigmoid(u) or ½u(1 + tanh(…)). Here the listed function is a
+gate, and the product is the activation. `_Gates` finds such products by following values through elementwise calls: a
+product is an activation if both factors come from the same tensor but went through different activations. The product
+replaces those activations. A multiple of it by a number replaces it in turn. A product with a parameter or a buffer,
+such as a branch's scale or a mask, does not. A gate that multiplies another tensor remains an activation of its own.
 """
 
 import sys
@@ -39,11 +45,11 @@ _LINEAR: dict[Callable[..., Any], dict[str, int]] = {
     **{key: {"input": 0, "mat2": 1} for key in (torch.mm, torch.Tensor.mm)},
     **{key: {"mat1": 1, "mat2": 2} for key in (torch.addmm, torch.Tensor.addmm)},
 }
-"""Linear layers, as torch has them or as products: the names and places of what they read and of their weight."""
+"""Functions that are linear layers: the names and positions of the arguments for the input and the weight."""
 
 
 def _functions(*names: str) -> frozenset[Callable[..., Any]]:
-    """Return the functions of these names in torch, its tensors and `torch.nn.functional`, in-place ones included."""
+    """Return the functions of these names in `torch`, `torch.Tensor` and `torch.nn.functional`, also in-place."""
     holders = (torch, torch.Tensor, functional)
     spelled = [name + suffix for name in names for suffix in ("", "_")]
     return frozenset(getattr(holder, name) for holder in holders for name in spelled if hasattr(holder, name))
@@ -68,12 +74,12 @@ _ENTRYWISE = frozenset({
 
 @dataclass(frozen=True)
 class Features:
-    """What the units of one layer did.
+    """The activations of one layer's units.
 
     Attributes:
-        mean_abs: Mean |h| of each unit over samples and positions, float64.
+        mean_abs: The mean of |h| over samples and positions for each unit, float64.
         active: How often each unit was not zero.
-        values: The activations, a sample in each row; `None` unless they were asked for.
+        values: The activations, one row per sample, if they were kept.
     """
 
     mean_abs: Tensor
@@ -83,14 +89,14 @@ class Features:
 
 @dataclass(frozen=True)
 class Captured:
-    """What a forward pass did.
+    """The outcome of a forward pass.
 
     Attributes:
         output: The model's output.
-        layers: Hidden features by the layer that they follow.
-        representation: What the last linear layer received, [samples × positions, units]; `None` if there is none, or
-            if a convolution comes after it.
-        unclear: Layers whose hidden features are left out, since it cannot be told where their units are.
+        layers: The hidden features of each layer.
+        representation: The input of the last linear layer, [samples × positions, units]. `None` if there is no linear
+            layer, or a convolution comes after it.
+        unclear: Layers that are left out because it is unknown which entries belong to a unit.
     """
 
     output: Any
@@ -100,7 +106,7 @@ class Captured:
 
 
 def _linear_operands(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor] | None:
-    """Return the input and the weight of a call that is a linear layer, as torch has it or as a product; else None."""
+    """Return the input and the weight if the call is a linear layer or a product with a parameter, else `None`."""
     if func not in _LINEAR:
         return None
     inputs, weight = (args[place] if place < len(args) else kwargs[name] for name, place in _LINEAR[func].items())
@@ -109,13 +115,13 @@ def _linear_operands(func: Callable[..., Any], args: Any, kwargs: Mapping[str, A
 
 
 def _stored(weight: Tensor) -> nn.Parameter | None:
-    """Return the parameter that a tensor is, or is a view of."""
+    """Return the parameter if the tensor is one or a view of one, else `None`."""
     whole = weight if weight._base is None else weight._base
     return whole if isinstance(whole, nn.Parameter) else None
 
 
 class _Layer(NamedTuple):
-    """A call of a layer with a weight: its name, the shape of its output, and the dimension where its units are."""
+    """A call of a weight layer: the name, the shape of the output, and the dimension of the units."""
 
     name: str
     shape: torch.Size
@@ -126,13 +132,13 @@ class _Layer(NamedTuple):
         return self.shape[self.dim]
 
     def by_unit(self, out: Tensor) -> Tensor | None:
-        """Return a later tensor as [units, everything else]; `None` if it cannot be told where its units are."""
+        """Return a later tensor as [units, everything else], or `None` if the dimension of the units is unknown."""
         dim = self.dim
         if out.shape != self.shape and out.numel() == self.shape.numel():
             fits = [dim for dim in range(1, out.ndim) if out.shape[dim] == self.units]
             if len(fits) == 1:
                 dim = fits[0]
-            elif fits or not out.is_contiguous():  # its entries are, or may be, in another order than the layer's
+            elif fits or not out.is_contiguous():  # the entries may be reordered
                 return None
             else:
                 out = out.reshape(self.shape)
@@ -141,20 +147,20 @@ class _Layer(NamedTuple):
 
 @dataclass(eq=False)
 class _Note:
-    """The features after a layer, or an activation of it; `None` if they are unclear."""
+    """The features of a layer after one activation, or of its output. They are `None` if they are unclear."""
 
     layer: _Layer
     features: Features | None
 
 
 def _is_transformed() -> bool:
-    """Say whether calls are inside a transform of torch.func, as vmap over an ensemble: no tensor may leave that."""
+    """Return whether a transform of torch.func is active, such as vmap. Its tensors must not leave it."""
     return torch._C._are_functorch_transforms_active()
 
 
 def _is_activation(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], out: Any, layer: _Layer) -> bool:
     if func in _ACTIVATIONS:
-        return _stored(args[0] if args else kwargs["input"]) is None  # else a gate that was learned, not units
+        return _stored(args[0] if args else kwargs["input"]) is None  # a function of a parameter is a learned gate
     if func in _CLAMPS:
         low = args[1] if len(args) > 1 else kwargs.get("min")
         if low is None or torch.as_tensor(low).any():
@@ -166,9 +172,12 @@ def _is_activation(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any
 
 
 class _Value(NamedTuple):
-    """How a tensor was made: of which other, `None` for a constant, through which activations, in order.
+    """How a tensor was computed.
 
-    `product` is the activation that is written out and that the tensor is, maybe up to a constant factor.
+    Attributes:
+        origin: Identifies the tensor that it was computed from entry by entry; `None` for a constant.
+        through: The activations on the way, in order.
+        product: The written-out activation that the tensor is, up to a constant factor, if it is one.
     """
 
     origin: object | None
@@ -179,10 +188,10 @@ class _Value(NamedTuple):
 _CONSTANT = _Value(None)
 
 
-class Gates:
-    """The tensors of a forward pass, as far as they are made entry by entry of one other and of the model's own.
+class _Gates:
+    """Follows the tensors of a forward pass through elementwise calls, to find activations written out as products.
 
-    Activations are whatever objects the caller has for them.
+    Activations are any objects that the caller passes.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -192,14 +201,14 @@ class Gates:
     def follow(
         self, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], out: Tensor, entrywise: bool
     ) -> tuple[Any, ...]:
-        """Note how the result of a call was made, and return the activations in whose place it is to be taken.
+        """Record how the result of a call was computed, and return the activations that the result replaces.
 
         Args:
-            func: What was called.
-            args: Its arguments.
-            kwargs: Those with a name.
+            func: The function.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
             out: Its result.
-            entrywise: Whether it is known to make each entry from one entry.
+            entrywise: Whether the caller knows the function to be elementwise.
         """
         name = getattr(func, "__name__", "").strip("_")
         read = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
@@ -207,7 +216,7 @@ class Gates:
         values = [self._of(x) for x in varying]
         origins = {value.origin for value in values}
         if not (entrywise or name in _ENTRYWISE) or len(origins) > 1 or any(x.shape != out.shape for x in varying):
-            self._values.pop(out, None)  # what is written in place is another value
+            self._values.pop(out, None)  # a tensor written in place has a new value
             return ()
         through = tuple(dict.fromkeys(activation for value in values for activation in value.through))
         replaced: tuple[Any, ...] = ()
@@ -221,7 +230,7 @@ class Gates:
         return replaced
 
     def mark(self, out: Tensor, activation: Any) -> None:
-        """Note that a tensor is the result of an activation."""
+        """Record that a tensor is the result of an activation."""
         value = self._of(out)
         self._values[out] = _Value(value.origin, (*value.through, activation))
 
@@ -233,7 +242,7 @@ class Gates:
 
 
 def _is_multiple(name: str, read: Sequence[Tensor], value: Tensor) -> bool:
-    """Say whether a call multiplies or divides a value by a number; one that is a parameter is none."""
+    """Return whether a call multiplies or divides a value by a number that is not a parameter."""
     others = [x for x in read if x is not value]
     if any(x.ndim > 0 or isinstance(x, nn.Parameter) for x in others):
         return False
@@ -248,16 +257,16 @@ class _Watch(TorchFunctionMode):
         self._path: list[str] = []
         self._model = model
         self._names = {id(p): name for name, p in model.named_parameters()}
-        self._layer: _Layer | None = None  # the last one that was called
+        self._layer: _Layer | None = None  # the last weight layer that was called
         self._activations: list[_Note] = []
         self._outputs: list[_Note] = []
         self._after_last: list[_Note] = []
-        self._gates = Gates(model)
+        self._gates = _Gates(model)
         self.representation: Tensor | None = None
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Keep track of the module that is at work."""
+        """Track which module is running."""
 
         def leave(*_: Any) -> None:
             self._path.pop()
@@ -305,14 +314,14 @@ class _Watch(TorchFunctionMode):
         return out
 
     def _name(self, func: Callable[..., Any], weight: Tensor) -> str:
-        """Return the name of the module at work; in the model itself that of the weight, as other measures have it."""
+        """Return the name of the running module, or in the model itself the name of the weight."""
         return (self._path[-1] if self._path else "") or self._names.get(id(_stored(weight)), func.__name__)
 
     def _features(self, layer: _Layer, out: Tensor) -> Features | None:
         if _is_transformed():
             return None
         h = out.detach()
-        if h.ndim < 2:  # one sample without a dimension of its own
+        if h.ndim < 2:  # a single sample without a batch dimension
             h = h.reshape(1, -1)
         by_unit = layer.by_unit(h)
         if by_unit is None:
@@ -324,9 +333,9 @@ class _Watch(TorchFunctionMode):
         )
 
     def layers(self) -> dict[str, Features | None]:
-        """Return the hidden features: those after the last layer with a weight are outputs, not hidden.
+        """Return the hidden features by layer, `None` for unclear ones.
 
-        `None` stands for features that are unclear.
+        Activations after the last weight layer belong to the output.
         """
         found: dict[str, Features | None] = {}
         for note in [note for note in self._activations if note not in self._after_last] or self._outputs[:-1]:
@@ -338,11 +347,11 @@ class _Watch(TorchFunctionMode):
 
 
 def capture(model: nn.Module, batch: Batch, keep: bool = False) -> Captured:
-    """Run a model on a batch and return what its hidden units did.
+    """Run a model on a batch and return its hidden features.
 
     Args:
-        model: In the mode to be measured in.
-        batch: The samples; their target is not looked at.
+        model: The model, in the mode to measure it in.
+        batch: The samples. Their target is not used.
         keep: Whether to keep the activations themselves.
     """
     watch = _Watch(model, batch.size, keep)
@@ -354,8 +363,8 @@ def capture(model: nn.Module, batch: Batch, keep: bool = False) -> Captured:
 
 
 def _uncompiled() -> AbstractContextManager[None]:
-    """Run compiled parts of a model as they were written, for they hide their modules and call functions to trace."""
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and it takes long to import
+    """Run compiled parts of a model uncompiled, because compiled code hides modules and calls."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and the import is slow
         return nullcontext()
     stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
     return stance

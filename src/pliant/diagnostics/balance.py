@@ -1,14 +1,14 @@
 """Balancedness: how far a network is from the smallest norm that its function allows.
 
-With activations f(ax) = af(x), a > 0, a hidden unit's incoming weights and bias can be multiplied by a and its outgoing
-weights divided by a without a change of the function. Of all networks reached that way, one has the least entry-wise
-norm
+Let the activations be homogeneous: f(ax) = af(x) for a > 0. Multiplying a hidden unit's incoming weights and bias by a,
+and dividing its outgoing weights by a, keeps the function. Among all networks reached this way, one has the least
+entry-wise norm
 
     ‖W‖_{p,q} = (Σ_i (Σ_j |W_ij|^p)^{q/p})^{1/q},  i the receiving unit, j what it receives,
 
-over the weights of the whole network; `balance` finds it by the multiplicative updates of Saul (2023, algorithm 1).
-The norm divided by that minimum is the balancedness of Soft weight rescaling (app. C): 1 is balanced. Biases move
-along and are not counted, as in both sources. A convolution's unit is a channel.
+over the weights of the whole network. `balance` finds it by the multiplicative updates of Saul (2023, algorithm 1). The
+norm divided by this minimum is the balancedness of Soft weight rescaling (app. C): 1 is balanced. As in both sources,
+biases are rescaled too but do not count. A convolution's unit is a channel.
 """
 
 import copy
@@ -34,10 +34,10 @@ class Balance:
     """The balanced form of a chain of layers.
 
     Attributes:
-        scales: For each hidden layer, the factor of every unit's incoming weights.
-        norm: ‖W‖_{p,q} as it was.
-        least: Its minimum over the rescalings.
-        iterations: How many updates it took.
+        scales: For each hidden layer, the factor of each unit's incoming weights.
+        norm: ‖W‖_{p,q} before.
+        least: The minimum of ‖W‖_{p,q} over the rescalings.
+        iterations: The number of updates.
     """
 
     scales: tuple[Tensor, ...]
@@ -47,7 +47,7 @@ class Balance:
 
     @property
     def ratio(self) -> float:
-        """How many times the norm exceeds the minimum; 1 is balanced."""
+        """The norm divided by the minimum; 1 is balanced."""
         return self.norm / self.least
 
 
@@ -56,23 +56,24 @@ def balance(
 ) -> Balance:
     """Find the rescaling of a chain's hidden units that minimizes ‖W‖_{p,q}.
 
-    Each update multiplies every unit's factor by (out/in)^{1/(4 max(p,q))}, where in and out are the shares of ‖W‖^q
-    that hang on its incoming and its outgoing weights. The norm falls with every update, to the global minimum.
+    Each update multiplies every unit's factor by (out/in)^{1/(4 max(p,q))}, where in and out are the contributions of
+    the unit's incoming and outgoing weights to ‖W‖^q. The norm falls with every update, to the global minimum.
 
-    A unit without incoming (or without outgoing) weights can be scaled until its other weights vanish; they are left
-    out of the minimum, which is then approached and not reached.
+    The weights of a unit without incoming (or outgoing) weights can be scaled toward zero. They are left out, and the
+    minimum is then an infimum.
 
     Args:
-        weights: [out, in, …] of each layer, in order; a linear layer after a flattened convolution has a multiple of
-            its channels as inputs.
-        p: Exponent over what a unit receives, at least 1.
-        q: Exponent over units, at least 1.
-        tolerance: Stop when log(out/in) is below this for all units; the minimum is then right to about its square.
-        iterations: The most updates.
+        weights: [out, in, …] of each layer, in order. After a flattened convolution, a linear layer has a multiple of
+            the channels as inputs.
+        p: The exponent over the inputs of a unit, at least 1.
+        q: The exponent over units, at least 1.
+        tolerance: Stop when |log(out/in)| is below this for all units. The relative error of the minimum is about its
+            square.
+        iterations: The largest number of updates.
 
     Raises:
-        ValueError: If an argument is out of range, there is no layer, the layers do not fit together, a weight is not
-            finite or all are zero.
+        ValueError: If an argument is out of range, there are no layers, the layers do not fit together, a weight is not
+            finite, or all weights are zero.
         ArithmeticError: If the updates did not converge.
 
     Example:
@@ -92,12 +93,12 @@ def balance(
         raise ValueError("weights must connect some input with some output, got none that does")
     logs = [power.new_zeros(len(power)) for power in powers[:-1]]
     for step in range(iterations + 1):
-        # The rescaled |W_ij|^p is left_i |W_ij|^p right_j: products with vectors do, and no matrix is formed.
+        # The rescaled |W_ij|^p is left_i |W_ij|^p right_j, so products with vectors suffice.
         left = [*((p * log).exp() for log in logs), powers[-1].new_ones(len(powers[-1]))]
         inverse = ((-p * log).exp().repeat_interleave(fan) for log, fan in zip(logs, fans, strict=True))
         right = [powers[0].new_ones(powers[0].shape[1]), *inverse]
         rows = [a * (power @ b) for a, power, b in zip(left, powers, right, strict=True)]
-        # A weight adds |W_ij|^p (Σ_k |W_ik|^p)^{(q−p)/p} to ‖W‖^q; rows that are all zero add nothing.
+        # A weight contributes |W_ij|^p (Σ_k |W_ik|^p)^{(q−p)/p} to ‖W‖^q; zero rows contribute nothing.
         shares = [torch.where(row > 0, row, 1).pow((q - p) / p) for row in rows]
         updates = []
         for layer, fan in enumerate(fans):
@@ -114,18 +115,18 @@ def balance(
 def balancedness(model: nn.Module, batch: Batch, p: float = 2.0, q: float = 2.0) -> Balance:
     """Return the balance of a model that is a chain of linear and convolution layers.
 
-    The chain is the order in which the layers are called. That it is one, and that its activations are homogeneous,
-    is proved by rescaling the units of a copy: its outputs on the batch must not change.
+    The order of the chain is the order in which the layers are called. A test on a copy proves that the model is a
+    chain with homogeneous activations: rescaling its units must not change its outputs on the batch.
 
     Args:
-        model: The model; it is not changed.
+        model: The model. It is not changed.
         batch: Inputs to run it on.
-        p: Exponent over what a unit receives.
-        q: Exponent over units.
+        p: The exponent over the inputs of a unit.
+        q: The exponent over units.
 
     Raises:
-        ValueError: If the model has other layers with parameters, or weights that are computed from others, is no
-            homogeneous chain, cannot be copied, or has outputs on the batch that cannot tell.
+        ValueError: If the model has other layers with parameters or computed weights, is not a homogeneous chain,
+            cannot be copied, or its outputs on the batch are not finite tensors.
     """
     batch = batch.on(model)
     layers = called_layers(model, batch.kwargs or batch.args)
@@ -160,7 +161,7 @@ def balancedness(model: nn.Module, batch: Batch, p: float = 2.0, q: float = 2.0)
 def _copied(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
-    except Exception as error:  # a lock, an open file, an activation that was kept with its graph: each raises its own
+    except Exception as error:  # a lock, an open file and a tensor with a graph each raise another error
         reason = str(error).partition("\n")[0]
         raise ValueError(f"balancedness is proved on a copy of the model, which cannot be copied: {reason}") from error
 
@@ -180,19 +181,19 @@ def _powers(weight: Tensor, p: float) -> Tensor:
     if not torch.isfinite(weight).all():
         raise ValueError("weights must be finite, got NaN or inf")
     powers = weight.detach().double().abs().pow(p)
-    # What a unit sends through all entries of a kernel is scaled together.
+    # All entries of a kernel are scaled together.
     return powers.flatten(2).sum(2) if weight.ndim > 2 else powers
 
 
 def _fan(before: Tensor, after: Tensor) -> int:
-    """Return how many inputs of a layer come from each unit of the one before."""
+    """Return how many inputs of a layer come from each unit of the previous layer."""
     if after.shape[1] % len(before):
         raise ValueError(f"a layer with {after.shape[1]} inputs cannot follow one with {len(before)} units")
     return int(after.shape[1] // len(before))
 
 
 def _norm(rows: list[Tensor], p: float, q: float) -> float:
-    """Return ‖W‖_{p,q} from Σ_j |W_ij|^p of each layer's units."""
+    """Return ‖W‖_{p,q} from Σ_j |W_ij|^p for the units of each layer."""
     total = torch.stack([row.pow(q / p).sum() for row in rows]).sum()
     return float(total.pow(1 / q))
 
@@ -214,9 +215,9 @@ def _without_lone_units(powers: list[Tensor], fans: list[int]) -> list[Tensor]:
 
 
 def _scale_units(layers: list[nn.Module]) -> None:
-    """Scale every hidden unit by a power of two, in place, which rounds nothing in any precision.
+    """Scale every hidden unit by a power of two, in place. Powers of two are exact in every precision.
 
-    The powers are drawn for each layer, so that a sum of two layers' units, as around a shortcut, does not stay one.
+    The powers are drawn anew for each layer, so that the sum of two layers around a shortcut changes.
     """
     for place, (layer, following) in enumerate(pairwise(layers)):
         weight, bias = layer.get_parameter("weight"), getattr(layer, "bias", None)

@@ -1,16 +1,16 @@
-"""A batch of whatever form a training loop uses, and the samples in it.
+"""Batches in any form that a training loop uses, and the loss of each sample.
 
 A batch is one of:
 
 - a tensor: inputs without a target;
-- a pair `(inputs, target)`, where inputs are a tensor, a tuple (positional arguments) or a mapping (keyword arguments),
-  and the target may be `None`; a longer tuple holds several positional inputs and the target last;
-- a mapping: keyword arguments of the model, with the target under one of `TARGET_KEYS`, if there is one.
+- a pair `(inputs, target)`. The inputs are a tensor, a tuple (positional arguments) or a mapping (keyword arguments).
+  The target may be `None`. A longer tuple holds several positional inputs, and the target last;
+- a mapping: keyword arguments of the model, with the target, if any, under one of `TARGET_KEYS`.
 
-Anything else that can be iterated is a loader of such batches, and so is a list of tuples.
+Any other iterable, and a list of tuples, is a loader of such batches.
 
-Every tensor whose first dimension is as long as the batch is taken to be indexed by sample; others are shared. This
-goes for inputs, targets and a model's outputs alike.
+A tensor is indexed by sample if its first dimension is as long as the batch; other tensors are shared by all samples.
+This holds for inputs, targets and outputs.
 """
 
 import math
@@ -45,7 +45,7 @@ class Batch:
     Attributes:
         args: Positional arguments of the model.
         kwargs: Keyword arguments of the model.
-        target: What the loss compares with; `None` if there is none.
+        target: The target of the loss, or `None`.
         size: The number of samples.
     """
 
@@ -56,10 +56,10 @@ class Batch:
 
     @classmethod
     def of(cls, batch: Any) -> "Batch":
-        """Read one batch of any of the module's forms.
+        """Read a batch in any of the forms above.
 
         Raises:
-            ValueError: If it holds no tensor of inputs.
+            ValueError: If it does not hold a tensor of inputs.
         """
         if isinstance(batch, Batch):
             return batch
@@ -85,7 +85,7 @@ class Batch:
         return cls(args, kwargs, target, len(tensors[0]))
 
     def select(self, index: Tensor | slice) -> "Batch":
-        """Return the samples at some positions, as a batch.
+        """Return some samples as a batch.
 
         Raises:
             ValueError: If the target cannot be cut into samples.
@@ -96,7 +96,7 @@ class Batch:
         return Batch(args, kwargs, target, size)
 
     def on(self, model: nn.Module) -> "Batch":
-        """Return the batch on the model's device, floating-point inputs in a precision of its parameters."""
+        """Return the batch on the model's device, with floating-point inputs in a precision that the model has."""
         parameter = next(model.parameters(), None)
         if parameter is None:
             return self
@@ -105,7 +105,7 @@ class Batch:
         def move(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
-            # Two floating types of different width do not multiply; a target keeps its own, as the loss may want it.
+            # torch does not multiply two floating types. The target keeps its type, because the loss may need it.
             cast = leaf.is_floating_point() and parameter.is_floating_point() and leaf.dtype not in held
             return _ordinary(leaf.to(parameter.device, parameter.dtype if cast else None))
 
@@ -119,7 +119,7 @@ class Batch:
 
 
 def select(tree: Any, size: int, index: Tensor | slice) -> Any:
-    """Return a nested structure with its sample-indexed tensors (first dimension of `size`) cut to some samples."""
+    """Return a nested structure with its tensors indexed by sample cut to some samples."""
     return tree_map(lambda leaf: leaf[index] if _by_sample(leaf, size) else leaf, tree)
 
 
@@ -128,24 +128,24 @@ def _by_sample(leaf: Any, size: int) -> bool:
 
 
 def _ordinary(tensor: Tensor) -> Tensor:
-    """Return a tensor that gradients can be taken with: one of inference mode cannot be saved for a backward pass."""
+    """Return a tensor that autograd can save. A tensor made in inference mode is copied."""
     return tensor.clone() if tensor.is_inference() else tensor
 
 
 def gather(data: Any, samples: int) -> Batch:
-    """Return a batch as it is, or the first samples of a loader as one batch.
+    """Return a batch, or the first samples of a loader as one batch.
 
-    Random generators, a loader's own included, are left as they were.
+    Random generators, including the loader's own, are left as they were.
 
     Args:
         data: A batch, or an iterable of batches.
-        samples: How many samples to take of a loader.
+        samples: How many samples to take from a loader.
 
     Raises:
-        ValueError: If a loader is empty or its batches do not fit together.
+        ValueError: If a loader is empty, or its batches have different structures.
     """
     check_positive_int("samples", samples)
-    # Collating makes lists of tensors, of lists and of mappings, but never of tuples.
+    # A collated batch may be a list of tensors, lists or mappings, but not of tuples.
     batches = isinstance(data, list) and bool(data) and all(isinstance(part, tuple) for part in data)
     single = isinstance(data, (Batch, Tensor, Mapping, tuple, list)) and not batches
     if single or not isinstance(data, Iterable):
@@ -170,7 +170,7 @@ def _merge(parts: list[Batch]) -> Batch:
     first, spec = flat[0]
     for leaves, other in flat:
         if other != spec or list(map(type, leaves)) != list(map(type, first)):
-            raise ValueError("batches of one loader must have one structure, got different ones")
+            raise ValueError("the batches of a loader must have the same structure, got different ones")
 
     def join(pieces: tuple[Any, ...]) -> Any:
         if not _by_sample(pieces[0], parts[0].size):
@@ -187,32 +187,32 @@ def _merge(parts: list[Batch]) -> Batch:
 
 
 def sample_losses(loss_fn: LossFn, output: Any, batch: Batch) -> Tensor:
-    """Return ℓ_i, the loss of each sample on its own: `loss_fn` on a batch of that sample alone.
+    """Return ℓ_i, the loss of each sample: `loss_fn` on a batch of that sample alone.
 
-    So a mean and a sum are the same, and a mean over tokens is each sample's own mean; but a mean that weights
-    samples, as by their classes, loses the weights, which a sum keeps. A `loss_fn` that returns one number a sample is
-    called once instead.
+    So reduction `mean` and `sum` give the same, and a mean over tokens is taken within each sample. A mean that weights
+    samples, such as by class, loses the weights; a sum keeps them. A `loss_fn` that returns one number per sample is
+    called only once, on the whole batch.
 
     Args:
-        loss_fn: `loss_fn(output, target)`, a scalar or one number a sample.
+        loss_fn: `loss_fn(output, target)`, a scalar or one number per sample.
         output: The model's output on the batch.
-        batch: Its samples.
+        batch: The samples.
 
     Raises:
-        ValueError: If the loss is neither, if output or target cannot be cut into samples, or if a sample has no loss
-            of its own though the batch has one.
+        ValueError: If the loss has another shape, if output or target cannot be cut into samples, or if the loss of a
+            sample alone is NaN and that of the batch is not.
     """
     losses, value = _losses(loss_fn, output, batch)
     if losses.isnan().any() and value.isfinite().all():
         raise ValueError(
-            "the loss of a sample is NaN when it is taken alone, and that of the batch is not, as where all targets of "
-            "a sample are ignored: leave such samples out, or give a loss with reduction='sum' or 'none'"
+            "the loss of a sample is NaN when it is taken alone, but the loss of the batch is not. All targets of the "
+            "sample may be ignored; leave such samples out, or pass a loss with reduction='sum' or 'none'"
         )
     return losses
 
 
 def _losses(loss_fn: LossFn, output: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return ℓ_i, and what the loss is of the whole batch."""
+    """Return ℓ_i and the loss of the whole batch."""
     value = loss_fn(output, batch.target)
     if value.ndim == 1 and len(value) == batch.size > 1:
         return value, value
@@ -226,10 +226,10 @@ def _losses(loss_fn: LossFn, output: Any, batch: Batch) -> tuple[Tensor, Tensor]
 
 
 def _apart(tree: Any, size: int) -> Iterator[Any]:
-    """Yield each sample of a nested structure on its own.
+    """Yield each sample of a nested structure.
 
-    Tensors are split once: the derivative of a slice would be as large as the batch for every sample. The pieces are
-    copies, so that a loss may write into them.
+    Tensors are split once, because the derivative of a slice would have the size of the batch for every sample. The
+    pieces are copies, so that a loss may write into them.
     """
     leaves, spec = tree_flatten(tree)
     pieces = [map(Tensor.clone, leaf.split(1)) if _by_sample(leaf, size) else repeat(leaf, size) for leaf in leaves]
@@ -238,7 +238,7 @@ def _apart(tree: Any, size: int) -> Iterator[Any]:
 
 
 def _check_cuts(output: Any, batch: Batch) -> None:
-    """Raise if a part of an output or a target would be taken for shared only because it cannot be looked into."""
+    """Raise if output or target holds an object whose tensors cannot be found, so that it would count as shared."""
     leaves = tree_leaves(output)
     unseen = next((leaf for leaf in leaves if is_dataclass(leaf)), output)
     if unseen is not output or not any(_by_sample(leaf, batch.size) for leaf in leaves):
@@ -264,12 +264,12 @@ def _described(value: Any) -> str:
 
 
 def mean_loss(loss_fn: LossFn, output: Any, batch: Batch) -> float:
-    """Return the mean of the ℓ_i; where the loss of the whole batch is neither that nor their sum, that loss.
+    """Return the mean of the ℓ_i. If the loss of the whole batch is neither their mean nor their sum, return that loss.
 
     Args:
         loss_fn: `loss_fn(output, target)`.
         output: The model's output on the batch.
-        batch: Its samples.
+        batch: The samples.
     """
     losses, whole = _losses(loss_fn, output, batch)
     reduced = whole.numel() > 1 or any(_is_sum(factor, whole, losses) for factor in (batch.size, 1))
@@ -277,11 +277,11 @@ def mean_loss(loss_fn: LossFn, output: Any, batch: Batch) -> float:
 
 
 class Summed(NamedTuple):
-    """The losses of the samples of a batch.
+    """The losses of a batch's samples.
 
     Attributes:
         total: Their sum, with its graph.
-        losses: The ℓ_i, without.
+        losses: The ℓ_i, without a graph.
         reduced: Whether the loss of the whole batch is their mean or their sum.
     """
 
@@ -291,34 +291,33 @@ class Summed(NamedTuple):
 
 
 def summed_loss(loss_fn: LossFn, output: Any, batch: Batch, apart: bool = False) -> Summed:
-    """Return Σℓ_i with its graph, and the ℓ_i without.
+    """Return Σℓ_i with its graph, and the ℓ_i without a graph.
 
-    If the loss of the whole batch is the mean or the sum of the ℓ_i, as most are, that is what carries the graph: one
-    small graph instead of one for each sample. It is if its value is, and its derivative by the output. If it is
-    neither, as with class weights, ignored targets or samples that are compared with each other, it is taken as a mean
-    all the same, times the number of samples.
+    Most losses of a whole batch are the mean or the sum of the ℓ_i. Then that loss carries the graph, which is smaller
+    than one graph per sample. Its value and its derivative by the output decide. Losses with class weights, ignored
+    targets or comparisons between samples are neither. Such a loss is treated as a mean, times the number of samples.
 
     Args:
         loss_fn: `loss_fn(output, target)`.
         output: The model's output on the batch.
-        batch: Its samples.
-        apart: Whether it must be Σℓ_i nevertheless.
+        batch: The samples.
+        apart: Whether the total must be Σℓ_i even then.
 
     Raises:
-        ValueError: As `sample_losses`, if it must be Σℓ_i.
+        ValueError: As `sample_losses`, if `apart`.
     """
     with torch.enable_grad():
         losses, slopes = _with_slopes(lambda out: _losses(loss_fn, out, batch)[0], output)
         whole, slopes_of_whole = _with_slopes(lambda out: loss_fn(out, batch.target), output)
     by_value = [factor for factor in (batch.size, 1) if whole.numel() == 1 and _is_sum(factor, whole, losses)]
-    # Where all slopes are zero, equal ones say nothing of the second derivatives.
+    # If all slopes are zero, they do not show whether the second derivatives are equal.
     told = whole.numel() == 1 and any(bool(slope.any()) for slope in slopes)
     if told:
         for factor in by_value:
             pairs = zip((factor * slope for slope in slopes_of_whole), slopes, strict=True)
             if all(_near(ours, theirs, theirs.dtype) for ours, theirs in pairs):
                 return Summed(factor * loss_fn(output, batch.target).reshape(()), losses, True)
-    # What is NaN or infinite is equal to nothing, and no sign of weights.
+    # A loss that is NaN or infinite equals nothing, which does not mean that it has weights.
     reduced = whole.numel() > 1 or not bool(whole.isfinite()) or (bool(by_value) and not told)
     if not apart and whole.numel() == 1 and (told or not by_value):
         return Summed(batch.size * loss_fn(output, batch.target).reshape(()), losses, reduced)
@@ -326,7 +325,7 @@ def summed_loss(loss_fn: LossFn, output: Any, batch: Batch, apart: bool = False)
 
 
 def _is_sum(factor: int, whole: Tensor, losses: Tensor) -> bool:
-    """Say whether a multiple of a loss is the sum of others to rounding, relative to their sizes: they may cancel."""
+    """Return whether `factor · whole` is the sum of the losses, up to rounding relative to their absolute values."""
     losses = losses.double()
     error = (factor * whole.double().sum() - losses.sum()).abs()
     return bool(error <= torch.finfo(whole.dtype).eps ** 0.7 * losses.abs().sum())
@@ -336,7 +335,7 @@ def _with_slopes(loss: Callable[[Any], Tensor], output: Any) -> tuple[Tensor, tu
     """Return a loss without its graph, and the derivatives of its sum by the tensors of the output."""
     free = tree_map(lambda leaf: leaf.detach().requires_grad_() if _smooth(leaf) else leaf, output)
     inputs = [leaf for leaf in tree_leaves(free) if _smooth(leaf)]
-    # Not the inputs themselves, but copies: a loss may write into what it gets.
+    # Copies of the inputs, because a loss may write into its arguments.
     value = loss(tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, free))
     if not inputs or not value.requires_grad:
         return value.detach(), ()
@@ -349,7 +348,7 @@ def _smooth(leaf: Any) -> bool:
 
 
 def _near(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
-    """Say whether two tensors are equal to rounding, relative to the largest entry."""
+    """Return whether two tensors are equal up to rounding relative to the largest entry."""
     return bool((ours - theirs).abs().max() <= torch.finfo(dtype).eps ** 0.7 * theirs.abs().max())
 
 

@@ -1,4 +1,4 @@
-"""Weights from a file, without ever running code that the file holds."""
+"""Load weights from a file without running code from the file."""
 
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -11,25 +11,26 @@ from torch import Tensor, nn
 from pliant._importing import naming_extra
 from pliant.diagnostics.probe import unwrap
 
-# Where training loops (`pliant run`: "state") put a model's state dict among other things, and what `torch.compile`
-# and data parallelism put into its names.
 _PLACES = ("model", "state_dict", "model_state_dict", "module", "state")
+"""The keys under which training loops store a model's state dict; `pliant run` uses "state"."""
+
 _WRAPPERS = ("_orig_mod", "module")
+"""What `torch.compile` and data parallelism add to the names of tensors."""
 
 
 def load_weights(path: str | Path, key: str = "") -> dict[str, Any]:
-    """Read a state dict from a safetensors file or from one that `torch.save` wrote, its names as they are.
+    """Read a state dict from a safetensors file or a file written by `torch.save`, with its names unchanged.
 
-    A checkpoint that holds more (an optimizer, a step) may keep the model's under `model`, `state_dict`,
-    `model_state_dict`, `module` or `state`, and that of `pliant run` under `state` and then `model`.
+    A checkpoint that also holds other things, such as an optimizer, may store the state dict under `model`,
+    `state_dict`, `model_state_dict`, `module` or `state`. `pliant run` stores it under `state` and then `model`.
 
     Args:
         path: The file.
-        key: Where the state dict is in it, with dots between keys; at one of these places if empty.
+        key: The place of the state dict in the file, with dots between keys. By default, the places above are searched.
 
     Raises:
-        ValueError: If there is no such file, it holds anything but tensors and plain types, or no state dict.
-        ImportError: If it is a safetensors file and that package is missing.
+        ValueError: If the file does not exist, holds other objects than tensors and plain types, or has no state dict.
+        ImportError: If the file is a safetensors file and safetensors is not installed.
     """
     path = Path(path)
     if not path.is_file():
@@ -41,23 +42,23 @@ def load_weights(path: str | Path, key: str = "") -> dict[str, Any]:
     found = held.get(key) if key else _find(content)
     if found is None:
         where = f"under {key!r}" if key else f"at the top or under one of {', '.join(_PLACES)}"
-        others = f"; name one of those that it does hold (--key): {', '.join(held)}" if held else ""
+        others = f"; choose one that it holds (--key): {', '.join(held)}" if held else ""
         raise ValueError(f"{str(path)!r} holds no state dict {where}{others}")
     return dict(found)
 
 
 def _state_dicts(content: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield all state dicts in a checkpoint, by the keys that lead to them."""
+    """Yield all state dicts in a checkpoint with their keys, joined by dots."""
     if path and _is_state_dict(content):
         yield ".".join(path), content
         return
     for key, value in content.items():
-        if isinstance(key, str) and isinstance(value, Mapping):  # numbers are an optimizer's names of parameters
+        if isinstance(key, str) and isinstance(value, Mapping):  # an optimizer numbers its parameters
             yield from _state_dicts(value, (*path, key))
 
 
 def _find(content: Mapping[Any, Any]) -> Mapping[str, Any] | None:
-    """Return the first state dict at any of the places, in their order."""
+    """Return the first state dict at one of `_PLACES`, in their order."""
     if _is_state_dict(content):
         return content
     inside = (content[place] for place in _PLACES if isinstance(content.get(place), Mapping))
@@ -65,12 +66,13 @@ def _find(content: Mapping[Any, Any]) -> Mapping[str, Any] | None:
 
 
 def load_into(model: nn.Module, path: str | Path, key: str = "") -> nn.Module:
-    """Load the weights of a file into a model and return it, whichever of them was compiled or run in parallel.
+    """Load the weights of a file into a model and return the model.
 
-    A tensor that the model holds under several names may be stored under one of them alone, as safetensors does.
+    Wrappers of `torch.compile` and data parallelism do not matter, on either side. A tensor that the model holds under
+    several names may be stored under one of them, as safetensors does.
 
     Raises:
-        ValueError: If the weights cannot be read, or are not those of the model.
+        ValueError: If the weights cannot be read, or do not fit the model.
     """
     weights = load_weights(path, key)
     bare = unwrap(model)
@@ -83,10 +85,10 @@ def load_into(model: nn.Module, path: str | Path, key: str = "") -> nn.Module:
 
 
 def _named_alike(weights: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return weights under a model's names if they differ in what wrappers put into names; else as they are."""
+    """Return weights under a model's names if the names differ only by wrappers; else unchanged."""
     theirs = {_without_wrappers(name): name for name in own}
     found = {_without_wrappers(name): tensor for name, tensor in weights.items()}
-    if len(theirs) < len(own) or len(found) < len(weights):  # a child of the model's own is called as wrappers are
+    if len(theirs) < len(own) or len(found) < len(weights):  # a child of the model has the name of a wrapper
         return _without_first_wrappers(weights, own)
     stored = {id(own[name]): found[bare] for bare, name in theirs.items() if bare in found}
     found = {bare: stored[id(own[name])] for bare, name in theirs.items() if id(own[name]) in stored} | found
@@ -94,7 +96,7 @@ def _named_alike(weights: dict[str, Any], own: Mapping[str, Any]) -> dict[str, A
 
 
 def _without_first_wrappers(weights: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return weights without the wrappers that all of their names begin with, if they are a model's then."""
+    """Return weights without the wrappers at the start of all names, if the names then match; else unchanged."""
     found = weights
     while found.keys() != own.keys() and all(name.partition(".")[0] in _WRAPPERS for name in found):
         found = {name.partition(".")[2]: tensor for name, tensor in found.items()}
@@ -116,15 +118,15 @@ def _read(path: Path) -> Any:
             raise ValueError(f"{str(path)!r} cannot be read as a safetensors file ({error})") from None
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file raises nearly anything: KeyError, UnicodeDecodeError, …
+    except Exception as error:  # a damaged file can raise any error: KeyError, UnicodeDecodeError, …
         reason = str(error).partition("\n")[0] or "it is empty or cut off"
         raise ValueError(
-            f"{str(path)!r} cannot be read as tensors and plain types ({reason}). A file that needs code to be read is "
-            "never opened: save model.state_dict()"
+            f"{str(path)!r} cannot be read as tensors and plain types ({reason}). Files that need code to be read are "
+            "never opened; save model.state_dict() instead"
         ) from None
 
 
 def _is_state_dict(content: Mapping[Any, Any]) -> bool:
-    """Say whether all are tensors by name, but for what modules save as `_extra_state`."""
+    """Return whether a mapping holds tensors by name, apart from the `_extra_state` of modules."""
     rest = {k: v for k, v in content.items() if not (isinstance(k, str) and k.endswith("_extra_state"))}
     return bool(rest) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in rest.items())

@@ -1,7 +1,7 @@
-"""What the hidden activations of a batch say: dormancy, and how far they moved. Their ranks are those of `spectra`.
+"""Formulas on hidden activations: dormancy, and distances from a reference. Ranks are in `spectra`.
 
-A *unit* is a column of a [samples, units] matrix of activations; for a convolution, a channel, whose positions count as
-samples. Dormant (score ≤ τ) and dead (never active) are different things and have different names.
+A *unit* is a column of a [samples, units] matrix of activations. For a convolution it is a channel, whose positions
+count as samples. *Dormant* means a score ≤ τ, *dead* means never active.
 """
 
 import math
@@ -13,10 +13,10 @@ from torch import Tensor
 def unit_scores(mean_abs: Tensor) -> Tensor:
     """Return each unit's share of activity, mean|h_i| / mean_j mean|h_j| (Sokar 2023).
 
-    A layer that is silent altogether gets scores of zero.
+    If all units are zero, all scores are zero.
 
     Args:
-        mean_abs: Mean absolute activation of each unit of one layer.
+        mean_abs: The mean absolute activation of each unit of one layer.
 
     Example:
         >>> unit_scores(torch.tensor([0.0, 1.0, 2.0])).tolist()
@@ -28,11 +28,11 @@ def unit_scores(mean_abs: Tensor) -> Tensor:
 
 
 def dormant_fraction(scores: Tensor, tau: float = 0.025) -> float:
-    """Return the fraction of units with score ≤ τ; NaN if a score is.
+    """Return the fraction of units with score ≤ τ, or NaN if any score is NaN.
 
     Args:
-        scores: As of `unit_scores`.
-        tau: The threshold; 0.025 is that of Sokar 2023 and FIRE.
+        scores: The scores of `unit_scores`.
+        tau: The threshold. Sokar 2023 and FIRE use 0.025.
 
     Example:
         >>> dormant_fraction(torch.tensor([0.0, 0.025, 1.0, 3.0]))
@@ -57,9 +57,9 @@ def dead_fraction(active: Tensor) -> float:
 
 
 def negative_entropy(mean_abs: Tensor) -> float:
-    """Return Σ p log p, p = mean|h_i| / Σ_j mean|h_j|: how much of the activity is in few units (Curvature, app. A).
+    """Return Σ p log p with p = mean|h_i| / Σ_j mean|h_j|: how concentrated the activity is (Curvature, app. A).
 
-    Higher is more dormant. It lies between −log(units), all units alike, and 0, one unit alone.
+    Higher is more dormant. The range is from −log(units), if all units are equally active, to 0, if only one is active.
 
     Example:
         >>> negative_entropy(torch.tensor([0.0, 7.0]))
@@ -77,17 +77,19 @@ def covariance_distance(features: Tensor, reference: Tensor) -> float:
 
     Args:
         features: H, [samples, anything].
-        reference: H̃, with as many samples.
+        reference: H̃, for the same samples.
 
     Returns:
-        A number in [0, √2]; NaN if one of them is all zero, since nothing can be normalized then.
+        A number in [0, √2], or NaN if one of the two is zero and cannot be normalized.
 
     Example:
         >>> covariance_distance(torch.eye(2), 3 * torch.eye(2))
         0.0
     """
     if len(features) != len(reference):
-        raise ValueError(f"features and reference must have as many samples, got {len(features)} and {len(reference)}")
+        raise ValueError(
+            f"features and reference must have the same number of samples, got {len(features)} and {len(reference)}"
+        )
 
     def normalized(h: Tensor) -> Tensor:
         h = h.detach().flatten(1).double()
@@ -100,8 +102,8 @@ def covariance_distance(features: Tensor, reference: Tensor) -> float:
 def representation_change(features: Tensor, reference: Tensor) -> float:
     """Return the mean over samples of ‖h_i − h̃_i‖ (Spectral regularization §5.2).
 
-    Measured on one batch with the network at the start of a task and at the start of the next. The source names no
-    norm; this is L2.
+    The source compares the network at the start of a task with the network at the start of the next task, on one batch.
+    It does not name the norm; this is L2.
 
     Args:
         features: [samples, …].

@@ -356,8 +356,9 @@ _RECORDS = (
         on_tensors(weights.l2_norm),
         Sign(
             "higher", "the weights have grown",
-            "unbounded growth goes with loss of plasticity and of generalization (Soft weight rescaling §1), but an "
-            "identity network grows without losing plasticity and a relu network loses it on a plateau (Curvature §3)",
+            "unbounded growth accompanies loss of plasticity and of generalization (Soft weight rescaling §1), but an "
+            "identity network grows without losing plasticity, and a relu network loses it while its norm is constant "
+            "(Curvature §3)",
             factor=2,
         ),
     ),
@@ -369,7 +370,7 @@ _RECORDS = (
         on_spectra(lambda s: float(s[0])),
         Sign(
             "higher", "the weights' largest singular values have grown",
-            "goes with loss of trainability in ResNets on random labels (Spectral regularization §5.2)",
+            "accompanies loss of trainability in ResNets on random labels (Spectral regularization §5.2)",
             factor=2,
         ),
     ),
@@ -400,8 +401,8 @@ _RECORDS = (
         on_spectra(spectra.effective_rank),
         Sign(
             "lower", "the weights have lost directions",
-            "bounds the rank of the gradients that pass through them (Spectral regularization §3.3); no source takes "
-            "it for an explanation by itself",
+            "it bounds the rank of the gradients that pass through the weights (Spectral regularization §3.3), but no "
+            "source calls it an explanation by itself",
             factor=4 / 3,
         ),
     ),
@@ -431,7 +432,7 @@ _RECORDS = (
         f"{_SWR} cor. 2.1", on_network(spectral_bound),
     ),
     _record(
-        "frobenius_bound", "weights", "reading", "the same with ‖W‖_F for σ₁(W): the looser bound",
+        "frobenius_bound", "weights", "reading", "the same with ‖W‖_F in place of σ₁(W): a looser bound",
         f"{_SWR} cor. 2.1", on_network(frobenius_bound),
     ),
     _record(
@@ -455,14 +456,14 @@ _RECORDS = (
     ),
     _record(
         "feature_rank", "batch", "forward",
-        "how many singular values of the last hidden features hold 99 % of their sum, divided by the most possible",
+        "how many singular values of the last hidden features hold 99 % of their sum, divided by how many there are",
         f"{_CURVATURE} §3", on_network(
             lambda p: rank_or_nan(p.feature_singular_values) / len(p.feature_singular_values)
         ),
         Sign(
             "lower", "the last hidden features have lost rank",
-            "falls with relu as plasticity is lost, but also with tanh where it is not, and keeping it up by a penalty "
-            "does not keep plasticity (Curvature §3; in our runs of its figure 2, strong penalties did)",
+            "it falls with relu as plasticity is lost, but also with tanh without a loss, and a penalty that keeps the "
+            "rank does not keep plasticity (Curvature §3; in our runs of its figure 2, strong penalties did)",
             factor=4 / 3,
         ),
     ),
@@ -482,8 +483,8 @@ _RECORDS = (
         on_features(lambda f: features.dormant_fraction(features.unit_scores(f.mean_abs))),
         Sign(
             "higher", "units have gone dormant",
-            "rises with relu as plasticity is lost, but leaky relu loses plasticity without it (our runs of Curvature, "
-            "figure 1)",
+            "it rises with relu as plasticity is lost, but leaky relu loses plasticity without it (our runs of "
+            "Curvature, figure 1)",
             amount=0.1, level=0.1,
         ),
     ),
@@ -517,8 +518,8 @@ _RECORDS = (
         f"{_CURVATURE} §6.2", on_gradient(weights.l2_norm),
         Sign(
             "lower", "the gradient has become small",
-            "falls at the start of tasks where leaky relu loses plasticity while its updates grow: by itself it "
-            "explains neither (Curvature §6.2)",
+            "with leaky relu it falls at the start of tasks as plasticity is lost, while the updates grow, so neither "
+            "explains the loss by itself (Curvature §6.2)",
             factor=10,
         ),
     ),
@@ -527,7 +528,7 @@ _RECORDS = (
         on_update(weights.l1_norm),
         Sign(
             "lower", "steps have become small",
-            "falls with relu as plasticity is lost, but rises with leaky relu that loses it too (Curvature §3)",
+            "it falls with relu as plasticity is lost, but rises with leaky relu, which loses it too (Curvature §3)",
             factor=2,
         ),
     ),
@@ -545,7 +546,7 @@ _RECORDS = (
         on_gram(spectra.gradient_effective_rank),
         Sign(
             "lower", "the samples' gradients have become alike",
-            "what is learned from one sample then interferes with the others; falls as trainability is lost (Spectral "
+            "learning one sample then interferes with the others, and it falls as trainability is lost (Spectral "
             "regularization §3.3)",
             factor=4 / 3,
         ),
@@ -557,8 +558,8 @@ _RECORDS = (
         f"{_CURVATURE} §4", on_gram(spectra.hessian_rank),
         Sign(
             "lower", "directions of curvature are lost",
-            "the one sign that Curvature (§6) found wherever plasticity was lost, measured on new data at a task's "
-            "first step; it stands for the Hessian's rank only approximately, and what drives it is not known",
+            "Curvature (§6) found only this sign wherever plasticity was lost, measured on new data at a task's first "
+            "step, but it only approximates the rank of the Hessian, and its cause is unknown",
             factor=4 / 3,
         ),
     ),
@@ -572,8 +573,8 @@ _RECORDS = (
         f"{_FIRE} §4.4", on_network(lambda p: p.sharpness.largest),
         Sign(
             "higher", "the loss is sharper on this data",
-            "a sharp start destabilizes training on new data (FIRE §3.2); it counts one direction and none of the "
-            "others (Curvature §4)",
+            "a sharp start destabilizes training on new data (FIRE §3.2), but sharpness describes only one direction "
+            "(Curvature §4)",
             factor=10,
         ),
     ),

@@ -1,1 +1,1 @@
-"""Gradients of single samples, without ever holding them."""
+"""Inner products of per-sample gradients, computed without holding the gradients."""

@@ -1,17 +1,16 @@
-"""The Gram matrix of per-sample gradients, GᵀG, without ever holding the gradients G.
+"""The Gram matrix of per-sample gradients, GᵀG, computed without holding the gradients G.
 
 Curvature (Lewandowski 2023, §4.1) measures curvature by the rank of Σ g_i g_iᵀ = GGᵀ, which is that of the M × M
-matrix GᵀG. G itself has a column of the size of the model for each of the M samples: 11 GiB for a ResNet-18 and 256
-samples. Here ⟨g_i, g_j⟩ is summed parameter by parameter while one backward pass over the whole batch goes by
-(`uses.py`), from activations and output gradients (`factors.py`).
+matrix GᵀG. G has one column of the model's size for each of the M samples: 11 GiB for a ResNet-18 and 256 samples. Here
+⟨g_i, g_j⟩ is summed parameter by parameter during one backward pass over the whole batch (`parameter_uses.py`), from
+activations and output gradients (`inner_products.py`).
 
-What a per-sample gradient is: g_i = ∇ℓ_i, where ℓ_i is the loss of sample i on its own (`batches.sample_losses`).
-This needs a model that treats samples apart. BatchNorm does so in eval mode, where its statistics are constants; in
-train mode no sample has a gradient of its own, which is an error here.
+A per-sample gradient is g_i = ∇ℓ_i, where ℓ_i is the loss of sample i alone (`batches.sample_losses`). The model must
+treat samples independently. BatchNorm does so in eval mode, where its statistics are constants. In train mode a sample
+has no gradient of its own, which raises an error.
 
-Every result is checked against the gradients of two samples taken one at a time. Parameters that fail the check, or
-that no rule covers, get their gradients sample by sample, which is slower and needs memory for them;
-`GradientGram.one_by_one` names them.
+Every result is checked against the gradients of two samples, taken one at a time. Parameters that fail the check or
+have no rule get their gradients sample by sample, which is slower and takes memory. `GradientGram.one_by_one` names them.
 """
 
 from collections.abc import Collection, Mapping
@@ -35,9 +34,9 @@ class GradientGram:
         parameters: The same for each parameter by name; they sum to `total`.
         losses: ℓ_i, [M].
         reduced: Whether the loss of the whole batch is the mean or the sum of the ℓ_i.
-        gradient: The mean of the g_i for each parameter: the gradient of the mean loss.
-        one_by_one: Parameters whose gradients had to be taken sample by sample, and why.
-        cut_off: Parameters that a use under `no_grad` (or in a reentrant checkpoint) adds nothing to the gradient of.
+        gradient: For each parameter, the mean of the g_i: the gradient of the mean loss.
+        one_by_one: Parameters whose gradients were taken sample by sample, and why.
+        cut_off: Parameters with a use under `no_grad` or in a reentrant checkpoint, which adds nothing to the gradient.
     """
 
     total: Tensor
@@ -53,13 +52,13 @@ def gradient_gram(model: nn.Module, batch: Batch, loss_fn: LossFn) -> GradientGr
     """Return the inner products of the gradients of all samples of a batch.
 
     Args:
-        model: In the mode to be measured in; nothing of it is changed, `.grad` included.
+        model: The model, in the mode to measure it in. It is not changed, including `.grad`.
         batch: The M samples.
         loss_fn: `loss_fn(output, target)`.
 
     Raises:
         ValueError: If the model has no learnable parameter or a complex one, if samples influence each other's loss,
-            or if gradients would have to be held that do not fit.
+            or if gradients that must be held do not fit in memory.
     """
     parameters = learnable(model, real=True)
     check = _Check(model, batch, loss_fn, parameters)
@@ -71,7 +70,7 @@ def gradient_gram(model: nn.Module, batch: Batch, loss_fn: LossFn) -> GradientGr
 
     def deliver(name: str, use: Use) -> None:
         arrived[name].append(use)
-        # The last use frees the factors, so that those of few layers are held at a time.
+        # Finishing at the last use frees the factors, so that only those of a few layers are held at a time.
         if not watch.pending[name]:
             finish(name)
 
@@ -97,10 +96,10 @@ def gradient_gram(model: nn.Module, batch: Batch, loss_fn: LossFn) -> GradientGr
 
 
 class _Check:
-    """The gradients of the first and the last sample, taken one at a time in a small batch of another size.
+    """The gradients of the first and the last sample, taken one at a time in a small batch.
 
     Attributes:
-        size: The size of that batch.
+        size: The size of the small batch.
         shapes: The shapes of all tensors of its forward pass.
     """
 
@@ -116,9 +115,9 @@ class _Check:
                     output = model(*few.args, **few.kwargs)
             except RuntimeError as error:
                 raise ValueError(
-                    f"the model does not run on {few.size} of the {batch.size} samples: every input whose first "
-                    f"dimension is {batch.size} is taken to be indexed by sample, so that one that is shared, such as "
-                    f"a mask, must not be as long as the batch ({error})"
+                    f"the model does not run on {few.size} of the {batch.size} samples. Every input with first "
+                    f"dimension {batch.size} is indexed by sample, so a shared input, such as a mask, must not be as "
+                    f"long as the batch ({error})"
                 ) from error
             losses = sample_losses(loss_fn, output, few)[:2]
             gradients = [_gradients(loss, parameters, keep=True) for loss in losses]
@@ -129,21 +128,20 @@ class _Check:
         self._products = {name: two @ two.T for name, two in self._products.items()}
 
     def losses_agree(self, losses: Tensor) -> None:
-        """Raise if the samples' losses are others in another company."""
+        """Raise if the losses of the two samples depend on the other samples."""
         here = losses[[0, -1]]
         if not torch.allclose(here, self._losses, rtol=self._tolerance, atol=self._tolerance, equal_nan=True):
             raise ValueError(
-                "the loss of a sample must not depend on the other samples of its batch, or it has no gradient of its "
-                f"own, but that of the first is {float(here[0]):.6g} among {len(losses)} and "
-                f"{float(self._losses[0]):.6g} among {self.size}; a layer such as BatchNorm in train mode does this "
-                "(put the model in eval mode), and so does an output or a target that is shared by the samples but as "
-                "long as the batch, since all that is so long is taken to be indexed by sample"
+                "the loss of a sample must not depend on the other samples of its batch, but the loss of the first is "
+                f"{float(here[0]):.6g} among {len(losses)} and {float(self._losses[0]):.6g} among {self.size}. Put "
+                "BatchNorm layers in eval mode; a shared output or target must not be as long as the batch, because it "
+                "would be indexed by sample"
             )
 
     def disagreements(self, grams: Mapping[str, Tensor], skip: Collection[str]) -> list[str]:
-        """Return the parameters whose inner products are not those of the single samples."""
+        """Return the parameters whose inner products differ from those of the two single samples."""
         scale = torch.stack([two.diagonal() for two in self._products.values()]).sum(0).sqrt()
-        # Gradients that cancel, such as those of a key's bias, are noise relative to the whole.
+        # Gradients that cancel, such as those of a key's bias, are rounding errors relative to the whole gradient.
         floor = (scale.unsqueeze(1) * scale) * self._tolerance**2
         wrong = []
         for name, two in self._products.items():
@@ -162,7 +160,7 @@ def _gradients(loss: Tensor, parameters: Mapping[str, Tensor], keep: bool = Fals
 def _one_by_one(
     model: nn.Module, batch: Batch, loss_fn: LossFn, parameters: Mapping[str, Tensor], reasons: Mapping[str, str]
 ) -> dict[str, Tensor]:
-    """Return the inner products of some parameters' gradients, each gradient from a pass over its sample alone."""
+    """Return the inner products of some parameters' gradients, from one pass for each sample."""
     check_memory(parameters.values(), batch.size, ", ".join(f"{name} ({reasons[name]})" for name in parameters))
     rows: dict[str, list[Tensor]] = {name: [] for name in parameters}
     for i in range(batch.size):

@@ -1,17 +1,15 @@
-"""Inner products of per-sample gradients of one parameter, from factors that are far smaller than the gradients.
+"""Inner products of the per-sample gradients of one parameter, from factors far smaller than the gradients.
 
 A parameter is seen as a matrix [rows, columns]. Each *use* of it in the forward pass contributes to the gradient of
-every sample, and knows how to give that contribution for some rows at a time. Contributions of several uses (a layer
-called twice, tied weights) are summed before they are multiplied, since the gradient is their sum.
+every sample, and can return its contribution for some rows at a time. The gradient is the sum over uses, so the
+contributions of several uses (a layer called twice, tied weights) are summed before they are multiplied.
 
-For a linear layer the gradient of sample i is Σ_t δ_it a_itᵀ over positions t, so that two ways lead to the inner
-products:
+For a linear layer the gradient of sample i is Σ_t δ_it a_itᵀ over positions t. Its inner products come in two ways:
 
-- pairs: ⟨g_i, g_j⟩ = Σ_{t,s} (a_it·a_js)(δ_it·δ_js), (MT)²(rows + columns) multiplications, no gradient is ever formed;
-- blocks: form the gradients of some rows for all samples and multiply them, M(M + T)·rows·columns multiplications.
+- pairs: ⟨g_i, g_j⟩ = Σ_{t,s} (a_it·a_js)(δ_it·δ_js) takes (MT)²(rows + columns) multiplications, without a gradient;
+- blocks: the gradients of some rows, formed for all samples, take M(M + T)·rows·columns multiplications.
 
-The cheaper one is taken. Products are accumulated in float64: a Gram matrix squares the condition number of what it
-is made of.
+The cheaper way is taken. Products are accumulated in float64, because a Gram matrix squares the condition number.
 """
 
 import math
@@ -24,17 +22,17 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-# What gradients that must be held for all samples may occupy.
+# The largest memory for gradients that must be held for all samples.
 HELD_BYTES = 4 * 2**30
 # Working memory for a block of gradients, and for the float64 products of pairs or of parts of a block.
 BLOCK_BYTES = 64 * 2**20
 PRODUCT_BYTES = 32 * 2**20
-# Products are symmetric: rows of so many samples at a time, and only what is right of them.
+# Products are symmetric, so this many rows are computed at a time, and only from the diagonal to the right.
 SAMPLES_AT_ONCE = 64
 
 
 class Use(Protocol):
-    """What one use of a parameter contributes to the gradients of all samples."""
+    """The contribution of one use of a parameter to the gradients of all samples."""
 
     def block(self, rows: Tensor) -> Tensor:
         """Return the contribution to some rows, [samples, rows, columns]."""
@@ -42,7 +40,7 @@ class Use(Protocol):
 
 @dataclass(frozen=True)
 class Dense:
-    """A contribution that was formed as it is: biases, norm layers, small parameters.
+    """A contribution in full: biases, norm layers, small parameters.
 
     Attributes:
         gradients: [samples, rows, columns].
@@ -84,7 +82,7 @@ class Outer:
 
 @dataclass(frozen=True)
 class Window:
-    """How a convolution slides: what it takes to cut its input into the patches that it multiplies."""
+    """How a convolution cuts its input into patches."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -92,7 +90,7 @@ class Window:
     dilation: tuple[int, ...]
 
     def pad(self, x: Tensor) -> Tensor:
-        """Return an input with the padding that the convolution adds."""
+        """Return an input with the convolution's padding."""
         return functional.pad(x, [width for pair in reversed(self.padding) for width in pair])
 
     def patches(self, x: Tensor) -> Tensor:
@@ -110,7 +108,7 @@ class Convolution:
     """A convolution: an outer product at every output position, over the patch of the input under the kernel.
 
     Attributes:
-        inputs: [samples × copies, channels, …]; copies are positions that were merged into the first dimension.
+        inputs: [samples × copies, channels, …], where copies are positions merged into the first dimension.
         deltas: Gradients at the output, [samples × copies, rows, …].
         window: The geometry.
         groups: The convolution's groups.
@@ -124,7 +122,7 @@ class Convolution:
     samples: int
 
     def block(self, rows: Tensor) -> Tensor:
-        """Return the contribution to some rows: one convolution in which every sample is a group of its own."""
+        """Return the contribution to some rows, from one convolution with a group for every sample."""
         window, count = self.window, len(self.inputs)
         deltas, groups = self.deltas, self.groups
         if groups == 1:
@@ -144,7 +142,7 @@ class Convolution:
         return gradient if groups == 1 else gradient.index_select(1, rows)
 
     def outer(self) -> Outer:
-        """Return the factors of a convolution without groups as those of a linear layer."""
+        """Return the factors of a linear layer that is equal to this convolution, which must have one group."""
         patches = self.window.patches(self.inputs).transpose(1, 2)
         left = self.deltas.flatten(2).transpose(1, 2)
         return Outer(left.reshape(self.samples, -1, left.shape[2]), patches.reshape(self.samples, -1, patches.shape[2]))
@@ -157,7 +155,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Lookup:
-    """An embedding: the gradient at a position goes to the row that was looked up there.
+    """An embedding: the gradient at a position goes to the row that is looked up there.
 
     Attributes:
         index: [samples, positions].
@@ -181,19 +179,19 @@ class Lookup:
         return gradient.reshape(len(self.index), len(rows), -1)
 
     def used(self) -> Tensor:
-        """Return the rows that were looked up at all."""
+        """Return the rows that were looked up."""
         used: Tensor = torch.unique(self.index)
         return used
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A contribution to rows that follow one another: the use of a part of a parameter.
+    """A contribution to consecutive rows: the use of a part of a parameter.
 
     Attributes:
         part: The contribution to the part.
-        start: The row that the part begins with.
-        count: How many rows it has.
+        start: The first row of the part.
+        count: The number of rows of the part.
     """
 
     part: Outer | Dense
@@ -216,20 +214,17 @@ def matrix_shape(weight: Tensor) -> tuple[int, int]:
 
 
 def check_memory(parameters: Iterable[Tensor], samples: int, what: str) -> None:
-    """Raise if the gradients of all samples by some parameters are too large to be held.
+    """Raise a ValueError if the gradients of all samples by some parameters are too large to hold.
 
     Args:
         parameters: The parameters.
         samples: The number of samples.
         what: Their names, and why the gradients must be held.
-
-    Raises:
-        ValueError: If they are.
     """
     needed = sum(parameter.numel() * parameter.element_size() for parameter in parameters) * samples
     if needed > HELD_BYTES:
         raise ValueError(
-            f"the gradients of {samples} samples must be held for {what}, which needs {needed / 2**30:.1f} GiB; give "
+            f"the gradients of {samples} samples must be held for {what}, which needs {needed / 2**30:.1f} GiB; pass "
             "fewer samples, or write the layer with functions that have a rule"
         )
 
@@ -273,7 +268,7 @@ def _gram_by_pairs(left: Tensor, right: Tensor) -> Tensor:
 
 def _gram_by_blocks(uses: Sequence[Use], samples: int, rows: int, columns: int, device: torch.device) -> Tensor:
     lookups = [use for use in uses if isinstance(use, Lookup)]
-    # Rows that nobody looked up have no gradient: of a vocabulary, a batch meets a small part.
+    # Rows that were not looked up have no gradient, and a batch looks up few rows of a vocabulary.
     index = (
         torch.unique(torch.cat([use.used() for use in lookups]))
         if len(lookups) == len(uses)
@@ -291,7 +286,7 @@ def _gram_by_blocks(uses: Sequence[Use], samples: int, rows: int, columns: int, 
 
 
 def _add_products(total: Tensor, factor: Tensor) -> None:
-    """Add factor · factorᵀ to what is at and right of the blocks on the diagonal."""
+    """Add factor · factorᵀ to the blocks on the diagonal and right of it."""
     for start in range(0, len(total), SAMPLES_AT_ONCE):
         part = slice(start, start + SAMPLES_AT_ONCE)
         total[part, start:].addmm_(factor[part], factor[start:].T)

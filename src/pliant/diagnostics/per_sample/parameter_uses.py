@@ -37,8 +37,8 @@ from pliant.diagnostics.per_sample.inner_products import (
     matrix_shape,
 )
 
-# From the gradient at a call's output to the contribution to a weight's gradients.
 Contribution = Callable[[Tensor], Use]
+"""Maps the gradient at the output of a call to the contribution to the gradients of a weight."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Call:
         values: Its arguments by name.
         shape: The shape of its output.
         samples: The number of samples.
-        axis: The dimension of the output that holds them, possibly merged with positions, samples first.
+        axis: The dimension of the output that holds the samples, possibly merged with positions, samples first.
     """
 
     values: Mapping[str, Any]
@@ -65,12 +65,12 @@ class Call:
         return {name: self.values[name] for name in names if name in self.values}
 
     def samples_first(self, tensor: Tensor) -> Tensor:
-        """Return [samples, positions merged with them, …] of a tensor with the output's leading dimensions."""
+        """Return a tensor with the output's leading dimensions as [samples, positions merged with them, …]."""
         moved = tensor.detach().movedim(self.axis, 0)
         return moved.reshape(self.samples, -1, *moved.shape[1:])
 
     def positions(self, tensor: Tensor) -> Tensor:
-        """Return [samples, positions, features] of a tensor whose features are last."""
+        """Return a tensor whose features are last as [samples, positions, features]."""
         return self.samples_first(tensor).flatten(1, -2)
 
 
@@ -149,7 +149,7 @@ def _trailing_norm(normalize: Callable[..., Tensor]) -> Rule:
 
 
 def _channel_norm(normalize: Callable[..., Tensor], *names: str) -> Rule:
-    """Return the rule of a norm layer with a scale and a shift a channel; `names` are what `normalize` needs."""
+    """Return the rule of a norm layer with a scale and a shift per channel; `normalize` needs the arguments `names`."""
 
     def rule(call: Call) -> Iterator[tuple[Tensor, Contribution]]:
         if call["weight"] is not None:
@@ -163,8 +163,8 @@ def _channel_norm(normalize: Callable[..., Tensor], *names: str) -> Rule:
 def _batch_norm(call: Call) -> Iterator[tuple[Tensor, Contribution]]:
     if call["training"]:
         raise ValueError(
-            "a BatchNorm layer takes its statistics from the batch, so that no sample has a gradient of its own: "
-            "put the model in eval mode"
+            "a BatchNorm layer takes its statistics from the batch, so a sample has no gradient of its own; put the "
+            "model in eval mode"
         )
     yield from _channel_norm(functional.batch_norm, "running_mean", "running_var")(call)
 
@@ -178,7 +178,7 @@ def _elementwise(derivative: Callable[[Any, bool], Any]) -> Rule:
     """Return the rule of a broadcast binary function.
 
     Args:
-        derivative: From the other argument, and whether one's own is the first, to the derivative by one's own.
+        derivative: Maps the other argument, and whether the weight comes first, to the derivative by the weight.
     """
 
     def rule(call: Call) -> Iterator[tuple[Tensor, Contribution]]:
@@ -199,10 +199,10 @@ def _expand(call: Call) -> Iterator[tuple[Tensor, Contribution]]:
 def _broadcast(
     call: Call, weight: Tensor, factor: Callable[[], Any] | None = None
 ) -> Iterator[tuple[Tensor, Contribution]]:
-    """Yield the contribution to a weight that was broadcast against the output, and multiplied by a factor."""
+    """Yield the contribution to a weight that is broadcast to the output and multiplied by a factor."""
     shape = [1] * (len(call.shape) - weight.ndim) + list(weight.shape)
     if shape.pop(call.axis) != 1:
-        return  # the weight has entries of its own along the dimension of the samples
+        return  # the weight is not broadcast over the samples
 
     def contribution(delta: Tensor) -> Use:
         product = delta * _detached(factor()) if factor else delta
@@ -215,7 +215,7 @@ def _broadcast(
 def _channels(
     call: Call, weight: Tensor, factor: Callable[[], Tensor] | None = None
 ) -> Iterator[tuple[Tensor, Contribution]]:
-    """Yield the contribution to a weight with one entry a channel, the output's second dimension."""
+    """Yield the contribution to a weight with one entry per channel, the output's second dimension."""
     if call.axis != 0:
         return
 
@@ -238,7 +238,7 @@ _ADD = _elementwise(lambda other, first: 1)
 _SUBTRACT = _elementwise(lambda other, first: 1 if first else -1)
 _MULTIPLY = _elementwise(lambda other, first: other)
 
-# Each function with the names of its positional arguments.
+# Each function with its rule and the names of its positional arguments.
 RULES: dict[Callable[..., Any], tuple[Rule, Sequence[str]]] = {
     functional.linear: (_linear, _LINEAR),
     torch.matmul: (_matmul, _PAIR),
@@ -300,7 +300,7 @@ _ATTENTION = (
 
 
 class Shapes(TorchFunctionMode):
-    """Records the shape of every tensor that a forward pass makes, in order."""
+    """Records the shapes of all tensors that a forward pass computes, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -319,13 +319,13 @@ class Shapes(TorchFunctionMode):
         return out
 
     def saw(self, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], out: Tensor) -> None:
-        """Take note of a tensor that a call made."""
+        """Record a tensor that a call returned."""
         self.made.append(out.shape)
 
     def _attention(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Do multi-head attention with its four projections as calls that the mode can see.
+        """Compute multi-head attention with its four projections as calls that the mode can see.
 
-        The function itself gets what they give, and identities in their place.
+        The function itself then gets the projected inputs, with identities as its projections.
         """
         given = {**dict(zip(_ATTENTION, args, strict=False)), **kwargs}
         size = given["embed_dim_to_check"]
@@ -352,13 +352,13 @@ class Shapes(TorchFunctionMode):
 
 
 class Uses(Shapes):
-    """Watches a forward pass, and during the backward pass hands every use of a parameter to a callback.
+    """Watches a forward pass, and passes every use of a parameter to a callback during the backward pass.
 
     Attributes:
-        pending: For each parameter, how many uses are still to come.
-        untreated: Parameters that met samples in a call that no rule covers, and why.
+        pending: For each parameter, the number of uses that have not arrived yet.
+        untreated: Parameters with a use that has no rule, and why.
         cut_off: Parameters that were used where no gradients are recorded.
-        diverged: Whether the pass made other calls than the one it is compared with.
+        diverged: Whether the pass made other calls than the pass over another number of samples.
     """
 
     def __init__(
@@ -379,11 +379,11 @@ class Uses(Shapes):
         self._probe = probe.made
         self._probe_samples = probe_samples
         self._deliver = deliver
-        # Weights by identity, with the parameters they come of. The tensor is kept, or its identity could be reused.
+        # Weights by id, with their parameters. The tensor is kept, because Python could reuse its id.
         self._weights = {id(p): (p, frozenset([name])) for name, p in parameters.items()}
 
     def saw(self, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], out: Tensor) -> None:
-        """Take note of a tensor that a call made: a weight, a use of weights, or neither."""
+        """Record a tensor that a call returned: a weight, a use of weights, or neither."""
         place = len(self.made)
         super().saw(func, args, kwargs, out)
         if place >= len(self._probe) or len(self._probe[place]) != out.ndim:
@@ -394,14 +394,14 @@ class Uses(Shapes):
             return
         grown = [axis for axis, size in enumerate(self._probe[place]) if size != out.shape[axis]]
         if not grown:
-            if out.requires_grad:  # not of a parameter that was detached on the way
+            if out.requires_grad:  # the parameter was not detached
                 sources = frozenset().union(*(self._weights[id(weight)][1] for weight in weights))
                 self._weights.setdefault(id(out), (out, sources))
             return
         contributions: dict[int, Contribution] = {}
         why = f"it is used in `{getattr(func, '__name__', func)}`, which has no rule"
         if not self._holds_samples(grown, out.shape, self._probe[place]):
-            why = f"{why} for what does not hold all samples alike"
+            why = f"{why} for tensors without a dimension of all samples"
         elif func in RULES:
             rule, names = RULES[func]
             call = Call({**dict(zip(names, args, strict=False)), **kwargs}, out.shape, self._samples, grown[0])
@@ -413,7 +413,7 @@ class Uses(Shapes):
                 self.untreated |= dict.fromkeys(self._weights[id(weight)][1], why)
 
     def _holds_samples(self, grown: list[int], shape: torch.Size, probe: torch.Size) -> bool:
-        """Say whether one dimension grew, which holds all samples, and each as often as the other pass did."""
+        """Return whether exactly one dimension grew, in proportion to the number of samples."""
         if len(grown) != 1 or shape[grown[0]] % self._samples:
             return False
         return shape[grown[0]] * self._probe_samples == probe[grown[0]] * self._samples
@@ -426,7 +426,7 @@ class Uses(Shapes):
         for name in sources:
             self.pending[name] += 1
 
-        # The hook lives as long as the graph does; what the contribution keeps of the forward pass must not.
+        # The hook lives as long as the graph, but the tensors that the contribution keeps must be freed earlier.
         once = [contribution]
         del contribution
 
@@ -439,11 +439,11 @@ class Uses(Shapes):
         out.register_hook(arrived)  # type: ignore[no-untyped-call]
 
     def _through(self, use: Use, weight: Tensor, name: str) -> Use:
-        """Return the contribution to a parameter of a use of a weight that was computed from it."""
+        """Return the use of a weight as a use of the parameter that the weight was computed from."""
         parameter = self._parameters[name]
         if (same := _of_view(use, weight, parameter)) is not None:
             return same
-        check_memory([parameter], self._samples, f"{name} (its use is that of a tensor computed from it)")
+        check_memory([parameter], self._samples, f"{name} (a tensor computed from it is used)")
         rows = torch.arange(matrix_shape(weight)[0], device=weight.device)
         gradients = []
         for gradient in use.block(rows):
@@ -454,7 +454,7 @@ class Uses(Shapes):
 
 
 def _of_view(use: Use, weight: Tensor, parameter: Tensor) -> Use | None:
-    """Return the use of a view of a parameter as one of the parameter; `None` if it takes more than other indices."""
+    """Return the use of a view as a use of the parameter, if it is a transpose or a range of rows; else `None`."""
     if weight._base is not parameter or weight.ndim != parameter.ndim or not weight.ndim:
         return None
     transposed = weight.shape == parameter.shape[::-1] and weight.stride() == parameter.stride()[::-1]
