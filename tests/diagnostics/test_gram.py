@@ -373,7 +373,7 @@ def test_the_rule_for_what_is_indexed_by_sample_is_named() -> None:
             return super().forward(x), self.shared
 
     batch = Batch.of((torch.randn(8, 6), labels))
-    with pytest.raises(ValueError, match="shared by the samples but as long as the batch"):
+    with pytest.raises(ValueError, match="a shared output or target must not be as long as the batch"):
         gradient_gram(Sharing(), batch, lambda out, y: cross_entropy(out[0], y) + out[1].square().mean())
 
 

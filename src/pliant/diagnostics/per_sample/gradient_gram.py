@@ -10,7 +10,8 @@ treat samples independently. BatchNorm does so in eval mode, where its statistic
 has no gradient of its own, which raises an error.
 
 Every result is checked against the gradients of two samples, taken one at a time. Parameters that fail the check or
-have no rule get their gradients sample by sample, which is slower and takes memory. `GradientGram.one_by_one` names them.
+have no rule get their gradients sample by sample, which is slower and takes memory. `GradientGram.one_by_one` names
+them.
 """
 
 from collections.abc import Collection, Mapping
