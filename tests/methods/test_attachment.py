@@ -324,34 +324,43 @@ class TwoHeads(nn.Module):
         return SGD([*self.trunk.parameters(), *self.heads[head].parameters()], lr=0.1)
 
 
-def test_that_an_old_optimizer_is_still_attached_is_said_where_steps_are_counted() -> None:
+def take_steps(method: Method, optimizer: SGD, steps: int = 4) -> None:
+    method.attach(optimizer)
+    for _ in range(steps):
+        optimizer.step()
+
+
+def test_a_new_optimizer_continues_the_count_of_the_detached_one() -> None:
     model = TwoHeads()
-    old, new = model.optimizer(0), model.optimizer(1)
+    method = HareTortoise(model, every=6)
+    for head in (0, 1):
+        take_steps(method, model.optimizer(head))
+        method.detach()
+    assert (method.steps, method.returns) == ([8], 1)
 
-    def take(method: Any, *optimizers: SGD) -> None:
-        for optimizer in optimizers:
-            method.attach(optimizer)
-            for _ in range(4):
-                optimizer.step()
 
-    with pytest.warns(UserWarning, match=r"still attached to another optimizer that holds 'trunk\.0\.weight'.* detach"):
-        take(first := HareTortoise(model, every=6), old, new)
-    first.detach()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        method = HareTortoise(model, every=6)
-        for optimizer in (old, new):
-            take(method, optimizer)
-            method.detach()
-        assert method.returns == 1  # the count went on
-        pair = HareTortoise(model, every=6).attach(old).attach(new)  # actor and critic
-        old.step()
-        new.step()
-        pair.detach(new)
-        take(pair, model.optimizer(1))
-        pair.detach()
-        take(HareTortoise(model, every=None), old, new)
-        take(L2(model), old, new)
+def test_optimizers_are_counted_apart_in_order_of_attachment() -> None:
+    model = TwoHeads()
+    actor, critic = model.optimizer(0), model.optimizer(1)
+    method = HareTortoise(model, every=6)
+    take_steps(method, actor, 2)
+    take_steps(method, critic, 5)
+    assert method.steps == [2, 5]
+    method.detach(actor)
+    take_steps(method, model.optimizer(0), 3)
+    assert (method.steps, method.returns) == ([5, 5], 0)
+    resumed = HareTortoise(model, every=6)
+    resumed.load_state_dict(method.state_dict())
+    take_steps(resumed, model.optimizer(0), 1)
+    assert (resumed.steps, resumed.returns) == ([6, 5], 1)
+
+
+def test_a_new_optimizer_of_the_same_parameters_continues_the_count_without_detach() -> None:
+    model = TwoHeads()
+    method, old = HareTortoise(model, every=6), model.optimizer(0)
+    take_steps(method, old)
+    take_steps(method, model.optimizer(0))
+    assert (method.steps, method.returns) == ([8], 1)
 
 
 def test_detaching_from_what_is_not_attached_changes_nothing() -> None:

@@ -117,7 +117,7 @@ def test_a_sparse_gradient_is_refused_before_anything_moves() -> None:
     with pytest.raises(ValueError, match="'weight' has a sparse gradient, but upgd needs a dense one"):
         optimizer.step()
     assert torch.equal(model.weight, before)
-    assert method.steps == {}
+    assert method.steps == []
 
 
 def test_an_optimizer_without_a_learning_rate_is_refused() -> None:

@@ -29,7 +29,7 @@ from pliant.anatomy.plan import BlockTensors
 from pliant.anatomy.rescaling import OnConflict, ScaleGraph, analyze
 from pliant.anatomy.verify import drift, run_graph
 from pliant.methods._core.after_step import AfterStep
-from pliant.methods._core.attachment import Attachment, check_rates, found_inf_of
+from pliant.methods._core.attachment import Attachment, check_rates, count_step, found_inf_of
 from pliant.methods._core.method import Filter, Receipt
 from pliant.methods._core.naming import check_modules
 from pliant.methods._core.pull import DevicePull, HostPull, rows_that_follow
@@ -67,8 +67,7 @@ class SWR(AfterStep):
         on_decay: "reinit" makes the present norms the initial ones when a learning rate drops to half or less from one
             step to the next: a step decay, or the start of a new warm-up. A smooth schedule never does it: once a rate
             has begun to fall by less, drops do not count until it has risen again.
-        every: Act only on every n-th step. (On an accelerator, if a fused optimizer skips the n-th step under a
-            GradScaler, nothing is rescaled until the next n-th one: to check would need a synchronization.)
+        every: Act only on every n-th step.
         where: Which weights to pull; all if None. Biases, and weights that must follow, are written all the same.
 
     A factor closer to 1 than the weights' precision is lost to rounding: in bfloat16, where λ(1 − ‖W₀‖/‖W‖) < 2⁻⁹,
@@ -174,7 +173,7 @@ class SWR(AfterStep):
 
     def step(self) -> None:
         """Rescale once, all weights; with `coupled` those that an attached optimizer holds by its learning rate."""
-        self._count_step(self._parameter_names[0])
+        count_step(self.steps)
         rates = torch.ones_like(self.base_lr)
         for optimizer in self.optimizers if self.coupled else ():
             held = ~self._learning_rates(optimizer).isnan()
@@ -215,7 +214,7 @@ class SWR(AfterStep):
             "factors": dict(zip(self._block_names, self._factors(self._last), strict=True)),
             "output_factors": self._output_factors(self._last),
             "norm_growth": dict(zip(self._block_names, growth.tolist(), strict=True)),
-            "steps": sum(self.steps.values()),
+            "steps": sum(self.steps),
         }
         if self.drifts and self._scales is not None and all(p.requires_grad for _, p in self._written_parameters):
             details["drift"] = self.measure_drift()
@@ -309,20 +308,11 @@ class SWR(AfterStep):
         self.declines &= ~(rates > self.last_lr)
         self.last_lr = torch.where(rates.isnan(), self.last_lr, rates)
 
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        attachment = self._attachment(optimizer)
-        if not self._count_due_step(optimizer, attachment.counter, self.every):
-            return
+    def _act(self, optimizer: Optimizer, attachment: Attachment) -> None:
         if not any(owner in attachment.names for owner in self._parameter_names):
             return  # it pulls nothing (one for the biases): the receipt stays that of the last rescaling
         rates = self._relative_rates(optimizer) if self.coupled else None
         self._last = self._rescale(attachment.names, rates, found_inf_of(optimizer))
-
-    @staticmethod
-    def _was_skipped(optimizer: Optimizer) -> bool:
-        # Never wait for a device: there, an n-th step that was skipped goes by without a rescaling.
-        found_inf = found_inf_of(optimizer)
-        return found_inf is not None and found_inf.is_cpu and bool(found_inf)
 
     @torch.set_grad_enabled(False)  # Cheaper than no_grad, where every microsecond counts.
     def _rescale(

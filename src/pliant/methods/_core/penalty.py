@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pliant._precision import widen
 from pliant._step_hooks import before_step
-from pliant.methods._core.attachment import ascending_names, closure_of, found_inf_of, with_closure
+from pliant.methods._core.attachment import ascending_names, closure_of, count_step, found_inf_of, with_closure
 from pliant.methods._core.method import Kind, Method, Receipt
 
 
@@ -28,6 +28,7 @@ class Penalty(Method):
     """A term of the loss, λ·penalty(θ), that enters as its gradient."""
 
     kind: ClassVar[Kind] = "penalty"
+    order: ClassVar[int] = 0
     strengths: Mapping[str, float]
     """λ of each parameter that has one, by name."""
 
@@ -50,8 +51,7 @@ class Penalty(Method):
 
     def add_gradient_(self) -> None:
         """Add the gradient of the term to every parameter's `.grad`, as the hook does."""
-        names = tuple(self.parameters)
-        self._add_gradient(names, names[0])
+        self._add_gradient(tuple(self.parameters), 0)
 
     def step(self) -> None:
         """Do by hand what the hook does before a step: the same as `add_gradient_()`."""
@@ -68,7 +68,7 @@ class Penalty(Method):
             self._add_to(gradients, None)
             norms = torch.stack([widen(g).norm().float() for g in gradients.values()])
             value = float(self.value(served))
-        details = {"value": value, "gradient_norm": float(norms.norm()), "steps": sum(self.steps.values())}
+        details = {"value": value, "gradient_norm": float(norms.norm()), "steps": sum(self.steps)}
         penalized = [self.parameters[name].numel() for name in served if name in self.strengths]
         return Receipt(self.name, "add gradient", len(penalized), sum(penalized), details)
 
@@ -80,13 +80,13 @@ class Penalty(Method):
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         attachment = self._attachment(optimizer)
-        names, counter = attachment.names, attachment.counter
+        names, slot = attachment.names, attachment.slot
         ascending = ascending_names(optimizer, names, attachment.groups)
         closure = closure_of(args, kwargs)
         if closure is None:
             # Under a GradScaler a fused optimizer gets its gradients still scaled, and says by how much.
             scale = getattr(optimizer, "grad_scale", None)
-            self._add_gradient(names, counter, ascending, scale, found_inf_of(optimizer))
+            self._add_gradient(names, slot, ascending, scale, found_inf_of(optimizer))
             return None
         calls = 0
 
@@ -96,7 +96,7 @@ class Penalty(Method):
             # function of the parameters: what is kept between steps changes at the first call alone.
             nonlocal calls
             loss = closure()
-            self._add_gradient(names, counter, ascending, first=calls == 0)
+            self._add_gradient(names, slot, ascending, first=calls == 0)
             calls += 1
             if loss is None:
                 return None
@@ -109,7 +109,7 @@ class Penalty(Method):
     def _add_gradient(
         self,
         names: Sequence[str],
-        counter: str,
+        slot: int,
         ascending: Sequence[str] = (),
         scale: Tensor | None = None,
         found_inf: Tensor | None = None,
@@ -122,7 +122,7 @@ class Penalty(Method):
         if climbed:
             torch._foreach_neg_(climbed)
         if first:
-            self._count_step(counter)
+            count_step(self.steps, slot)
             self._observe(gradients, scale, found_inf)
         if gradients:
             self._add_to(gradients, scale)
