@@ -121,7 +121,7 @@ def test_a_unit_is_renewed_as_a_whole_or_not_at_all(make: Any, optimizer_type: A
 def test_data_in_the_place_of_an_optimizer_changes_nothing() -> None:
     model = zoo.build("mlp")
     before = snapshot(model)
-    with pytest.raises(TypeError, match=r"is no torch\.optim\.Optimizer; data goes to batches="):
+    with pytest.raises(TypeError, match=r"is not a torch\.optim\.Optimizer; data goes to batches="):
         FullReset(model).apply([(X, Y)])
     assert_same(snapshot(model), before)
 

@@ -299,7 +299,7 @@ def test_a_wrapper_of_an_optimizer_is_named() -> None:
     model = zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
     method = L2Init(model, lam=0.1)
-    with pytest.raises(TypeError, match=r"optimizers: this Wrapper wraps an optimizer \('optimizer'\); give that one"):
+    with pytest.raises(TypeError, match=r"optimizers: this Wrapper wraps an optimizer \('optimizer'\); pass the inner"):
         method.attach(optimizer, Wrapper(optimizer))
     assert not method.optimizers
 
@@ -312,7 +312,7 @@ def test_a_wrapper_with_hooks_of_its_own_is_refused_too() -> None:
 
     model = zoo.build("mlp")
     wrapper = SAM(model.parameters(), Adam(model.parameters()))
-    with pytest.raises(TypeError, match=r"this SAM wraps an optimizer \('base_optimizer'\); give that one instead"):
+    with pytest.raises(TypeError, match=r"this SAM wraps an optimizer \('base_optimizer'\); pass the inner optimizer"):
         L2(model, lam=0.1).attach(wrapper)
     before = snapshot(model)
     with pytest.raises(TypeError, match="this SAM wraps an optimizer"):

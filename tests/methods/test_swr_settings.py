@@ -74,7 +74,7 @@ def test_a_rate_is_needed_only_by_what_follows_it() -> None:
     SWR(model, example).attach(optimizer).detach()
     for settings in ({"coupled": True}, {"on_decay": "reinit"}):
         swr = SWR(model, example, **settings)
-        with pytest.raises(ValueError, match="this SGD has no learning rate, which coupled=True and on_decay='reinit'"):
+        with pytest.raises(ValueError, match="this SGD has no learning rate, but coupled=True and on_decay='reinit'"):
             swr.attach(optimizer)
         assert swr.optimizers == ()
     assert not optimizer._optimizer_step_post_hooks

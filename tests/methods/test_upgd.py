@@ -126,7 +126,7 @@ def test_an_optimizer_without_a_learning_rate_is_refused() -> None:
             pass
 
     model = nn.Linear(2, 1)
-    with pytest.raises(ValueError, match="this Own has no learning rate, which it scales its noise by"):
+    with pytest.raises(ValueError, match="this Own has no learning rate, but it scales its noise by the rate"):
         UPGD(model).attach(Own(model.parameters(), {}))
 
 

@@ -289,7 +289,7 @@ class SWR(AfterStep):
 
     def _match(self, optimizer: Optimizer) -> Attachment:
         if self.coupled or self.on_decay == "reinit":
-            check_rates(optimizer, "coupled=True and on_decay='reinit' follow")
+            check_rates(optimizer, "coupled=True and on_decay='reinit' follow it")
         return super()._match(optimizer)
 
     def _note_rates(self, optimizer: Optimizer) -> None:

@@ -114,7 +114,7 @@ class UPGD(AfterStep):
         return Receipt(self.name, "gate", len(gates), entries, details)
 
     def _match(self, optimizer: Optimizer) -> Attachment:
-        check_rates(optimizer, "it scales its noise by")
+        check_rates(optimizer, "it scales its noise by the rate")
         return super()._match(optimizer)
 
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
