@@ -27,7 +27,7 @@ X, Y = zoo.batch("mlp")
 METHODS: dict[str, Callable[[nn.Module], Method]] = {
     "l2": lambda model: L2(model, lam=1.0),
     "swr": lambda model: SWR(model, X, lam=0.5),
-    "swr, every other step": lambda model: SWR(model, X, lam=0.5, every=2, on_decay="reinit"),
+    "swr, every other step": lambda model: SWR(model, X, lam=0.5, every=2, schedule="reinit"),
     "upgd": lambda model: UPGD(model, seed=0),
     "hare_tortoise": lambda model: HareTortoise(model, beta=0.5, every=2),
     "redo": lambda model: ReDo(model, X, every=2, tau=0.5, seed=0),

@@ -144,7 +144,12 @@ def test_parameters_that_join_an_optimizer_are_served() -> None:
         layers = [model[0], model[2], model[4]]
         groups = [{"params": list(layer.parameters())} for layer in layers]
         optimizer = SGD(groups[2:] if late else groups[::-1], lr=0.1)
-        methods = [L2(model, lam=0.1), UPGD(model, seed=0), HareTortoise(model, every=2), SWR(model, X, coupled=True)]
+        methods = [
+            L2(model, lam=0.1),
+            UPGD(model, seed=0),
+            HareTortoise(model, every=2),
+            SWR(model, X, schedule="coupled"),
+        ]
         methods.append(ReDo(model, X, tau=0.8, every=2, seed=0))
         for method in methods:
             method.attach(optimizer)

@@ -94,7 +94,7 @@ def test_each_parameter_group_has_its_learning_rate() -> None:
 def test_a_rescaler_acts_after_it_whatever_was_attached_first(order: int) -> None:
     model = zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.05)
-    swr = SWR(model, order=["0", "2", "4"], lam=1.0)
+    swr = SWR(model, plan={"order": ["0", "2", "4"]}, lam=1.0)
     for method in (UPGD(model, sigma=0.01, seed=0), swr)[::order]:
         method.attach(optimizer)
     train(model, optimizer, "mlp", range(5))

@@ -29,14 +29,13 @@ from torch.utils.hooks import RemovableHandle
 from pliant._eigen import eigh
 from pliant._precision import widen, without_autocast
 from pliant._step_hooks import before_step
-from pliant._validation import check_number
+from pliant._validation import check_modules, check_number
 from pliant._warnings import warn_user
 from pliant.anatomy.layers import called_layers, classifier_names
 from pliant.methods._core.attachment import Attachment, ascending_names, closure_of, count_step, with_closure
 from pliant.methods._core.gram_matrix import gram
 from pliant.methods._core.method import Kind, Method, Receipt
 from pliant.methods._core.module_hooks import ModuleHook, input_of
-from pliant.methods._core.naming import check_modules
 
 LossScale = float | Callable[[], float | Tensor]
 

@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from pliant._step_hooks import owners_of_hooks, place_hook
 from pliant._warnings import warn_user
 from pliant.methods._core.attachment import Attachment, check_optimizer, free_slot, warn_of_average
+from pliant.methods._core.learning_rate import LearningRateSchedule
 from pliant.methods._core.selection import Filter as Filter
 from pliant.methods._core.selection import check_not_replaced, learnable_parameters, warn_of_unknown
 from pliant.methods._core.state import check_same_shapes, check_same_structure, copy_state_
@@ -83,6 +84,7 @@ class Method(ABC):
         parameters: The parameters that the method acts on, by name; tied ones once.
         steps: The number of steps of each attached optimizer, in order of attachment. A new optimizer continues the
             count of the one that was detached before it.
+        schedule: How the method follows the learning rate.
     """
 
     name: ClassVar[str]
@@ -112,6 +114,7 @@ class Method(ABC):
                     f"model: parameter {name!r} is complex; {self.name} is for real ones (where= may help)"
                 )
         self.steps: list[int] = []
+        self.schedule = LearningRateSchedule("constant")
         self._placements = {name: (p.dtype, p.device) for name, p in self.parameters.items()}
         self._known = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._told: set[str] = set()
@@ -141,6 +144,7 @@ class Method(ABC):
                 )
         for optimizer in optimizers:
             self._check_not_replaced(optimizer)
+            self.schedule.check(optimizer)
         prepared = {optimizer: self._match(optimizer) for optimizer in optimizers}
         for optimizer, attachment in prepared.items():
             self._check_placement(attachment.names)
@@ -154,6 +158,7 @@ class Method(ABC):
             for handle in attachment.handles:
                 place_hook(optimizer, handle, self._acts_before)
             self._attachments[optimizer] = attachment
+            self.schedule.note(optimizer, attachment)
         return self
 
     def detach(self, *optimizers: Optimizer) -> None:
@@ -187,8 +192,7 @@ class Method(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that a resumed run needs: references to tensors, plain types (`weights_only=True` loads it)."""
-        state = {name: getattr(self, name) for name in self.saved}
-        return {"method": self.name, "shapes": self._shapes(), "steps": list(self.steps), "state": state}
+        return {"method": self.name, "shapes": self._shapes(), "steps": list(self.steps), "state": self._state()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state made by `state_dict()`; settings come from construction, not from here.
@@ -204,11 +208,17 @@ class Method(ABC):
                 raise ValueError(f"state_dict: {key!r} is missing")
         if "shapes" in state_dict:
             check_same_shapes(self._shapes(), state_dict["shapes"])
-        mine = {name: getattr(self, name) for name in self.saved}
+        mine = self._state()
         check_same_structure(mine, state_dict["state"], "state")
         self.steps = list(state_dict["steps"])
-        for name, value in copy_state_(mine, state_dict["state"]).items():
+        loaded = copy_state_(mine, state_dict["state"])
+        self.schedule.state = loaded.pop("learning_rates", {})
+        for name, value in loaded.items():
             setattr(self, name, value)
+
+    def _state(self) -> dict[str, Any]:
+        state = {name: getattr(self, name) for name in self.saved}
+        return {**state, "learning_rates": self.schedule.state} if self.schedule.state else state
 
     def __repr__(self) -> str:
         attached = ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)
@@ -259,6 +269,7 @@ class Method(ABC):
         self._check_placement(found.names)
         attachment.names, attachment.groups, attachment.held = found.names, found.groups, found.held
         attachment.first, attachment.placement = found.first, found.placement
+        self.schedule.note(optimizer, attachment)
         attachment.frozen = warn_of_unknown(self.name, self.model, self._known, optimizer, self._told)
 
     def _check_not_replaced(self, optimizer: Optimizer) -> None:
