@@ -202,12 +202,12 @@ class GELUNet(nn.Module):
 @pytest.mark.parametrize("activation", [nn.ReLU6(), nn.SELU(), nn.CELU(), nn.GELU(), ReLUSquared()])
 def test_only_the_given_activations_are_approximated(activation: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(8, 8), activation, nn.Linear(8, 8), nn.ELU(), nn.Linear(8, 2))
-    told = SWR(model, torch.randn(4, 8), approximate={"elu"}).explain().splitlines()[-1]
+    told = SWR(model, torch.randn(4, 8), plan={"approximate": {"elu"}}).explain().splitlines()[-1]
     assert told == "Treated as relu, so the function is kept approximately: 1 × elu."
 
 
 def test_a_model_named_after_an_activation_is_not_approximated() -> None:
-    assert "Treated as relu" not in SWR(GELUNet(), torch.randn(4, 8), approximate={"gelu"}).explain()
+    assert "Treated as relu" not in SWR(GELUNet(), torch.randn(4, 8), plan={"approximate": {"gelu"}}).explain()
 
 
 def test_pooling_over_units_mixes_them() -> None:

@@ -388,5 +388,5 @@ def test_wrappers_for_several_processes_are_named() -> None:
             make(model, X)
     sharded = fully_shard(zoo.build("mlp"), mesh=init_device_mesh("cpu", (1,)))
     for make in (lambda m: SWR(m, X), L2Init, FIRE, HareTortoise):
-        with pytest.raises(ValueError, match=r"parameter '0\.weight' is a DTensor, spread over devices"):
+        with pytest.raises(ValueError, match=r"parameter '0\.weight' is a DTensor, sharded over devices"):
             make(sharded)

@@ -33,9 +33,9 @@ from pliant._validation import check_modules, check_number
 from pliant._warnings import warn_user
 from pliant.anatomy.layers import called_layers, classifier_names
 from pliant.methods._core.attachment import Attachment, ascending_names, closure_of, count_step, with_closure
-from pliant.methods._core.gram_matrix import gram
 from pliant.methods._core.method import Kind, Method, Receipt
 from pliant.methods._core.module_hooks import ModuleHook, input_of
+from pliant.methods._core.orthogonal import gram
 
 LossScale = float | Callable[[], float | Tensor]
 

@@ -32,8 +32,7 @@ from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, count_step, found_inf_of
 from pliant.methods._core.learning_rate import LearningRateSchedule, Schedule
 from pliant.methods._core.method import Filter, Receipt
-from pliant.methods._core.selection import check_not_frozen
-from pliant.methods._core.strengths import Strength, resolve_strengths
+from pliant.methods._core.selection import Strength, check_not_frozen, resolve_strengths
 
 Number = TypeVar("Number", float, Tensor)
 LogFactors = Tensor | Sequence[float]

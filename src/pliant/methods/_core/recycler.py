@@ -27,9 +27,8 @@ from pliant.anatomy.units import Reader, Slices, UnitGroup
 from pliant.methods._core.attachment import Attachment, count_step, was_skipped
 from pliant.methods._core.method import Filter, Kind, Method, Receipt
 from pliant.methods._core.module_hooks import ModuleHook, input_of
-from pliant.methods._core.selection import check_not_replaced
+from pliant.methods._core.selection import check_not_replaced, choose_units, is_linear_or_convolution
 from pliant.methods._core.surgery import keeper_of, slice_mask, write_, zero_moments_
-from pliant.methods._core.unit_selection import choose_units, is_linear_or_convolution
 
 _FEW = 32
 """Entries in a row below which torch sums slowly."""
