@@ -74,7 +74,10 @@ class Centred(nn.Module):
 
 @pytest.mark.parametrize("on_conflict", ["preserve", "rescale"])
 def test_a_tensor_without_a_scale_is_not_a_weight(on_conflict: str) -> None:
-    assert SWR(Centred(), torch.randn(4, 8), plan={"on_conflict": on_conflict})._weight_names == ["inner.weight", "out.weight"]
+    assert SWR(Centred(), torch.randn(4, 8), plan={"on_conflict": on_conflict})._weight_names == [
+        "inner.weight",
+        "out.weight",
+    ]
 
 
 class Twins(nn.Module):

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from pliant._validation import check_number
 from pliant._warnings import warn_user
 from pliant.anatomy.parameters import Role, find_computed, is_linear, is_stack, role_of
-
-from pliant.anatomy.units import UNREACHED, UnitGroup, find_units
+from pliant.anatomy.unit_tracker import find_units
+from pliant.anatomy.units import UNREACHED, UnitGroup
 
 Filter = Callable[[str, nn.Parameter], bool]
 """A predicate on the name of a parameter and the parameter itself."""
