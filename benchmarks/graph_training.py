@@ -128,7 +128,7 @@ def compare_drift(what: str, build: Callable[[], nn.Module], trained: nn.Module,
     layers = [layer.name for layer in called_layers(trained, x[:4]) if isinstance(layer.module, CHAIN_LAYERS)]
     for order in ("graph", layers):
         model = build()
-        swr = SWR(model, x[:4], lam=LAM, order=order)
+        swr = SWR(model, x[:4], lam=LAM, plan={"order": order})
         model.load_state_dict(trained.state_dict())
         models[str(order)] = (model, swr)
     for count in range(1, 201):

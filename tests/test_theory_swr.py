@@ -81,7 +81,7 @@ def test_theorem_1_outputs_stay_proportional(
     chain: tuple[nn.Sequential, Tensor], lam: float, training: bool, factor: float
 ) -> None:
     model, inputs = chain
-    swr = SWR(model, inputs, lam=lam, order="forward")
+    swr = SWR(model, inputs, lam=lam, plan={"order": "forward"})
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -158,7 +158,7 @@ def test_theorem_3_balance_never_worsens(growth: list[float], lam: float, seed: 
     layers = [nn.Linear(4, 4).double() for _ in growth]
     model = nn.Sequential(*layers)
     initial = [float(layer.weight.norm()) for layer in layers]
-    swr = SWR(model, torch.ones(1, 4, dtype=torch.float64), lam=lam, order="forward")
+    swr = SWR(model, torch.ones(1, 4, dtype=torch.float64), lam=lam, plan={"order": "forward"})
     with torch.no_grad():
         for layer, factor in zip(layers, growth, strict=True):
             layer.weight *= factor

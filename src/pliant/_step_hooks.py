@@ -33,19 +33,27 @@ def after_step(optimizer: Optimizer, hook: Hook) -> RemovableHandle:
 def owners_of_hooks(optimizer: Optimizer) -> list[object]:
     """Return the objects whose methods are called before or after the steps of an optimizer; None for functions."""
     hooks = (*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values())
-    return [getattr(getattr(hook, "hook", hook), "__self__", None) for hook in hooks]
+    return [_owner_of(hook) for hook in hooks]
 
 
-def let_act_later(optimizer: Optimizer, chosen: Callable[[Hook], bool]) -> None:
-    """Let what acts after steps of an optimizer do so behind all else, if it is chosen; in the order that it had.
+def place_hook(optimizer: Optimizer, handle: RemovableHandle, acts_later: Callable[[object], bool]) -> None:
+    """Move a post-hook before the first post-hook that must act later.
 
     Args:
         optimizer: The optimizer.
-        chosen: A predicate on its post-hooks.
+        handle: The handle of the post-hook.
+        acts_later: Whether the post-hook of this owner must act later (`owners_of_hooks` says who owns a hook).
     """
     hooks = optimizer._optimizer_step_post_hooks
-    for key in [key for key, hook in hooks.items() if chosen(getattr(hook, "hook", hook))]:
-        hooks[key] = hooks.pop(key)
+    keys = list(hooks)
+    first = next((place for place, key in enumerate(keys) if acts_later(_owner_of(hooks[key]))), len(keys))
+    for key in keys[first:]:
+        if key != handle.id:
+            hooks[key] = hooks.pop(key)
+
+
+def _owner_of(hook: Hook) -> object:
+    return getattr(getattr(hook, "hook", hook), "__self__", None)
 
 
 class _Outermost:

@@ -14,7 +14,7 @@ from pliant.anatomy.labels import single
 from pliant.anatomy.linear_forms import System
 from pliant.anatomy.solve import project
 from pliant.anatomy.verify import run_graph
-from pliant.methods._core.pull import log_factors
+from pliant.methods.swr import rescaling_factor
 from tests.anatomy.architectures import ALL
 from tests.anatomy.test_architectures import prepared
 
@@ -171,7 +171,7 @@ def test_rescaling_alone_descends_the_potential(name: str, lam: float) -> None:
         norms = swr._norms()
         lower = potential((norms / swr.initial_norms).log(), lam)
         assert lower <= height - 0.5 * moved + 1e-6
-        step = swr.plan.matrix[rows] @ log_factors(norms, swr.initial_norms, torch.tensor(lam).double())
+        step = swr.plan.matrix[rows] @ rescaling_factor(norms, swr.initial_norms, torch.tensor(lam).double()).log()
         height, moved = lower, (step**2).sum()
         swr.step()
     assert moved < 1e-12  # at the minimum, where the wishes that are left cannot be granted

@@ -43,7 +43,7 @@ NOISE = torch.randn(8, 8, dtype=torch.float64)
 def test_tensors_that_a_weight_is_computed_from_are_weights(make: Callable[[Tensor, Tensor], Tensor]) -> None:
     model, x = Computed(make).double(), torch.randn(4, 8, dtype=torch.float64)
     swr = SWR(model, x, lam=1.0)
-    assert set(swr._block_names) == {"a", "b", "out.weight"}
+    assert set(swr._weight_names) == {"a", "b", "out.weight"}
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(float(torch.rand(())) + 0.5)
@@ -74,7 +74,10 @@ class Centred(nn.Module):
 
 @pytest.mark.parametrize("on_conflict", ["preserve", "rescale"])
 def test_a_tensor_without_a_scale_is_not_a_weight(on_conflict: str) -> None:
-    assert SWR(Centred(), torch.randn(4, 8), on_conflict=on_conflict)._block_names == ["inner.weight", "out.weight"]
+    assert SWR(Centred(), torch.randn(4, 8), plan={"on_conflict": on_conflict})._weight_names == [
+        "inner.weight",
+        "out.weight",
+    ]
 
 
 class Twins(nn.Module):
@@ -102,7 +105,7 @@ class SharedNorm(nn.Module):
 @pytest.mark.parametrize(("model", "inputs"), [(Twins(), 2), (SharedNorm(), 1)])
 def test_a_norm_layer_that_is_called_twice_is_the_same_in_both_modes(model: nn.Module, inputs: int) -> None:
     example = tuple(torch.randn(4, 8) for _ in range(inputs))
-    trained, evaluated = (SWR(model.train(mode), example)._block_names for mode in (True, False))
+    trained, evaluated = (SWR(model.train(mode), example)._weight_names for mode in (True, False))
     assert set(trained) == set(evaluated) == {name for name, p in model.named_parameters() if "bias" not in name}
 
 
@@ -124,7 +127,7 @@ class Interleaving(nn.Module):
 def test_tensors_that_are_allocated_first_and_written_later() -> None:
     for _ in range(5):
         swr = SWR(Interleaving(), torch.randn(2, 5, 8))
-        assert swr._block_names == ["query.weight", "out.weight"]
+        assert swr._weight_names == ["query.weight", "out.weight"]
 
 
 class Aliases(nn.Module):
@@ -141,7 +144,7 @@ class Aliases(nn.Module):
 
 
 def test_second_names_of_calls_are_known() -> None:
-    assert SWR(Aliases(), torch.randn(4, 8))._block_names == ["a.weight", "b.weight", "out.weight"]
+    assert SWR(Aliases(), torch.randn(4, 8))._weight_names == ["a.weight", "b.weight", "out.weight"]
 
 
 class Trace(nn.Module):
@@ -156,7 +159,7 @@ class Trace(nn.Module):
 
 
 def test_einsum_without_an_arrow() -> None:
-    assert set(SWR(Trace(), torch.randn(4, 8))._block_names) == {"weight", "out.weight"}
+    assert set(SWR(Trace(), torch.randn(4, 8))._weight_names) == {"weight", "out.weight"}
 
 
 class Masked(nn.Module):
@@ -202,12 +205,12 @@ class GELUNet(nn.Module):
 @pytest.mark.parametrize("activation", [nn.ReLU6(), nn.SELU(), nn.CELU(), nn.GELU(), ReLUSquared()])
 def test_only_the_given_activations_are_approximated(activation: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(8, 8), activation, nn.Linear(8, 8), nn.ELU(), nn.Linear(8, 2))
-    told = SWR(model, torch.randn(4, 8), approximate={"elu"}).explain().splitlines()[-1]
+    told = SWR(model, torch.randn(4, 8), plan={"approximate": {"elu"}}).explain().splitlines()[-1]
     assert told == "Treated as relu, so the function is kept approximately: 1 × elu."
 
 
 def test_a_model_named_after_an_activation_is_not_approximated() -> None:
-    assert "Treated as relu" not in SWR(GELUNet(), torch.randn(4, 8), approximate={"gelu"}).explain()
+    assert "Treated as relu" not in SWR(GELUNet(), torch.randn(4, 8), plan={"approximate": {"gelu"}}).explain()
 
 
 def test_pooling_over_units_mixes_them() -> None:

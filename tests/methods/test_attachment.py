@@ -121,7 +121,7 @@ def test_a_unit_is_renewed_as_a_whole_or_not_at_all(make: Any, optimizer_type: A
 def test_data_in_the_place_of_an_optimizer_changes_nothing() -> None:
     model = zoo.build("mlp")
     before = snapshot(model)
-    with pytest.raises(TypeError, match=r"is no torch\.optim\.Optimizer; data goes to batches="):
+    with pytest.raises(TypeError, match=r"is not a torch\.optim\.Optimizer; data goes to batches="):
         FullReset(model).apply([(X, Y)])
     assert_same(snapshot(model), before)
 
@@ -144,7 +144,12 @@ def test_parameters_that_join_an_optimizer_are_served() -> None:
         layers = [model[0], model[2], model[4]]
         groups = [{"params": list(layer.parameters())} for layer in layers]
         optimizer = SGD(groups[2:] if late else groups[::-1], lr=0.1)
-        methods = [L2(model, lam=0.1), UPGD(model, seed=0), HareTortoise(model, every=2), SWR(model, X, coupled=True)]
+        methods = [
+            L2(model, lam=0.1),
+            UPGD(model, seed=0),
+            HareTortoise(model, every=2),
+            SWR(model, X, schedule="coupled"),
+        ]
         methods.append(ReDo(model, X, tau=0.8, every=2, seed=0))
         for method in methods:
             method.attach(optimizer)
@@ -324,34 +329,43 @@ class TwoHeads(nn.Module):
         return SGD([*self.trunk.parameters(), *self.heads[head].parameters()], lr=0.1)
 
 
-def test_that_an_old_optimizer_is_still_attached_is_said_where_steps_are_counted() -> None:
+def take_steps(method: Method, optimizer: SGD, steps: int = 4) -> None:
+    method.attach(optimizer)
+    for _ in range(steps):
+        optimizer.step()
+
+
+def test_a_new_optimizer_continues_the_count_of_the_detached_one() -> None:
     model = TwoHeads()
-    old, new = model.optimizer(0), model.optimizer(1)
+    method = HareTortoise(model, every=6)
+    for head in (0, 1):
+        take_steps(method, model.optimizer(head))
+        method.detach()
+    assert (method.steps, method.returns) == ([8], 1)
 
-    def take(method: Any, *optimizers: SGD) -> None:
-        for optimizer in optimizers:
-            method.attach(optimizer)
-            for _ in range(4):
-                optimizer.step()
 
-    with pytest.warns(UserWarning, match=r"still attached to another optimizer that holds 'trunk\.0\.weight'.* detach"):
-        take(first := HareTortoise(model, every=6), old, new)
-    first.detach()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        method = HareTortoise(model, every=6)
-        for optimizer in (old, new):
-            take(method, optimizer)
-            method.detach()
-        assert method.returns == 1  # the count went on
-        pair = HareTortoise(model, every=6).attach(old).attach(new)  # actor and critic
-        old.step()
-        new.step()
-        pair.detach(new)
-        take(pair, model.optimizer(1))
-        pair.detach()
-        take(HareTortoise(model, every=None), old, new)
-        take(L2(model), old, new)
+def test_optimizers_are_counted_apart_in_order_of_attachment() -> None:
+    model = TwoHeads()
+    actor, critic = model.optimizer(0), model.optimizer(1)
+    method = HareTortoise(model, every=6)
+    take_steps(method, actor, 2)
+    take_steps(method, critic, 5)
+    assert method.steps == [2, 5]
+    method.detach(actor)
+    take_steps(method, model.optimizer(0), 3)
+    assert (method.steps, method.returns) == ([5, 5], 0)
+    resumed = HareTortoise(model, every=6)
+    resumed.load_state_dict(method.state_dict())
+    take_steps(resumed, model.optimizer(0), 1)
+    assert (resumed.steps, resumed.returns) == ([6, 5], 1)
+
+
+def test_a_new_optimizer_of_the_same_parameters_continues_the_count_without_detach() -> None:
+    model = TwoHeads()
+    method, old = HareTortoise(model, every=6), model.optimizer(0)
+    take_steps(method, old)
+    take_steps(method, model.optimizer(0))
+    assert (method.steps, method.returns) == ([8], 1)
 
 
 def test_detaching_from_what_is_not_attached_changes_nothing() -> None:

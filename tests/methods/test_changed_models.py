@@ -299,7 +299,7 @@ def test_a_wrapper_of_an_optimizer_is_named() -> None:
     model = zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
     method = L2Init(model, lam=0.1)
-    with pytest.raises(TypeError, match=r"optimizers: this Wrapper wraps an optimizer \('optimizer'\); give that one"):
+    with pytest.raises(TypeError, match=r"optimizers: this Wrapper wraps an optimizer \('optimizer'\); pass the inner"):
         method.attach(optimizer, Wrapper(optimizer))
     assert not method.optimizers
 
@@ -312,7 +312,7 @@ def test_a_wrapper_with_hooks_of_its_own_is_refused_too() -> None:
 
     model = zoo.build("mlp")
     wrapper = SAM(model.parameters(), Adam(model.parameters()))
-    with pytest.raises(TypeError, match=r"this SAM wraps an optimizer \('base_optimizer'\); give that one instead"):
+    with pytest.raises(TypeError, match=r"this SAM wraps an optimizer \('base_optimizer'\); pass the inner optimizer"):
         L2(model, lam=0.1).attach(wrapper)
     before = snapshot(model)
     with pytest.raises(TypeError, match="this SAM wraps an optimizer"):
@@ -388,5 +388,5 @@ def test_wrappers_for_several_processes_are_named() -> None:
             make(model, X)
     sharded = fully_shard(zoo.build("mlp"), mesh=init_device_mesh("cpu", (1,)))
     for make in (lambda m: SWR(m, X), L2Init, FIRE, HareTortoise):
-        with pytest.raises(ValueError, match=r"parameter '0\.weight' is a DTensor, spread over devices"):
+        with pytest.raises(ValueError, match=r"parameter '0\.weight' is a DTensor, sharded over devices"):
             make(sharded)

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.methods._core.gram_matrix import gram
+from pliant.methods._core.orthogonal import gram
 
 
 @settings(deadline=None, max_examples=25)

@@ -159,7 +159,7 @@ def test_receipt_counts_parameters_with_a_strength() -> None:
 
 def test_empty_strengths_are_an_error() -> None:
     for make in (L2, StreamingEWC):
-        with pytest.raises(ValueError, match=r"lam: \{\} gives no parameter a strength"):
+        with pytest.raises(ValueError, match=r"lam: \{\} is empty"):
             make(zoo.build("mlp"), lam={})
 
 

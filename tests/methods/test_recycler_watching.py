@@ -351,7 +351,7 @@ def test_tells_of_layers_that_the_example_does_not_reach() -> None:
         def forward(self, x: Tensor, task: int = 0) -> Tensor:
             return self.heads[task](self.trunk(x))
 
-    with pytest.warns(UserWarning, match=r"redo: the example does not reach heads\.1, so it is not known whose units"):
+    with pytest.warns(UserWarning, match=r"redo: the example does not reach heads\.1, so it cannot know whose units"):
         ReDo(Heads(), torch.zeros(2, 12))
 
 

@@ -1,7 +1,6 @@
 """Which weights SWR pulls and how strongly, and what it refuses."""
 
 import warnings
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 
 from pliant import SWR
+from pliant.anatomy import plan_rescaling
 from tests import zoo
 from tests.loops import assert_same, snapshot
 
@@ -19,7 +19,7 @@ def test_strengths_by_pattern_filter_and_classifier() -> None:
 
     def strengths(**settings: object) -> dict[str, float]:
         swr = SWR(model, example, **settings)
-        return dict(zip(swr._block_names, swr.lam.tolist(), strict=True))
+        return dict(zip(swr._weight_names, swr.lam.tolist(), strict=True))
 
     assert strengths(lam=0.1, lam_classifier=0.5) == {
         "0.weight": 0.1, "1.weight": 0.1, "4.weight": 0.1, "5.weight": 0.1, "9.weight": 0.5, "11.weight": 0.5,
@@ -27,7 +27,6 @@ def test_strengths_by_pattern_filter_and_classifier() -> None:
     assert strengths(lam={"4.*": 0.2, "*": 0.1})["4.weight"] == 0.2
     assert strengths(lam={"4.*": 0.2})["0.weight"] == 0.0
     assert strengths(lam=0.1, where=lambda name, p: p.dim() == 4)["9.weight"] == 0.0
-    assert strengths(lam=0.1, lam_classifier=0.5, classifier=["11"])["9.weight"] == 0.1
     assert SWR(zoo.build("mlp"), zoo.batch("mlp")[0], lam=0.1, lam_classifier=0.5).lam.tolist() == [0.1, 0.1, 0.5]
 
 
@@ -51,7 +50,7 @@ def test_patterns_for_a_packed_weight_and_a_classifier_that_is_tied() -> None:
 
     def strengths(**settings: object) -> dict[str, float]:
         swr = SWR(model, example, **settings)
-        return dict(zip(swr._block_names, swr.lam.tolist(), strict=True))
+        return dict(zip(swr._weight_names, swr.lam.tolist(), strict=True))
 
     names = ["tokens.weight", "qkv.weight[0:8]", "qkv.weight[8:16]", "qkv.weight[16:24]"]
     assert strengths(lam={"*.weight": 0.5}) == dict.fromkeys(names, 0.5)
@@ -59,12 +58,7 @@ def test_patterns_for_a_packed_weight_and_a_classifier_that_is_tied() -> None:
     assert strengths(lam={"qkv.weight": 0.5}) == {"tokens.weight": 0.0} | packed
     first = {"qkv.weight[0:8]": 0.25, "qkv.*": 0.5}
     assert strengths(lam=first) == {"tokens.weight": 0.0} | packed | {"qkv.weight[0:8]": 0.25}
-    assert strengths(lam=0.5, lam_classifier=0.75, classifier=["head"]) == {"tokens.weight": 0.75} | packed
-
-
-def test_a_classifier_without_weights_to_pull_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"classifier: '1' has none of the weights that can be pulled: 0\.weight"):
-        SWR(zoo.build("mlp"), zoo.batch("mlp")[0], lam_classifier=0.5, classifier=["1"])
+    assert strengths(lam=0.5, lam_classifier=0.75) == dict.fromkeys(names, 0.75)  # the tied head is in the tail
 
 
 def test_a_rate_is_needed_only_by_what_follows_it() -> None:
@@ -72,9 +66,9 @@ def test_a_rate_is_needed_only_by_what_follows_it() -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
     optimizer.param_groups[0]["lr"] = None
     SWR(model, example).attach(optimizer).detach()
-    for settings in ({"coupled": True}, {"on_decay": "reinit"}):
-        swr = SWR(model, example, **settings)
-        with pytest.raises(ValueError, match="this SGD has no learning rate, which coupled=True and on_decay='reinit'"):
+    for schedule in ("coupled", "reinit"):
+        swr = SWR(model, example, schedule=schedule)
+        with pytest.raises(ValueError, match=f"this SGD has no learning rate, but schedule='{schedule}' follows it"):
             swr.attach(optimizer)
         assert swr.optimizers == ()
     assert not optimizer._optimizer_step_post_hooks
@@ -84,7 +78,7 @@ def test_a_rate_is_needed_only_by_what_follows_it() -> None:
 def test_bad_settings_are_errors() -> None:
     model, example = zoo.build("mlp"), zoo.batch("mlp")[0]
     with pytest.raises(ValueError, match=r"mode: 'fast' is not allowed; it must be one of 'exact', 'paper'"):
-        SWR(model, example, mode="fast")
+        SWR(model, example, plan={"mode": "fast"})
     with pytest.raises(ValueError, match=r"every: 0 is not allowed"):
         SWR(model, example, every=0)
     with pytest.raises(ValueError, match=r"lam_classifier: 2\.0 is not allowed"):
@@ -94,78 +88,51 @@ def test_bad_settings_are_errors() -> None:
     with pytest.raises(ValueError, match=r"pattern 'haed\.\*' matches no parameter"):
         SWR(model, example, lam={"haed.*": 0.1})
     with pytest.raises(ValueError, match="order: 'backward' is not allowed"):
-        SWR(model, example, order="backward")
+        SWR(model, example, plan={"order": "backward"})
+    with pytest.raises(ValueError, match="plan: there is no 'mood'; did you mean 'mode'"):
+        SWR(model, example, plan={"mood": "paper"})
 
 
 def test_a_chain_is_of_weights_that_are_parameters() -> None:
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 2))
     with pytest.raises(ValueError, match="'0' computes its weight"):
-        SWR(model, order=["0", "2"])
+        SWR(model, plan={"order": ["0", "2"]})
 
 
 @pytest.mark.parametrize("settings", [{"order": "forward"}, {"mode": "paper"}, {"order": ["0", "2", "4"]}])
 @pytest.mark.parametrize("meant_for_a_graph", [{"approximate": {"gelu"}}, {"on_conflict": "rescale"}])
 def test_settings_of_the_graph_mean_nothing_to_a_chain(settings: dict, meant_for_a_graph: dict) -> None:
-    with pytest.raises(ValueError, match="approximate, on_conflict: they are for order='graph' with mode='exact'"):
-        SWR(zoo.build("mlp"), zoo.batch("mlp")[0], **settings, **meant_for_a_graph)
+    with pytest.raises(ValueError, match="approximate, on_conflict: they need order='graph' with mode='exact'"):
+        SWR(zoo.build("mlp"), zoo.batch("mlp")[0], plan={**settings, **meant_for_a_graph})
 
 
-def zero_by_tensor(swr: SWR) -> None:
-    swr.lam = torch.zeros_like(swr.lam)
-
-
-def zero_by_number(swr: SWR) -> None:
-    swr.lam = 0
-
-
-def zero_in_place(swr: SWR) -> None:
-    swr.lam.zero_()
-
-
-def present_norms_in_place(swr: SWR) -> None:
-    swr.initial_norms.copy_(swr._norms())
-
-
-@pytest.mark.parametrize("change", [zero_by_tensor, zero_by_number, zero_in_place, present_norms_in_place])
-@pytest.mark.parametrize("inference", [False, True])
-def test_what_is_assigned_or_changed_in_place_counts(change: Callable[[SWR], None], inference: bool) -> None:
+@pytest.mark.parametrize("value", ["lam", "initial_norms"])
+def test_an_assigned_value_takes_effect_at_once(value: str) -> None:
     model = zoo.build("mlp")
-    with torch.inference_mode(inference):
-        swr = SWR(model, zoo.batch("mlp")[0], lam=0.5)
+    swr = SWR(model, zoo.batch("mlp")[0], lam=0.5)
     swr.step()
     with torch.no_grad():
         model[0].weight.mul_(4)
     before = snapshot(model)
-    change(swr)
+    setattr(swr, value, torch.zeros_like(swr.lam) if value == "lam" else swr._norms())
     swr.step()
     assert_same(snapshot(model), before)
 
 
-@pytest.mark.parametrize("lam", [1.5, -0.1, torch.tensor([0.5, 2.0, 0.5]), torch.nan])
-def test_a_strength_out_of_range_is_refused(lam: float | torch.Tensor) -> None:
+@pytest.mark.parametrize("lam", [1.5, -0.1, torch.nan])
+def test_a_strength_out_of_range_is_refused(lam: float) -> None:
     swr = SWR(zoo.build("mlp"), zoo.batch("mlp")[0], lam=0.5)
-    with pytest.raises(ValueError, match=r"lam: .* is not allowed; it must be from 0 to 1"):
-        swr.lam = lam
+    with pytest.raises(ValueError, match=r"lam: .* is not allowed; it must be a number that is in \[0, 1\]"):
+        swr.lam = torch.tensor([0.5, lam, 0.5])
     assert swr.lam.tolist() == [0.5, 0.5, 0.5]
-    swr.lam.copy_(torch.as_tensor(lam))
-    with pytest.raises(ValueError, match=r"lam: .* is not allowed; it must be from 0 to 1"):
-        swr.step()
 
 
-def test_initial_norms_are_one_for_each_weight_and_not_negative() -> None:
-    swr = SWR(zoo.build("mlp"), zoo.batch("mlp")[0], lam=0.5)
-    with pytest.raises(ValueError, match=r"initial_norms: its shape is \(2,\); it must be \(3,\), one for each weight"):
-        swr.initial_norms = [1.0, 2.0]
-    with pytest.raises(ValueError, match=r"initial_norms: \[1.0, -2.0, 3.0\] is not allowed; it must be from 0 to inf"):
-        swr.initial_norms = [1.0, -2.0, 3.0]
-    swr.initial_norms = [1.0, 2.0, 3.0]
-    assert swr.initial_norms.dtype == torch.float64
-
-
-def test_a_number_is_for_all_weights_that_the_filter_passes() -> None:
-    swr = SWR(zoo.build("mlp"), zoo.batch("mlp")[0], lam=0.5, where=lambda name, _: name != "2.weight")
-    swr.lam = 0.25
-    assert swr.lam.tolist() == [0.25, 0.0, 0.25]
+def test_a_made_plan_is_used_as_it_is() -> None:
+    model, example = zoo.build("mlp"), zoo.batch("mlp")[0]
+    plan = plan_rescaling(model, example, mode="paper")
+    assert SWR(model, plan=plan).plan is plan
+    with pytest.raises(ValueError, match="lam_classifier: the classifier is found on an example"):
+        SWR(model, plan=plan, lam_classifier=0.1)
 
 
 def test_what_pulls_nothing_is_said() -> None:
@@ -182,9 +149,9 @@ def test_a_block_of_a_weight_has_a_strength_by_its_name() -> None:
     encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
     model = nn.Sequential(nn.Linear(4, 8), encoder, nn.Linear(8, 3))
     inputs = torch.zeros(1, 2, 4)
-    block = next(name for name in SWR(model, inputs)._block_names if "[" in name)
+    block = next(name for name in SWR(model, inputs)._weight_names if "[" in name)
     swr = SWR(model, inputs, lam={block: 0.5})
-    assert swr.lam.tolist() == [0.5 * (name == block) for name in swr._block_names]
+    assert swr.lam.tolist() == [0.5 * (name == block) for name in swr._weight_names]
 
 
 class WithLoss(nn.Module):
@@ -201,12 +168,14 @@ class WithLoss(nn.Module):
 
 def test_that_a_loss_is_among_the_outputs_is_said() -> None:
     x, labels = torch.randn(5, 4), torch.randint(3, (5,))
-    with pytest.warns(UserWarning, match=r"example: with it WithLoss returns a single number \(loss\), a loss"):
+    with pytest.warns(
+        UserWarning, match=r"example: with it WithLoss returns a single number \(loss\), probably a loss"
+    ):
         SWR(WithLoss(), {"x": x, "labels": labels})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         SWR(WithLoss(), {"x": x})
-    with pytest.warns(UserWarning, match=r"a loss\?"):
+    with pytest.warns(UserWarning, match="probably a loss"):
         SWR(WithLoss(), {"x": x[:1], "labels": labels[:1]})
 
 

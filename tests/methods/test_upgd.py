@@ -94,7 +94,7 @@ def test_each_parameter_group_has_its_learning_rate() -> None:
 def test_a_rescaler_acts_after_it_whatever_was_attached_first(order: int) -> None:
     model = zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.05)
-    swr = SWR(model, order=["0", "2", "4"], lam=1.0)
+    swr = SWR(model, plan={"order": ["0", "2", "4"]}, lam=1.0)
     for method in (UPGD(model, sigma=0.01, seed=0), swr)[::order]:
         method.attach(optimizer)
     train(model, optimizer, "mlp", range(5))
@@ -117,7 +117,7 @@ def test_a_sparse_gradient_is_refused_before_anything_moves() -> None:
     with pytest.raises(ValueError, match="'weight' has a sparse gradient, but upgd needs a dense one"):
         optimizer.step()
     assert torch.equal(model.weight, before)
-    assert method.steps == {}
+    assert method.steps == []
 
 
 def test_an_optimizer_without_a_learning_rate_is_refused() -> None:
@@ -126,7 +126,7 @@ def test_an_optimizer_without_a_learning_rate_is_refused() -> None:
             pass
 
     model = nn.Linear(2, 1)
-    with pytest.raises(ValueError, match="this Own has no learning rate, which it scales its noise by"):
+    with pytest.raises(ValueError, match="this Own has no learning rate, but it scales its noise by the rate"):
         UPGD(model).attach(Own(model.parameters(), {}))
 
 

@@ -28,7 +28,7 @@ class Averaging(SGD):
 def test_an_optimizer_that_shows_an_average_is_named(name: str) -> None:
     model = zoo.build("mlp")
     method = methods.create(name, model, example=zoo.batch("mlp")[0])
-    with pytest.warns(UserWarning, match=f"{name} rewrites the weights that Averaging trains, not the av") as told:
+    with pytest.warns(UserWarning, match=f"{name} rewrites the weights that Averaging trains, but not the av") as told:
         method.attach(Averaging(model.parameters(), lr=0.1))
     assert [warning.filename for warning in told] == [__file__]
 

@@ -94,11 +94,11 @@ def test_optimizers_that_share_their_first_parameter_are_counted_apart() -> None
             train(model, optimizer, "mlp", [step])
         rescaled.append(sorted(method._last))
     assert rescaled == [[], *[["0.weight", "4.weight"]] * 3]
-    assert method.steps == {"0.weight": 4, "4.weight": 4}
+    assert method.steps == [4, 4]
     method.detach(head)
     again = SGD([*model[0].parameters(), *model[4].parameters()], lr=0.1)
     method.attach(again)
-    assert [a.counter for a in method._attachments.values()] == ["0.weight", "4.weight"]
+    assert [a.slot for a in method._attachments.values()] == [0, 1]
 
 
 def test_settings_that_make_no_sense_are_errors() -> None:

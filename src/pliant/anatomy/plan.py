@@ -4,10 +4,16 @@ Proportional rescalings form a linear space in the logarithms of the factors (do
 method needs at run time is a matrix. `chain` builds it from a chain of layers, `rescaling` from an exported graph.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from pliant.anatomy.rescaling import ScaleGraph
 
 
 @dataclass(frozen=True)
@@ -55,12 +61,29 @@ class ScalePlan:
         matrix: float64, a row for each target and a column for each wish.
         outputs: float64, a row for each output of the model and a column for each wish: the same map for the factors
             of the outputs.
+        graph: The analysis that the plan was made from; None for a chain of layers, and in copies of a method.
+        drifts: Whether the plan keeps the function only approximately.
     """
 
     wishes: tuple[Block, ...]
     targets: tuple[Block, ...]
     matrix: Tensor
     outputs: Tensor
+    graph: ScaleGraph | None = None
+    drifts: bool = False
+
+    def analyzed(self) -> ScaleGraph:
+        """Return the analysis that the plan was made from.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        if self.graph is None:
+            raise ValueError(
+                "plan: it has no graph, because it is a chain of layers or belongs to a copy of a method; use "
+                "order='graph' and mode='exact', and construct the method again"
+            )
+        return self.graph
 
 
 class BlockTensors:

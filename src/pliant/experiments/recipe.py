@@ -15,7 +15,16 @@ from dataclasses import asdict, fields, replace
 from typing import Annotated, Any, Literal, get_type_hints
 
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PydanticUserError,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from pliant import data, methods, models, streams
 from pliant._importing import import_object
@@ -425,7 +434,10 @@ def _fit_value(where: str, value: Any, hint: Any) -> Any:
 
 @functools.cache
 def _adapter(hint: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(hint)
+    try:
+        return TypeAdapter(hint)
+    except PydanticUserError:  # a Python object is allowed too, such as a plan of SWR: only the method can check it
+        return TypeAdapter(Any)
 
 
 _hints = functools.cache(get_type_hints)

@@ -18,7 +18,7 @@ from pliant.anatomy.units import Reader, UnitGroup
 from pliant.methods._core.architecture import Architecture, replace_module, replaceable
 from pliant.methods._core.initial import reset_function, seeded
 from pliant.methods._core.method import Filter
-from pliant.methods._core.unit_selection import is_linear_or_convolution
+from pliant.methods._core.selection import is_linear_or_convolution
 
 Weights = Literal["keep", "fresh"]
 

@@ -29,14 +29,13 @@ from torch.utils.hooks import RemovableHandle
 from pliant._eigen import eigh
 from pliant._precision import widen, without_autocast
 from pliant._step_hooks import before_step
-from pliant._validation import check_number
+from pliant._validation import check_modules, check_number
 from pliant._warnings import warn_user
 from pliant.anatomy.layers import called_layers, classifier_names
-from pliant.methods._core.attachment import Attachment, ascending_names, closure_of, with_closure
-from pliant.methods._core.gram_matrix import gram
+from pliant.methods._core.attachment import Attachment, ascending_names, closure_of, count_step, with_closure
 from pliant.methods._core.method import Kind, Method, Receipt
 from pliant.methods._core.module_hooks import ModuleHook, input_of
-from pliant.methods._core.naming import check_modules
+from pliant.methods._core.orthogonal import gram
 
 LossScale = float | Callable[[], float | Tensor]
 
@@ -76,6 +75,7 @@ class FeatureRankRegularization(Method):
 
     name = "feature_rank"
     kind: ClassVar[Kind] = "penalty"
+    order: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class FeatureRankRegularization(Method):
         details = {
             "value": self.lam * float(value),
             "gradient_norm": self.lam * float(gradient.norm()),
-            "steps": sum(self.steps.values()),
+            "steps": sum(self.steps),
         }
         return Receipt(self.name, "add gradient at the features", 1, gradient.numel(), details)
 
@@ -153,7 +153,7 @@ class FeatureRankRegularization(Method):
         return [before_step(optimizer, self._before_step)]
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        self._count_step(self._attachment(optimizer).counter)
+        count_step(self.steps, self._attachment(optimizer).slot)
         closure = closure_of(args, kwargs)
         if closure is None:
             if self._features is None and not self._warned:

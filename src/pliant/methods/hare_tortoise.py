@@ -16,17 +16,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from pliant._precision import widen
-from pliant._step_hooks import let_act_later
 from pliant._validation import check_number
 from pliant._warnings import warn_user
 from pliant.anatomy.plan import Block, BlockTensors
 from pliant.methods._core.after_step import AfterStep
-from pliant.methods._core.attachment import check_timing, found_inf_of, is_due
+from pliant.methods._core.attachment import Attachment, check_timing, count_step, found_inf_of, is_due
 from pliant.methods._core.method import Batches, Filter, LossFunction, Receipt
-from pliant.methods._core.recycler import Recycler
 
 
 def follow_(tortoise: Sequence[Tensor], hare: Sequence[Tensor], weight: float, found_inf: Tensor | None = None) -> None:
@@ -74,6 +71,7 @@ class HareTortoise(AfterStep):
     """
 
     name = "hare_tortoise"
+    order: ClassVar[int] = 30
     saved: ClassVar[tuple[str, ...]] = ("tortoise", "returns")
     pins_placement: ClassVar[bool] = True
 
@@ -105,8 +103,7 @@ class HareTortoise(AfterStep):
         """Let the tortoise follow once, and the hare go back if it is time."""
         names = tuple(self.parameters)
         self._follow(names, None)
-        step = self._count_step(names[0])
-        if self.every is not None and is_due(step, self.every, self.first):
+        if is_due(count_step(self.steps), self.every, self.first):
             self._go_back(names, None)
 
     def apply(
@@ -146,22 +143,15 @@ class HareTortoise(AfterStep):
         names, hare = self._hare(self._served())
         gaps = [widen(self.parameters[name].detach()) - self.tortoise[name] for name in self._served()]
         distance = float(torch.stack([gap.norm().float() for gap in gaps]).norm())
-        details = {"distance": distance, "returns": self.returns, "steps": sum(self.steps.values())}
+        details = {"distance": distance, "returns": self.returns, "steps": sum(self.steps)}
         return Receipt(self.name, "average", len(names), sum(tensor.numel() for tensor in hare), details)
 
-    def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
-        handles = super()._register_hooks(optimizer)
-        # Of a unit that is renewed after the step on which the hare goes back, nothing would be left.
-        let_act_later(optimizer, lambda hook: isinstance(getattr(hook, "__self__", None), Recycler))
-        return handles
-
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        attachment, found_inf = self._attachment(optimizer), found_inf_of(optimizer)
-        self._follow(attachment.names, found_inf)
-        if self.every is None:
-            self._count_step(attachment.counter)
-        elif self._count_due_step(optimizer, attachment.counter, self.every, self.first):
-            self._go_back(attachment.names, found_inf)
+        self._follow(self._attachment(optimizer).names, found_inf_of(optimizer))
+        super()._after_step(optimizer, args, kwargs)
+
+    def _act(self, optimizer: Optimizer, attachment: Attachment) -> None:
+        self._go_back(attachment.names, found_inf_of(optimizer))
 
     @torch.no_grad()
     def _follow(self, parameters: tuple[str, ...], found_inf: Tensor | None) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from pliant._validation import check_modules
 from pliant.anatomy.layers import called_layers, classifier_names
 from pliant.methods._core.initial import Init, bare_modules
-from pliant.methods._core.naming import check_modules
 from pliant.methods._core.reinitializer import OptimizerState
 from pliant.methods._core.selection import learnable_parameters
 from pliant.methods.full_reset import FullReset

@@ -10,9 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from pliant.methods._core.learning_rate import Schedule
 from pliant.methods._core.method import Filter
-from pliant.methods._core.penalty import Penalty
-from pliant.methods._core.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
+from pliant.methods._core.penalty import Penalty, add_scaled_, half_squared_norm
+from pliant.methods._core.selection import Strength
 
 
 def l2_init_penalty(
@@ -39,6 +40,7 @@ class L2Init(Penalty):
     Args:
         model: The model; its current values are θ₀.
         lam: λ, one number for all parameters or one per name pattern.
+        schedule: "constant" λ, or "coupled": λ·lr/lr₀, where lr₀ is the learning rate at the start.
         where: Which parameters to penalize; all learnable ones if None.
 
     Example:
@@ -55,9 +57,15 @@ class L2Init(Penalty):
     takes_complex: ClassVar[bool] = True
     saved: ClassVar[tuple[str, ...]] = ("initial",)
 
-    def __init__(self, model: nn.Module, *, lam: Strength = 1e-4, where: Filter | None = None) -> None:
-        super().__init__(model, where=where)
-        self.strengths = resolve_strengths(lam, self.parameters)
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lam: Strength = 1e-4,
+        schedule: Schedule = "constant",
+        where: Filter | None = None,
+    ) -> None:
+        super().__init__(model, lam=lam, schedule=schedule, where=where)
         self.initial = {name: self.parameters[name].detach().clone() for name in self.strengths}
 
     @torch.no_grad()

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from pliant._precision import without_autocast
 from pliant._validation import check_number
 from pliant.anatomy.parameters import Role, as_matrix, role_of
-from pliant.methods._core.gram_matrix import gram
+from pliant.methods._core.learning_rate import Schedule
 from pliant.methods._core.method import Filter
-from pliant.methods._core.penalty import Penalty
-from pliant.methods._core.selection import having_role, warn_of_computed, without_stacks
-from pliant.methods._core.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
+from pliant.methods._core.orthogonal import gram
+from pliant.methods._core.penalty import Penalty, add_scaled_, half_squared_norm
+from pliant.methods._core.selection import Strength, having_role, warn_of_computed, without_stacks
 
 
 @without_autocast
@@ -82,6 +82,7 @@ class ParsevalRegularization(Penalty):
         s: The squared length that rows should have.
         norm_scales: Whether to pull the scales of norm layers towards ±1 too, by λ‖γ² − 1‖². This includes other
             vectors that are scales by name, such as the gamma of a LayerScale.
+        schedule: "constant" λ, or "coupled": λ·lr/lr₀, where lr₀ is the learning rate at the start.
         where: Which parameters to penalize; all learnable weights (and scales) if None.
 
     Example:
@@ -101,13 +102,14 @@ class ParsevalRegularization(Penalty):
         lam: Strength = 1e-4,
         s: float = 1.0,
         norm_scales: bool = False,
+        schedule: Schedule = "constant",
         where: Filter | None = None,
     ) -> None:
         roles: tuple[Role, ...] = ("matrix", "scale") if norm_scales else ("matrix",)
-        super().__init__(model, where=having_role(model, without_stacks(self.name, model, where), *roles))
+        where = having_role(model, without_stacks(self.name, model, where), *roles)
+        super().__init__(model, lam=lam, schedule=schedule, where=where)
         warn_of_computed(self.name, model, self.parameters)
         self.s = check_number("s", s)
-        self.strengths = resolve_strengths(lam, self.parameters)
         self._scales = {name for name in self.strengths if role_of(model, name, self.parameters[name]) == "scale"}
 
     def value(self, names: Sequence[str] | None = None) -> Tensor:

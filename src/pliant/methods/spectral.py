@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from pliant._precision import widen
 from pliant._validation import check_number
 from pliant.anatomy.parameters import ROLES
+from pliant.methods._core.learning_rate import Schedule
 from pliant.methods._core.method import Filter
 from pliant.methods._core.power_iteration import SingularValuePenalty
-from pliant.methods._core.selection import having_role, without_stacks
-from pliant.methods._core.strengths import Strength
+from pliant.methods._core.selection import Strength, having_role, without_stacks
 
 
 def spectral_cost(sigma: Tensor, k: float) -> Tensor:
@@ -61,6 +61,7 @@ class SpectralRegularization(SingularValuePenalty):
         model: The model.
         lam: λ, one number for all parameters or one per name pattern.
         k: The exponent, at least 1. A larger k is steeper above one and flatter below.
+        schedule: "constant" λ, or "coupled": λ·lr/lr₀, where lr₀ is the learning rate at the start.
         where: Which parameters to penalize; all learnable matrices, scales and shifts if None.
 
     Example:
@@ -73,8 +74,17 @@ class SpectralRegularization(SingularValuePenalty):
 
     name = "spectral"
 
-    def __init__(self, model: nn.Module, *, lam: Strength = 1e-4, k: float = 2, where: Filter | None = None) -> None:
-        super().__init__(model, lam=lam, where=having_role(model, without_stacks(self.name, model, where), *ROLES))
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lam: Strength = 1e-4,
+        k: float = 2,
+        schedule: Schedule = "constant",
+        where: Filter | None = None,
+    ) -> None:
+        where = having_role(model, without_stacks(self.name, model, where), *ROLES)
+        super().__init__(model, lam=lam, schedule=schedule, where=where)
         self.k = check_number("k", k, low=1.0)
 
     def _cost(self, sigma: Tensor) -> Tensor:

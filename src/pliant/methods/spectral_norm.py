@@ -7,10 +7,10 @@ tracks it, with its singular vectors u and v kept between steps and held fixed i
 
 from torch import Tensor, nn
 
+from pliant.methods._core.learning_rate import Schedule
 from pliant.methods._core.method import Filter
 from pliant.methods._core.power_iteration import SingularValuePenalty
-from pliant.methods._core.selection import having_role, without_stacks
-from pliant.methods._core.strengths import Strength
+from pliant.methods._core.selection import Strength, having_role, without_stacks
 
 
 def spectral_norm_cost(sigma: Tensor) -> Tensor:
@@ -30,6 +30,7 @@ class SpectralNormPenalty(SingularValuePenalty):
     Args:
         model: The model.
         lam: λ, one number for all weights or one per name pattern.
+        schedule: "constant" λ, or "coupled": λ·lr/lr₀, where lr₀ is the learning rate at the start.
         where: Which weights to penalize; all learnable matrices if None.
 
     Example:
@@ -42,8 +43,16 @@ class SpectralNormPenalty(SingularValuePenalty):
 
     name = "spectral_norm"
 
-    def __init__(self, model: nn.Module, *, lam: Strength = 1e-4, where: Filter | None = None) -> None:
-        super().__init__(model, lam=lam, where=having_role(model, without_stacks(self.name, model, where), "matrix"))
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lam: Strength = 1e-4,
+        schedule: Schedule = "constant",
+        where: Filter | None = None,
+    ) -> None:
+        where = having_role(model, without_stacks(self.name, model, where), "matrix")
+        super().__init__(model, lam=lam, schedule=schedule, where=where)
 
     def _cost(self, sigma: Tensor) -> Tensor:
         return spectral_norm_cost(sigma)

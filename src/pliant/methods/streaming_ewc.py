@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from pliant._precision import widen
 from pliant._validation import check_number
 from pliant.methods._core.averages import start_averages, update_averages_
+from pliant.methods._core.learning_rate import Schedule
 from pliant.methods._core.method import Filter
-from pliant.methods._core.penalty import Penalty
-from pliant.methods._core.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
+from pliant.methods._core.penalty import Penalty, add_scaled_, half_squared_norm
+from pliant.methods._core.selection import Strength
 
 
 def weighted_distances(values: list[Tensor], means: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
@@ -52,6 +53,7 @@ class StreamingEWC(Penalty):
         model: The model.
         lam: λ, one number for all parameters or one per name pattern.
         beta: β of both averages, in [0, 1).
+        schedule: "constant" λ, or "coupled": λ·lr/lr₀, where lr₀ is the learning rate at the start.
         where: Which parameters to penalize; all learnable ones if None.
 
     Example:
@@ -70,10 +72,15 @@ class StreamingEWC(Penalty):
     pins_placement: ClassVar[bool] = True
 
     def __init__(
-        self, model: nn.Module, *, lam: Strength = 1.0, beta: float = 0.999, where: Filter | None = None
+        self,
+        model: nn.Module,
+        *,
+        lam: Strength = 1.0,
+        beta: float = 0.999,
+        schedule: Schedule = "constant",
+        where: Filter | None = None,
     ) -> None:
-        super().__init__(model, where=where)
-        self.strengths = resolve_strengths(lam, self.parameters)
+        super().__init__(model, lam=lam, schedule=schedule, where=where)
         self.beta = check_number("beta", beta, high=1.0, below=True)  # at 1 the averages would never move
         self.averages = start_averages(
             {name: self.parameters[name] for name in self.strengths}, "values", "importances"

@@ -1,44 +1,56 @@
-"""Soft weight rescaling: after every step, pull each weight's norm towards its initial norm, keeping predictions.
+"""Soft weight rescaling: after every step, pull each weight's norm toward its initial norm, and keep predictions.
 
-Paper: "Recovering Plasticity of Neural Networks via Soft Weight Rescaling", §3 and Algorithm 1. Each weight wishes for
-the factor c = (λ‖W₀‖ + (1−λ)‖W‖) / ‖W‖; the other parameters follow, so that the network's output is only multiplied by
-a constant (docs/proportionality.md).
+Paper: "Recovering Plasticity of Neural Networks via Soft Weight Rescaling", §3 and Algorithm 1. Each weight is to be
+multiplied by c = (λ‖W₀‖ + (1−λ)‖W‖) / ‖W‖. The other parameters follow, so that the network's output is only multiplied
+by a constant (docs/proportionality.md). λ = 1 is hard rescaling.
 
-Where we deviate. Algorithm 1 as printed scales the final norm layer's shift by one factor too many; both modes mend
-that. The default also scales a bias between two norm layers by the product since the last one, and moves batch norm's
-running statistics with their input, without which the function changes; `mode="paper"` does neither. Beyond the paper:
-`coupled=True` lets λ follow the learning rate, λ_t = λ·lr_t/lr₀, which keeps the balance between gradient and rescaling
-through a decay; `on_decay="reinit"` is the paper's own answer (appendix E). λ = 1 is hard rescaling.
+Where we deviate. Algorithm 1 as printed scales the final norm layer's shift by one factor too many; both modes of the
+plan fix that. The default plan also scales a bias between two norm layers by the product since the last one, and moves
+batch norm's running statistics with their input; otherwise the function would change. `plan={"mode": "paper"}` does
+neither. `schedule="coupled"` is ours; `schedule="reinit"` is the paper's answer to learning rate decay (appendix E).
 """
 
-from collections.abc import Collection, Sequence
-from typing import Any, ClassVar, Literal, Self, get_args
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from pliant._names import check_names, keyword_options
 from pliant._step_hooks import before_step
-from pliant._validation import check_choice, check_number, check_positive_int
+from pliant._validation import check_number, check_positive_int
 from pliant._warnings import warn_user
-from pliant.anatomy.chain import Mode, chain_layers, chain_plan
-from pliant.anatomy.export import ExampleError, GraphError
-from pliant.anatomy.layers import Layer, called_layers, classifier_names
-from pliant.anatomy.plan import BlockTensors
-from pliant.anatomy.rescaling import OnConflict, ScaleGraph, analyze
+from pliant.anatomy.layers import called_layers, classifier_names
+from pliant.anatomy.plan import BlockTensors, ScalePlan
+from pliant.anatomy.planning import plan_rescaling
 from pliant.anatomy.verify import drift, run_graph
 from pliant.methods._core.after_step import AfterStep
-from pliant.methods._core.attachment import Attachment, check_rates, found_inf_of
+from pliant.methods._core.attachment import Attachment, count_step, found_inf_of
+from pliant.methods._core.learning_rate import LearningRateSchedule, Schedule
 from pliant.methods._core.method import Filter, Receipt
-from pliant.methods._core.naming import check_modules
-from pliant.methods._core.pull import DevicePull, HostPull, rows_that_follow
-from pliant.methods._core.selection import check_not_frozen
-from pliant.methods._core.strengths import Strength, resolve_strengths
+from pliant.methods._core.selection import Strength, check_not_frozen, resolve_strengths
 
-OnDecay = Literal["keep", "reinit"]
-_PullKey = tuple[tuple[str, ...], tuple[int, ...], int, int]
-"""Names of the parameters that are stepped, rows of what is frozen, and the versions of λ and of the initial norms."""
+Number = TypeVar("Number", float, Tensor)
+LogFactors = Tensor | Sequence[float]
+
+
+def rescaling_factor(norm: Number, initial_norm: Number, lam: Number) -> Number:
+    """Return c = (λ‖W₀‖ + (1−λ)‖W‖) / ‖W‖.
+
+    Args:
+        norm: ‖W‖.
+        initial_norm: ‖W₀‖.
+        lam: λ in [0, 1].
+
+    Example:
+        >>> rescaling_factor(2.0, 1.0, 0.5)
+        0.75
+    """
+    return (lam * initial_norm + (1 - lam) * norm) / norm
 
 
 class SWR(AfterStep):
@@ -47,36 +59,31 @@ class SWR(AfterStep):
     Args:
         model: The model; its present weight norms are ‖W₀‖.
         example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), on which the model
-            is analyzed. Not needed if `order` lists the layers.
-        lam: λ in [0, 1], one for all weights or by name pattern (packed queries, keys and values go by the name of
-            their parameter, or each by its own); the paper's λ_f if `lam_classifier` is given.
-        lam_classifier: The paper's λ_c, the classifier's strength; `lam` if None.
-        classifier: The classifier's modules by name; the fully connected tail (the last layer of an MLP; of several
-            heads the one called last) if None.
-        order: "graph" analyses how the parameters' scales hang together, for any architecture, and pulls each weight
-            as near to its wish as the function allows. "forward" takes the layers in order of their call as a chain,
-            whatever joins them; a list of module names is an explicit chain, and leaves all else alone.
-        mode: "exact" keeps the function; "paper" is Algorithm 1 with its erratum mended, which is for chains: the
-            layers in the order of their call, or as listed.
-        approximate: Activations that are not homogeneous but to be treated as if they were, e.g. {"gelu", "silu"}; the
-            receipt tells the drift. By default their input keeps its scale, and the function is kept.
-        on_conflict: What to do where keeping the function forbids a weight its wish (queries and keys before a
-            softmax): "preserve" the function or "rescale" all the same.
-        coupled: Let λ follow the learning rate: λ·lr/lr₀, but not beyond 1. lr₀ is the group's `initial_lr` if a
-            scheduler set one, else the rate at attachment; if that is 0 (a warm-up), the first rate above 0.
-        on_decay: "reinit" makes the present norms the initial ones when a learning rate drops to half or less from one
-            step to the next: a step decay, or the start of a new warm-up. A smooth schedule never does it: once a rate
-            has begun to fall by less, drops do not count until it has risen again.
-        every: Act only on every n-th step. (On an accelerator, if a fused optimizer skips the n-th step under a
-            GradScaler, nothing is rescaled until the next n-th one: to check would need a synchronization.)
-        where: Which weights to pull; all if None. Biases, and weights that must follow, are written all the same.
+            is analyzed. Not needed if `plan` is a made plan or lists the layers.
+        lam: λ in [0, 1], one for all weights or by name pattern. A pattern for a packed parameter (queries, keys and
+            values) holds for each of its parts, unless an earlier pattern names the part.
+        lam_classifier: λ of the classifier, the fully connected tail (the last layer of an MLP); `lam` if None.
+        plan: Which parameters follow which weight: a plan made by `pliant.anatomy.plan_rescaling`, or a mapping of its
+            options, such as {"mode": "paper"}. By default, the plan that keeps the function exactly.
+        schedule: "constant" λ; "coupled", λ·lr/lr₀ but at most 1; or "reinit": when the learning rate drops to half or
+            less from one step to the next, the present norms become the initial ones.
+        every: Act only on every n-th step.
+        where: Which weights to pull; all if None. Parameters that must follow are written all the same.
 
-    A factor closer to 1 than the weights' precision is lost to rounding: in bfloat16, where λ(1 − ‖W₀‖/‖W‖) < 2⁻⁹,
-    nothing happens. Keep such weights in float32 (as autocast does), or act seldom and strongly.
+    In bfloat16, where λ(1 − ‖W₀‖/‖W‖) < 2⁻⁹, factors round to 1 and nothing happens. Keep such weights in float32 (as
+    autocast does), or act seldom and strongly.
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> swr = SWR(model, torch.ones(1, 2), lam=0.5)
+        >>> _ = model.weight.data.mul_(2)
+        >>> swr.step()
+        >>> round(swr.receipt.details["factors"]["weight"], 4)
+        0.75
     """
 
     name = "swr"
-    saved: ClassVar[tuple[str, ...]] = ("initial_norms", "base_lr", "last_lr", "declines")
+    saved: ClassVar[tuple[str, ...]] = ("initial_norms",)
     pins_placement: ClassVar[bool] = True
     joint: ClassVar[bool] = True
 
@@ -87,120 +94,104 @@ class SWR(AfterStep):
         *,
         lam: Strength = 1e-3,
         lam_classifier: float | None = None,
-        classifier: Sequence[str] | None = None,
-        order: Literal["graph", "forward"] | Sequence[str] = "graph",
-        mode: Mode = "exact",
-        approximate: Collection[str] = frozenset(),
-        on_conflict: OnConflict = "preserve",
-        coupled: bool = False,
-        on_decay: OnDecay = "keep",
+        plan: ScalePlan | Mapping[str, Any] | None = None,
+        schedule: Schedule = "constant",
         every: int = 1,
         where: Filter | None = None,
     ) -> None:
-        check_choice("mode", mode, get_args(Mode))
-        check_choice("on_decay", on_decay, get_args(OnDecay))
-        check_choice("on_conflict", on_conflict, get_args(OnConflict))
         super().__init__(model)
-        self.coupled = coupled
-        self.drifts = bool(approximate) or on_conflict == "rescale"
-        self.on_decay = on_decay
         self.every = check_positive_int("every", every)
-        self._scales: ScaleGraph | None = None
-        if isinstance(order, str):
-            check_choice("order", order, ("graph", "forward"))
-            if example is None:
-                raise ValueError("example: None; pass an example input, or list the layers with order=[module names]")
-        if order == "graph" and mode == "exact":
-            try:
-                self._scales = analyze(model, example, approximate=approximate, on_conflict=on_conflict)
-            except ExampleError:
-                raise
-            except GraphError as error:
-                ways = (
-                    'order="forward" (the layers in order of their call, as a chain) and a list of layers need no graph'
-                )
-                raise GraphError(f"{error} With SWR, {ways}.") from error
-            self.plan = self._scales.plan()
-            self._warn_of_loss(self._scales)
-        else:
-            if self.drifts:
-                raise ValueError(
-                    "approximate, on_conflict: they are for order='graph' with mode='exact'; in a chain every "
-                    "activation is taken for homogeneous"
-                )
-            self.plan = chain_plan(_chain(model, example, order), mode)
-        if lam_classifier is None and classifier is not None:
-            raise ValueError(f"classifier: {classifier!r} means nothing without lam_classifier, its strength")
+        if not isinstance(plan, ScalePlan):
+            check_names("plan", plan or {}, keyword_options(plan_rescaling))
+            plan = plan_rescaling(model, example, **(plan or {}))
+        self.plan = plan
         if not self.plan.wishes:
             raise ValueError(
                 "model: no weight can be rescaled without changing the function; see pliant.anatomy.analyze"
             )
-        self._block_names = [str(block) for block in self.plan.wishes]
-        self._wished = BlockTensors(model, self.plan.wishes)
+        self._weights = BlockTensors(model, self.plan.wishes)
         self._written = BlockTensors(model, self.plan.targets)
         self._written_parameters = self._written.parameters()
-        self._pulls: dict[_PullKey, DevicePull | HostPull] = {}
-        self._dtype = torch.float32
-        for tensor in self._wished.get():
-            self._dtype = torch.promote_types(self._dtype, tensor.dtype)
-        self.initial_norms = self._norms()
+        self._weight_names = [str(block) for block in self.plan.wishes]
         names_of = {id(p): name for name, p in self.parameters.items()}
         self._parameter_names = [names_of[id(model.get_parameter(block.name))] for block in self.plan.wishes]
-        if lam_classifier is not None and classifier is None:
-            classifier = classifier_names(
-                _chain(model, example, order) if example is None else called_layers(model, example)
-            )
-        owned = [(owner, self.parameters[owner]) for owner in self._parameter_names]
-        self._chosen = torch.tensor([where is None or bool(where(name, parameter)) for name, parameter in owned])
-        if not self._chosen.any():
-            raise ValueError(f"where: it passes none of the weights that can be pulled: {', '.join(self._block_names)}")
-        self.lam = torch.tensor(self._strengths(lam, lam_classifier, classifier), dtype=torch.float64) * self._chosen
+        self._dtype = torch.float32
+        for tensor in self._weights.get():
+            self._dtype = torch.promote_types(self._dtype, tensor.dtype)
+        self._on_host = self._weights.get()[0].is_cpu
+        self._rules: dict[tuple[tuple[str, ...], tuple[int, ...]], tuple[list[int], FactorRule]] = {}
+        self.initial_norms = self._norms()
+        self.lam = torch.tensor(self._resolve(lam, lam_classifier, example, where), dtype=torch.float64)
         self._warn_of_zero_weights()
-        self.base_lr = torch.full((len(self._block_names),), torch.nan, dtype=torch.float64)
-        self.last_lr = torch.full((len(self._block_names),), torch.nan, dtype=torch.float64)
-        self.declines = torch.zeros(len(self._block_names), dtype=torch.bool)
-        self._last: Tensor | Sequence[float] | None = None
+        self.schedule = LearningRateSchedule(schedule, self._parameter_names)
+        self._last: LogFactors | None = None
 
     def attach(self, *optimizers: Optimizer) -> Self:
         """Rescale after every step of these optimizers, each time the weights that the optimizer holds."""
         super().attach(*optimizers)
-        for optimizer in optimizers:
-            self._note_rates(optimizer)
         if not any(owner in a.names for a in self._attachments.values() for owner in self._parameter_names):
             warn_user(
-                f"swr pulls none of the parameters that its optimizers hold; it pulls {', '.join(self._block_names)}"
+                f"swr pulls none of the parameters that its optimizers hold, only {', '.join(self._weight_names)}"
             )
         return self
 
     def step(self) -> None:
-        """Rescale once, all weights; with `coupled` those that an attached optimizer holds by its learning rate."""
-        self._count_step(self._parameter_names[0])
-        rates = torch.ones_like(self.base_lr)
-        for optimizer in self.optimizers if self.coupled else ():
-            held = ~self._learning_rates(optimizer).isnan()
-            rates = torch.where(held, self._relative_rates(optimizer), rates)
-        self._last = self._rescale(tuple(self.parameters), rates if self.coupled else None)
+        """Rescale all weights once; with schedule="coupled" by the learning rates of the attached optimizers."""
+        count_step(self.steps)
+        rates = None
+        if self.schedule.kind == "coupled":
+            attached = [(optimizer, self._attachment(optimizer)) for optimizer in self.optimizers]
+            rates = self.schedule.factors(attached, otherwise=1.0)
+        self._last = self._rescale(tuple(self.parameters), rates)
 
-    def reset_initial_norms(self) -> None:
-        """Make the present norms the initial ones: call it when the learning rate decays (SWR + re-init)."""
-        self._reset_initial_norms(torch.ones_like(self.lam, dtype=torch.bool))
+    def reset_initial_norms(self, chosen: Tensor | None = None) -> None:
+        """Make the present norms the initial ones, as schedule="reinit" does when the learning rate decays.
+
+        Args:
+            chosen: For each weight whether to do so; all if None. A weight of zeros keeps its initial norm.
+        """
+        norms = self._norms()
+        chosen = (norms > 0) & (True if chosen is None else chosen.to(norms.device))
+        self.initial_norms = torch.where(chosen, norms, self.initial_norms)
+
+    @property
+    def initial_norms(self) -> Tensor:
+        """‖W₀‖ of each weight; assign a new tensor to change it."""
+        return self._initial_norms
+
+    @initial_norms.setter
+    def initial_norms(self, norms: Tensor) -> None:
+        self._initial_norms = norms
+        self._rules.clear()
+
+    @property
+    def lam(self) -> Tensor:
+        """λ of each weight; assign a new tensor to change it."""
+        return self._lam
+
+    @lam.setter
+    def lam(self, lam: Tensor) -> None:
+        for strength in lam.tolist():
+            check_number("lam", strength, high=1.0)
+        self._lam = lam
+        self._rules.clear()
 
     def explain(self) -> str:
-        """Return a table of what each parameter's scale follows from, and what forced it; order="graph" only."""
-        return self._graph().explain()
+        """Return a table of what each parameter's scale follows from, and what forced it."""
+        return self.plan.analyzed().explain()
 
     @torch.no_grad()
     def measure_drift(self) -> dict[str, float]:
-        """Return how far one rescaling moves each output from being proportional, on the example; order="graph" only.
+        """Return how far one rescaling moves each output from being proportional, on the example.
 
-        The distance is relative to the output's largest entry. The parameters are left as they are.
+        The distance is relative to the output's largest entry. The parameters keep their values.
         """
-        scales = self._graph()
+        scales = self.plan.analyzed()
         written = self._written.get()
         kept = torch._foreach_clone(written)
         before = run_graph(scales.graph, {})
         try:
-            factors = self._output_factors(self._rescale(tuple(self.parameters)))
+            factors = self._factors(self.plan.outputs, self._rescale(tuple(self.parameters)))
             return drift(scales.graph, before, dict(zip(scales.system.outputs, factors, strict=True)))
         finally:
             torch._foreach_copy_(written, kept)
@@ -210,224 +201,161 @@ class SWR(AfterStep):
         """The factors of the weights and of the output at the last rescaling, and the norms' growth until now."""
         if self._last is None:
             return None
-        growth = self._norms() / self.initial_norms
+        scales = dict(zip(self.plan.targets, self._factors(self.plan.matrix, self._last), strict=True))
+        growth = (self._norms() / self.initial_norms).tolist()
         details = {
-            "factors": dict(zip(self._block_names, self._factors(self._last), strict=True)),
-            "output_factors": self._output_factors(self._last),
-            "norm_growth": dict(zip(self._block_names, growth.tolist(), strict=True)),
-            "steps": sum(self.steps.values()),
+            "factors": {str(block): scales[block] for block in self.plan.wishes},
+            "output_factors": self._factors(self.plan.outputs, self._last),
+            "norm_growth": dict(zip(self._weight_names, growth, strict=True)),
+            "steps": sum(self.steps),
         }
-        if self.drifts and self._scales is not None and all(p.requires_grad for _, p in self._written_parameters):
+        if self.plan.drifts and self.plan.graph and all(p.requires_grad for _, p in self._written_parameters):
             details["drift"] = self.measure_drift()
         tensors, rows = self._written.get(), rows_that_follow(self.plan.matrix, _as_tensor(self._last) != 0)
-        names = {self.plan.targets[row].name for row in rows}  # packed ones have several blocks
+        names = {self.plan.targets[row].name for row in rows}  # a packed parameter has several blocks
         return Receipt(self.name, "rescale", len(names), sum(tensors[row].numel() for row in rows), details)
 
-    @property
-    def lam(self) -> Tensor:
-        """λ of each weight; assign a tensor, or a number for all that `where` passes, or change it in place."""
-        return self._lam
-
-    @lam.setter
-    def lam(self, lam: Tensor | float) -> None:
-        lam = torch.as_tensor(lam).to(self._initial_norms)
-        if lam.ndim == 0:
-            lam = lam * self._chosen.to(lam.device)
-        self._lam = _own(_checked("lam", lam, len(self._block_names), high=1.0))
-        self._pulls.clear()
-
-    @property
-    def initial_norms(self) -> Tensor:
-        """‖W₀‖ of each weight that is pulled; assign a tensor, or change it in place."""
-        return self._initial_norms
-
-    @initial_norms.setter
-    def initial_norms(self, norms: Tensor | Sequence[float]) -> None:
-        norms = torch.as_tensor(norms, dtype=self._dtype, device=self._wished.get()[0].device)
-        self._initial_norms = _own(_checked("initial_norms", norms, len(self._block_names)))
-        self._pulls.clear()
-
-    def _strengths(self, lam: Strength, lam_classifier: float | None, classifier: Sequence[str] | None) -> list[float]:
-        """Return λ of each weight, `where` left aside."""
+    def _resolve(self, lam: Strength, lam_classifier: float | None, example: Any, where: Filter | None) -> list[float]:
+        """Return λ of each weight."""
+        passed = [where is None or where(name, self.parameters[name]) for name in self._parameter_names]
+        if not any(passed):
+            raise ValueError(
+                f"where: it passes none of the weights that can be pulled: {', '.join(self._weight_names)}"
+            )
         wholes = {str(block): block.name for block in self.plan.wishes}
-        strengths = resolve_strengths(lam, self._block_names, high=1.0, wholes=wholes)
-        if lam_classifier is not None and classifier is not None:
+        strengths = resolve_strengths(lam, self._weight_names, high=1.0, wholes=wholes)
+        if lam_classifier is not None:
             check_number("lam_classifier", lam_classifier, high=1.0)
-            modules = [self.model.get_submodule(name) for name in check_modules("classifier", self.model, classifier)]
-            held = {id(parameter) for module in modules for parameter in module.parameters()}
-            owned = zip(self._block_names, self._parameter_names, strict=True)
-            chosen = [name for name, owner in owned if id(self.parameters[owner]) in held]
-            if not chosen:
+            if example is None:
                 raise ValueError(
-                    f"classifier: {', '.join(map(repr, classifier))} has none of the weights that can be pulled: "
-                    f"{', '.join(self._block_names)}"
+                    "lam_classifier: the classifier is found on an example, which is None; use lam patterns"
                 )
-            strengths |= dict.fromkeys(chosen, lam_classifier)
-        return [strengths.get(name, 0.0) for name in self._block_names]
-
-    def _factors(self, log_c: Tensor | Sequence[float]) -> list[float]:
-        """Return what each weight was multiplied by: where others hang on it, not what it wished for."""
-        rows = {block: row for row, block in enumerate(self.plan.targets)}
-        scales: Tensor = (self.plan.matrix @ _as_tensor(log_c)).exp()
-        return [float(scales[rows[block]]) for block in self.plan.wishes]
-
-    def _output_factors(self, log_c: Tensor | Sequence[float]) -> list[float]:
-        factors: list[float] = (self.plan.outputs @ _as_tensor(log_c)).exp().tolist()
-        return factors
-
-    def _acted_on(self) -> list[nn.Parameter]:
-        return [self.parameters[owner] for owner, lam in zip(self._parameter_names, self.lam, strict=True) if lam > 0]
+            tail = [self.model.get_submodule(name) for name in classifier_names(called_layers(self.model, example))]
+            held = {id(parameter) for module in tail for parameter in module.parameters()}
+            for name, owner in zip(self._weight_names, self._parameter_names, strict=True):
+                if id(self.parameters[owner]) in held:
+                    strengths[name] = lam_classifier
+        return [strengths.get(name, 0.0) * ok for name, ok in zip(self._weight_names, passed, strict=True)]
 
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
         handles = super()._register_hooks(optimizer)
-        if self.on_decay == "reinit":
-            handles.append(before_step(optimizer, self._before_step))
-        return handles
-
-    def _match_again(self, optimizer: Optimizer, attachment: Attachment) -> None:
-        super()._match_again(optimizer, attachment)
-        self._note_rates(optimizer)
-
-    def _match(self, optimizer: Optimizer) -> Attachment:
-        if self.coupled or self.on_decay == "reinit":
-            check_rates(optimizer, "coupled=True and on_decay='reinit' follow")
-        return super()._match(optimizer)
-
-    def _note_rates(self, optimizer: Optimizer) -> None:
-        groups, rates = optimizer.param_groups, self._learning_rates(optimizer)
-        base = self._per_wish(optimizer, [group.get("initial_lr", group.get("lr")) for group in groups])
-        self.base_lr = torch.where(self.base_lr.isnan(), base, self.base_lr)
-        self.last_lr = torch.where(self.last_lr.isnan(), rates, self.last_lr)
+        return [*handles, before_step(optimizer, self._before_step)] if self.schedule.kind == "reinit" else handles
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        rates = self._learning_rates(optimizer)
-        fell = (rates <= self.last_lr / 2) & ~self.declines
-        if fell.any():
-            self._reset_initial_norms(fell)
-        # A smooth decline falls to half from one step to the next too, when it comes close to zero.
-        self.declines |= (rates < self.last_lr * (1 - 1e-6)) & ~fell  # and not by rounding alone
-        self.declines &= ~(rates > self.last_lr)
-        self.last_lr = torch.where(rates.isnan(), self.last_lr, rates)
+        decays = self.schedule.find_decays(optimizer, self._attachment(optimizer))
+        if decays.any():
+            self.reset_initial_norms(decays)
 
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        attachment = self._attachment(optimizer)
-        if not self._count_due_step(optimizer, attachment.counter, self.every):
-            return
-        if not any(owner in attachment.names for owner in self._parameter_names):
-            return  # it pulls nothing (one for the biases): the receipt stays that of the last rescaling
-        rates = self._relative_rates(optimizer) if self.coupled else None
-        self._last = self._rescale(attachment.names, rates, found_inf_of(optimizer))
+    def _act(self, optimizer: Optimizer, attachment: Attachment) -> None:
+        if any(owner in attachment.names for owner in self._parameter_names):
+            coupled = self.schedule.kind == "coupled"
+            rates = self.schedule.factors([(optimizer, attachment)], otherwise=0.0) if coupled else None
+            self._last = self._rescale(attachment.names, rates, found_inf_of(optimizer))
 
-    @staticmethod
-    def _was_skipped(optimizer: Optimizer) -> bool:
-        # Never wait for a device: there, an n-th step that was skipped goes by without a rescaling.
-        found_inf = found_inf_of(optimizer)
-        return found_inf is not None and found_inf.is_cpu and bool(found_inf)
-
-    @torch.set_grad_enabled(False)  # Cheaper than no_grad, where every microsecond counts.
+    @torch.set_grad_enabled(False)  # cheaper than no_grad
     def _rescale(
         self, names: tuple[str, ...], rates: Tensor | None = None, found_inf: Tensor | None = None
-    ) -> Tensor | Sequence[float]:
+    ) -> LogFactors:
+        """Rescale the weights among these parameters, and what follows them; return log c of each weight."""
         frozen = tuple([row for row, parameter in self._written_parameters if not parameter.requires_grad])
-        key = (names, frozen, self._lam._version, self._initial_norms._version)
-        pull = self._pulls.get(key) or self._make_pull(key)
-        norms = torch._foreach_norm(self._wished.get(), 2, self._dtype)
-        return pull(norms, self._written.get(), rates, found_inf)
+        rows, rule = self._rules.get((names, frozen)) or self._make_rule(names, frozen)
+        log_c, factors = rule(torch._foreach_norm(self._weights.get(), 2, self._dtype), rates, found_inf)
+        if rows:
+            written = self._written.get()
+            torch._foreach_mul_([written[row] for row in rows], factors)  # type: ignore[arg-type]
+        return log_c
 
-    def _make_pull(self, key: _PullKey) -> DevicePull | HostPull:
-        self._pulls = {other: pull for other, pull in self._pulls.items() if other[2:] == key[2:]}
-        for name, values, high in (("lam", self._lam, 1.0), ("initial_norms", self._initial_norms, torch.inf)):
-            _checked(name, values, len(self._block_names), high)  # they may have been changed in place
-        held = set(key[0])
-        free = [owner in held and self.parameters[owner].requires_grad for owner in self._parameter_names]
-        lam = self.lam * self.lam.new_tensor(free) * (self.initial_norms > 0)
+    def _make_rule(self, names: tuple[str, ...], frozen: tuple[int, ...]) -> tuple[list[int], "FactorRule"]:
+        free = [name in names and self.parameters[name].requires_grad for name in self._parameter_names]
+        lam = self.lam * torch.tensor(free) * (self.initial_norms > 0).cpu()
         rows = rows_that_follow(self.plan.matrix, lam > 0)
         check_not_frozen(
             self.name, [(str(self.plan.targets[row]), p) for row, p in self._written_parameters if row in rows]
         )
-        pull_class = HostPull if lam.device.type == "cpu" else DevicePull
-        pull = pull_class(self.initial_norms, lam, self.plan.matrix, rows)
-        return self._pulls.setdefault(key, pull)
+        rule = FactorRule(self.initial_norms, lam, self.plan.matrix[rows], on_host=self._on_host)
+        return self._rules.setdefault((names, frozen), (rows, rule))
 
     @torch.no_grad()
     def _norms(self) -> Tensor:
-        return torch.stack(torch._foreach_norm(self._wished.get(), 2, self._dtype))
+        return torch.stack(torch._foreach_norm(self._weights.get(), 2, self._dtype))
 
-    def _reset_initial_norms(self, chosen: Tensor) -> None:
-        norms = self._norms()
-        self.initial_norms = torch.where(chosen.to(norms.device) & (norms > 0), norms, self.initial_norms)
+    @staticmethod
+    def _factors(matrix: Tensor, log_c: LogFactors) -> list[float]:
+        factors: list[float] = (matrix @ _as_tensor(log_c)).exp().tolist()
+        return factors
 
-    def _relative_rates(self, optimizer: Optimizer) -> Tensor:
-        """Return lr/lr₀ of each weight; 0 where the optimizer does not hold it."""
-        rates = self._learning_rates(optimizer)
-        # A rate that was zero at attachment is none to compare with: the first one that is not takes its place.
-        self.base_lr = torch.where((rates > 0) & ~(self.base_lr > 0), rates, self.base_lr)
-        return (rates / self.base_lr).nan_to_num(0.0)
-
-    def _learning_rates(self, optimizer: Optimizer) -> Tensor:
-        return self._per_wish(optimizer, [group.get("lr") for group in optimizer.param_groups])
-
-    def _per_wish(self, optimizer: Optimizer, values: Sequence[float | None]) -> Tensor:
-        """Return the value of each weight's parameter group; nan where there is none, or no such weight."""
-        attachment = self._attachment(optimizer)
-        groups = dict(zip(attachment.names, attachment.groups, strict=True))
-        found = [values[groups[owner]] if owner in groups else None for owner in self._parameter_names]
-        return torch.tensor([torch.nan if value is None else float(value) for value in found], dtype=torch.float64)
-
-    def _graph(self) -> ScaleGraph:
-        if self._scales is None:
-            raise ValueError(
-                "order: only order='graph' with mode='exact' has a graph, and a copy of a method has none; "
-                "make a new method"
-            )
-        return self._scales
+    def _acted_on(self) -> list[nn.Parameter]:
+        return [self.parameters[name] for name, lam in zip(self._parameter_names, self.lam, strict=True) if lam > 0]
 
     def __getstate__(self) -> dict[str, Any]:
         # The traced graph belongs to the model that it was traced from.
-        return {**super().__getstate__(), "_scales": None}
-
-    def _warn_of_loss(self, scales: ScaleGraph) -> None:
-        graph = scales.graph
-        inputs = (value for value in graph.inputs.values() if isinstance(value, Tensor) and value.ndim > 1)
-        samples = max(map(len, inputs), default=1)
-        single = [
-            name
-            for name, node in graph.outputs.items()
-            if not graph.shape(node) and graph.is_learned(node) and (samples > 1 or "loss" in name)
-        ]
-        if single:
-            warn_user(
-                f"example: with it {type(self.model).__name__} returns a single number ({', '.join(single)}), a loss? "
-                "Its scale would be kept, and with it that of what it is computed from; leave the labels out"
-            )
+        return {**super().__getstate__(), "plan": replace(self.plan, graph=None)}
 
     def _warn_of_zero_weights(self) -> None:
-        zero = (self.initial_norms == 0).tolist()
-        names = [name for name, is_zero in zip(self._block_names, zero, strict=True) if is_zero]
+        names = [name for name, norm in zip(self._weight_names, self.initial_norms.tolist(), strict=True) if norm == 0]
         if names:
-            warn_user(f"swr does not pull these weights, they start as all zero: {', '.join(names)}")
+            warn_user(f"swr does not pull these weights, because they start as all zero: {', '.join(names)}")
 
 
-def _chain(model: nn.Module, example: Any, order: str | Sequence[str]) -> tuple[Layer, ...]:
-    if isinstance(order, str):
-        return chain_layers(model, called_layers(model, example))
-    return tuple(Layer(name, model.get_submodule(name)) for name in check_modules("order", model, order))
+class FactorRule:
+    """Maps the norms of weights to log c and to the factors of the tensors to write.
+
+    A network has few weights, so the cost is the number of calls. On the host Python's floats save the calls of small
+    tensor operations, about 5% of a training step of a small network. On a device nothing waits for the result.
+
+    Args:
+        initial_norms: ‖W₀‖ of each weight.
+        lam: λ of each weight.
+        matrix: Maps log c of the weights to the log-factor of each tensor to write.
+        on_host: Whether to compute with Python's floats, not with tensors.
+    """
+
+    def __init__(self, initial_norms: Tensor, lam: Tensor, matrix: Tensor, *, on_host: bool) -> None:
+        wide = initial_norms.to(torch.float32 if initial_norms.device.type == "mps" else torch.float64)
+        self._initial_norms, self._lam, self._matrix = wide, lam.to(wide), matrix.to(wide)
+        if on_host:
+            self._floats = list(zip(wide.tolist(), lam.tolist(), strict=True))
+            self._rows = [[(j, entry) for j, entry in enumerate(row) if entry] for row in matrix.tolist()]
+        self._on_host = on_host
+
+    def __call__(
+        self, norms: Sequence[Tensor], rates: Tensor | None, found_inf: Tensor | None
+    ) -> tuple[LogFactors, Sequence[float] | Sequence[Tensor]]:
+        """Return log c of each weight and the factor of each tensor.
+
+        Args:
+            norms: ‖W‖ of each weight. A weight that is all zero or not finite gets c = 1.
+            rates: A factor of each λ, None for 1. The product is at most 1.
+            found_inf: Not zero if the optimizer skipped its step: then all factors are 1.
+        """
+        if not self._on_host:
+            lam = self._lam if rates is None else (self._lam * rates.to(self._lam)).clamp_max_(1)
+            c = rescaling_factor(torch.stack(list(norms)).to(lam), self._initial_norms, lam)
+            logs = c.log_().nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            logs = logs if found_inf is None else torch.where(found_inf == 0, logs, 0)
+            # not `mv`, which autocast would compute in half precision
+            return logs, (self._matrix * logs).sum(1).exp_().unbind()
+        if found_inf is not None and found_inf.item():
+            return [0.0] * len(norms), [1.0] * len(self._rows)
+        log_c = []
+        for i, (initial_norm, lam_i) in enumerate(self._floats):
+            norm = norms[i].item()
+            strength = lam_i if rates is None else min(lam_i * rates[i].item(), 1.0)
+            c_i = rescaling_factor(norm, initial_norm, strength) if norm else 1.0
+            log_c.append(math.log(c_i) if 0.0 < c_i < math.inf else 0.0)
+        return log_c, [math.exp(sum([entry * log_c[j] for j, entry in row])) for row in self._rows]
 
 
-def _checked(argument: str, values: Tensor, count: int, high: float = torch.inf) -> Tensor:
-    """Return values that are one for each weight and in range; a norm that is NaN is none that can be compared."""
-    if values.shape != (count,):
-        raise ValueError(f"{argument}: its shape is {tuple(values.shape)}; it must be ({count},), one for each weight")
-    if (values < 0).any() or (values > high).any() or (high < torch.inf and values.isnan().any()):
-        raise ValueError(f"{argument}: {values.tolist()} is not allowed; it must be from 0 to {high:g}")
-    return values
+def rows_that_follow(matrix: Tensor, pulled: Tensor) -> list[int]:
+    """Return the rows of a plan that follow a pulled weight; other tensors must not be written at all.
+
+    Example:
+        >>> rows_that_follow(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), torch.tensor([False, True]))
+        [1, 2]
+    """
+    rows: list[int] = matrix[:, pulled.cpu()].any(1).nonzero().flatten().tolist()
+    return rows
 
 
-def _own(tensor: Tensor) -> Tensor:
-    """Return a copy that nobody else writes to, and that counts its versions."""
-    with torch.inference_mode(False):
-        return tensor.detach().clone()
-
-
-def _as_tensor(log_c: Tensor | Sequence[float]) -> Tensor:
+def _as_tensor(log_c: LogFactors) -> Tensor:
     return torch.as_tensor(log_c, dtype=torch.float64, device="cpu")

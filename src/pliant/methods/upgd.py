@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pliant._precision import widen
-from pliant._step_hooks import before_step, let_act_later
+from pliant._step_hooks import before_step
 from pliant._validation import check_number, check_seed
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, ascending_names, check_rates, found_inf_of
@@ -72,6 +72,7 @@ class UPGD(AfterStep):
     """
 
     name = "upgd"
+    order: ClassVar[int] = 10
     saved: ClassVar[tuple[str, ...]] = ("averages", "draws")
     pins_placement: ClassVar[bool] = True
 
@@ -109,17 +110,15 @@ class UPGD(AfterStep):
             gates |= zip(names, plasticity_gates(utilities), strict=True)
         entries = sum(gate.numel() for gate in gates.values())
         mean = sum(float(gate.sum()) for gate in gates.values()) / entries
-        details = {"mean_gate": mean, "steps": sum(self.steps.values())}
+        details = {"mean_gate": mean, "steps": sum(self.steps)}
         return Receipt(self.name, "gate", len(gates), entries, details)
 
     def _match(self, optimizer: Optimizer) -> Attachment:
-        check_rates(optimizer, "it scales its noise by")
+        check_rates(optimizer, "it scales its noise by the rate")
         return super()._match(optimizer)
 
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
-        handles = super()._register_hooks(optimizer)
-        let_act_later(optimizer, lambda hook: hook != self._after_step)
-        return [*handles, before_step(optimizer, self._before_step)]
+        return [*super()._register_hooks(optimizer), before_step(optimizer, self._before_step)]
 
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -128,14 +127,12 @@ class UPGD(AfterStep):
         self._before[names] = list(torch._foreach_clone([self.parameters[name] for name in names]))
 
     @torch.no_grad()
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        attachment = self._attachment(optimizer)
+    def _act(self, optimizer: Optimizer, attachment: Attachment) -> None:
         before = dict(zip(attachment.names, self._before.pop(attachment.names), strict=True))
         groups = dict(zip(attachment.names, attachment.groups, strict=True))
         # The gradients of the step: a closure has filled them by now, and a fused optimizer has unscaled them.
         gradients = self._gradients(attachment.names)
         ascending = ascending_names(optimizer, attachment.names, attachment.groups)
-        self._count_step(attachment.counter)
         names = list(gradients)
         if not names:
             return

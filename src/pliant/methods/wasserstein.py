@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from pliant._validation import check_choice, check_positive_int
+from pliant.methods._core.learning_rate import Schedule
 from pliant.methods._core.method import Filter
-from pliant.methods._core.penalty import Penalty
-from pliant.methods._core.strengths import Strength, add_scaled_, half_squared_norm, resolve_strengths
+from pliant.methods._core.penalty import Penalty, add_scaled_, half_squared_norm
+from pliant.methods._core.selection import Strength
 
 Reduction = Literal["sum", "mean"]
 
@@ -71,6 +72,7 @@ class WassersteinRegularization(Penalty):
         lam: λ, one number for all parameters or one per name pattern.
         reduction: "sum" over a tensor's entries (the paper's) or their "mean".
         refresh: Sort only on every n-th step; 1 is exact.
+        schedule: "constant" λ, or "coupled": λ·lr/lr₀, where lr₀ is the learning rate at the start.
         where: Which parameters to penalize; all learnable ones if None. The padding row of an embedding is penalized
             like the others, and moves.
 
@@ -93,13 +95,13 @@ class WassersteinRegularization(Penalty):
         lam: Strength = 1e-3,
         reduction: Reduction = "sum",
         refresh: int = 1,
+        schedule: Schedule = "constant",
         where: Filter | None = None,
     ) -> None:
-        super().__init__(model, where=where)
+        super().__init__(model, lam=lam, schedule=schedule, where=where)
         check_choice("reduction", reduction, get_args(Reduction))
         self.reduction = reduction
         self.refresh = check_positive_int("refresh", refresh)
-        self.strengths = resolve_strengths(lam, self.parameters)
         initial = {name: self.parameters[name].detach().clone() for name in self.strengths}
         self.ordered = {name: values.flatten().sort().values for name, values in initial.items()}
         self.targets = initial if refresh > 1 else {}

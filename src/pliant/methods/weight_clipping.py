@@ -11,7 +11,6 @@ not from its values, which training may have moved.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from torch.optim import Optimizer
 from pliant._validation import check_number
 from pliant.anatomy.parameters import is_linear, is_stack, role_of
 from pliant.methods._core.after_step import AfterStep
+from pliant.methods._core.attachment import Attachment, count_step
 from pliant.methods._core.method import Filter, Receipt
 from pliant.methods._core.selection import learnable_parameters, warn_of_computed, without_stacks
 from pliant.running import eval_mode
@@ -111,8 +111,8 @@ class WeightClipping(AfterStep):
 
     def step(self) -> None:
         """Clamp all weights and biases once."""
-        names = tuple(self.parameters)
-        self._clamp(names, names[0])
+        count_step(self.steps)
+        self._clamp(tuple(self.parameters))
 
     @property
     def receipt(self) -> Receipt | None:
@@ -122,17 +122,15 @@ class WeightClipping(AfterStep):
         served = {name: self.parameters[name].detach() for name in self._served()}
         clamped = [int((p.abs() >= self.bounds[name]).sum()) for name, p in served.items()]
         entries = sum(p.numel() for p in served.values())
-        details = {"entries_at_bound": sum(clamped), "steps": sum(self.steps.values())}
+        details = {"entries_at_bound": sum(clamped), "steps": sum(self.steps)}
         return Receipt(self.name, "clamp", len(clamped), entries, details)
 
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _act(self, optimizer: Optimizer, attachment: Attachment) -> None:
         # Clamping after a skipped step is harmless: the weights are still within their bounds.
-        attachment = self._attachment(optimizer)
-        self._clamp(attachment.names, attachment.counter)
+        self._clamp(attachment.names)
 
     @torch.no_grad()
-    def _clamp(self, names: Sequence[str], counter: str) -> None:
-        self._count_step(counter)
+    def _clamp(self, names: Sequence[str]) -> None:
         learnable = [name for name in names if self.parameters[name].requires_grad]  # some may be frozen by now
         if learnable:
             clip_weights_([self.parameters[name] for name in learnable], [self.bounds[name] for name in learnable])

@@ -9,7 +9,7 @@ construction, which also serves weights that were initialized in other ways.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from pliant._precision import widen
 from pliant._warnings import warn_user
 from pliant.methods._core.after_step import AfterStep
-from pliant.methods._core.attachment import check_timing, found_inf_of
+from pliant.methods._core.attachment import Attachment, check_timing, count_step, found_inf_of
 from pliant.methods._core.method import Filter, Receipt
 from pliant.methods._core.selection import having_role, warn_of_computed
 
@@ -90,9 +90,8 @@ class WeightRescaling(AfterStep):
 
     def step(self) -> None:
         """Rescale once, all weights."""
-        names = tuple(self.parameters)
-        self._count_step(names[0])
-        self._rescale(names, None)
+        count_step(self.steps)
+        self._rescale(tuple(self.parameters), None)
 
     @property
     def receipt(self) -> Receipt | None:
@@ -101,13 +100,11 @@ class WeightRescaling(AfterStep):
             return None
         factors = {name: float(factor) for name, factor in self._last.items()}
         entries = sum(self.parameters[name].numel() for name in factors)
-        details = {"factors": factors, "steps": sum(self.steps.values())}
+        details = {"factors": factors, "steps": sum(self.steps)}
         return Receipt(self.name, "rescale", len(factors), entries, details)
 
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        attachment = self._attachment(optimizer)
-        if self._count_due_step(optimizer, attachment.counter, self.every, self.first):
-            self._rescale(attachment.names, found_inf_of(optimizer))
+    def _act(self, optimizer: Optimizer, attachment: Attachment) -> None:
+        self._rescale(attachment.names, found_inf_of(optimizer))
 
     @torch.no_grad()
     def _rescale(self, names: Sequence[str], found_inf: Tensor | None) -> None:

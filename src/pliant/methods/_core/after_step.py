@@ -9,29 +9,44 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pliant._step_hooks import after_step
-from pliant.methods._core.attachment import is_due, was_skipped
+from pliant.methods._core.attachment import Attachment, count_step, is_due, was_skipped
 from pliant.methods._core.method import Kind, Method
 
 
 class AfterStep(Method):
-    """A rule that rewrites parameters right after each step of the optimizer."""
+    """A method that rewrites parameters after every n-th step of the optimizer.
+
+    Attributes:
+        every: Act on every n-th step; never if None.
+        first: The first step to act on, counted from 1; `every` if None.
+    """
 
     kind: ClassVar[Kind] = "after_step"
+    every: int | None = 1
+    first: int | None = None
 
     @abstractmethod
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Act after a step; honor `optimizer.found_inf`: a step that was skipped is not followed by an action."""
+    def _act(self, optimizer: Optimizer, attachment: Attachment) -> None:
+        """Rewrite parameters after a step that is due; change nothing if `optimizer.found_inf` is not zero."""
 
-    def _count_due_step(self, optimizer: Optimizer, counter: str, every: int, first: int | None = None) -> bool:
-        """Count a step, and say whether to act on it; one of n > 1 that was skipped leaves that to the next."""
-        if not is_due(self._count_step(counter), every, first):
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        attachment = self._attachments[optimizer]
+        if not attachment.is_current(optimizer):
+            self._match_again(optimizer, attachment)
+        if self._count_due_step(optimizer, attachment):
+            self._act(optimizer, attachment)
+
+    def _count_due_step(self, optimizer: Optimizer, attachment: Attachment) -> bool:
+        """Count a step and return whether to act on it.
+
+        If a due step was skipped by the optimizer, it does not count, and the next step is due instead.
+        """
+        if not is_due(count_step(self.steps, attachment.slot), self.every, self.first):
             return False
-        if every > 1 and self._was_skipped(optimizer):
-            self.steps[counter] -= 1
+        if self.every != 1 and was_skipped(optimizer):
+            self.steps[attachment.slot] -= 1
             return False
         return True
-
-    _was_skipped = staticmethod(was_skipped)
 
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
         return [after_step(optimizer, self._after_step)]

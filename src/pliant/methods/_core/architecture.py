@@ -17,8 +17,7 @@ from torch.optim import Optimizer
 from pliant.anatomy.units import Passage, UnitGroup
 from pliant.methods._core.attachment import Attachment
 from pliant.methods._core.method import Filter, Kind, Method, Receipt
-from pliant.methods._core.selection import learnable_parameters
-from pliant.methods._core.unit_selection import choose_units
+from pliant.methods._core.selection import choose_units, learnable_parameters
 from pliant.running import call_with, eval_mode
 
 

@@ -1,15 +1,14 @@
-"""The contract that every method keeps: attach to an optimizer, act, leave a receipt, resume.
+"""The interface of every method: attach to an optimizer, act, report, save and load.
 
-A method hangs on the optimizer's own hooks, so it works in any training loop and the loop does not change:
+A method acts through the optimizer's own hooks, so any training loop can use it unchanged:
 
 - a `Penalty` (penalty.py) adds its gradient before the step;
 - an `AfterStep` method (after_step.py) rewrites weights after the step;
-- a `Reinitializer` (reinitializer.py) acts when its user says that the data is new: `apply()`;
+- a `Reinitializer` (reinitializer.py) acts when the user calls `apply()` because the data is new;
 - a `Recycler` (recycler.py) renews single units after the step;
-- an `Architecture` (architecture.py) changes the model once, when it is made.
+- an `Architecture` (architecture.py) changes the model once, at construction.
 
-Methods on one optimizer act in the order in which they were attached; all penalties act before the step, all
-rescalers and recyclers after it, UPGD first of these, and Hare & Tortoise before the recyclers.
+`Method.order` says in which order the methods of one optimizer act.
 """
 
 from __future__ import annotations
@@ -24,18 +23,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pliant._step_hooks import owners_of_hooks
+from pliant._step_hooks import owners_of_hooks, place_hook
 from pliant._warnings import warn_user
-from pliant.methods._core.attachment import (
-    Attachment,
-    check_optimizer,
-    choose_counter,
-    warn_of_average,
-    warn_of_new_count,
-)
+from pliant.methods._core.attachment import Attachment, check_optimizer, free_slot, warn_of_average
+from pliant.methods._core.learning_rate import LearningRateSchedule
 from pliant.methods._core.selection import Filter as Filter
 from pliant.methods._core.selection import check_not_replaced, learnable_parameters, warn_of_unknown
-from pliant.methods._core.state import check_same_shapes, check_same_structure, copy_state_
 
 Kind = Literal["penalty", "after_step", "reinitializer", "recycler", "architecture"]
 Batches = Iterable[tuple[Any, Any]]
@@ -88,10 +81,20 @@ class Method(ABC):
 
     Attributes:
         parameters: The parameters that the method acts on, by name; tied ones once.
+        steps: The number of steps of each attached optimizer, in order of attachment. A new optimizer continues the
+            count of the one that was detached before it.
+        schedule: How the method follows the learning rate.
     """
 
     name: ClassVar[str]
     kind: ClassVar[Kind]
+    order: ClassVar[int] = 20
+    """The place among the methods of one optimizer; methods of equal order act in order of attachment.
+
+    0: penalties, which only change gradients before the step. After the step: 10 UPGD, which must see the optimizer's
+    own move; 20 methods that rescale or clip weights, and hooks of others; 30 Hare & Tortoise, which averages the
+    result; 40 recyclers, so that nothing undoes a renewed unit.
+    """
     saved: ClassVar[tuple[str, ...]] = ()
     """The attributes that make up the state: tensors, dictionaries of tensors, plain numbers."""
     pins_placement: ClassVar[bool] = False
@@ -109,26 +112,26 @@ class Method(ABC):
                 raise ValueError(
                     f"model: parameter {name!r} is complex; {self.name} is for real ones (where= may help)"
                 )
-        self.steps: dict[str, int] = {}
+        self.steps: list[int] = []
+        self.schedule = LearningRateSchedule("constant")
         self._placements = {name: (p.dtype, p.device) for name, p in self.parameters.items()}
         self._known = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._told: set[str] = set()
         self._attachments: WeakKeyDictionary[Optimizer, Attachment] = WeakKeyDictionary()
 
     def attach(self, *optimizers: Optimizer) -> Self:
-        """Act on every step of these optimizers from now on, each on the parameters that it holds.
+        """Act on every step of these optimizers from now on, each time on the parameters that the optimizer holds.
 
         Args:
-            optimizers: One or more; a loop that makes a new optimizer detaches the old one and attaches the new one.
-                Several that share parameters are attached in the same order again on resuming: by it their steps
-                are counted apart.
+            optimizers: One or more. A loop that makes a new optimizer detaches the old one and attaches the new one. On
+                resuming, attach several optimizers in the same order again, because the order identifies their counts.
 
         Returns:
             The method itself.
 
         Raises:
-            ValueError: If one of them is attached already, holds no parameter of the method, or holds one that was
-                cast or moved since; or if a parameter was replaced since.
+            ValueError: If an optimizer is attached already, holds no parameter of the method, or holds one that was
+                cast or moved since construction; or if a parameter was replaced since construction.
         """
         if not optimizers:
             raise ValueError("optimizers: none given; attach() takes one optimizer or more")
@@ -140,21 +143,21 @@ class Method(ABC):
                 )
         for optimizer in optimizers:
             self._check_not_replaced(optimizer)
+            self.schedule.check(optimizer)
         prepared = {optimizer: self._match(optimizer) for optimizer in optimizers}
-        before = list(self._attachments.values())
         for optimizer, attachment in prepared.items():
             self._check_placement(attachment.names)
-            if self.kind != "penalty":
+            if self.order > 0:
                 warn_of_average(self.name, optimizer)
             self._warn_of_another(optimizer)
             attachment.frozen = warn_of_unknown(self.name, self.model, self._known, optimizer, self._told)
         for optimizer, attachment in prepared.items():
-            attachment.counter = choose_counter(attachment.names, self._attachments.values(), self.steps)
+            attachment.slot = free_slot(self._attachments.values(), attachment.names)
             attachment.handles = self._register_hooks(optimizer)
+            for handle in attachment.handles:
+                place_hook(optimizer, handle, self._acts_before)
             self._attachments[optimizer] = attachment
-        if getattr(self, "every", None) not in (None, 1):
-            for attachment in prepared.values():
-                warn_of_new_count(self.name, attachment, before, self.steps)
+            self.schedule.note(optimizer, attachment)
         return self
 
     def detach(self, *optimizers: Optimizer) -> None:
@@ -188,8 +191,7 @@ class Method(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that a resumed run needs: references to tensors, plain types (`weights_only=True` loads it)."""
-        state = {name: getattr(self, name) for name in self.saved}
-        return {"method": self.name, "shapes": self._shapes(), "steps": dict(self.steps), "state": state}
+        return {"method": self.name, "shapes": self._shapes(), "steps": list(self.steps), "state": self._state()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state made by `state_dict()`; settings come from construction, not from here.
@@ -200,24 +202,30 @@ class Method(ABC):
         """
         if state_dict.get("method") != self.name:
             raise ValueError(f"state_dict: made by method {state_dict.get('method')!r}, this is {self.name!r}")
-        for key in ("steps", "state"):
+        for key in ("shapes", "steps", "state"):
             if key not in state_dict:
                 raise ValueError(f"state_dict: {key!r} is missing")
-        if "shapes" in state_dict:
-            check_same_shapes(self._shapes(), state_dict["shapes"])
-        unknown = [name for name in state_dict["steps"] if name not in self.parameters]
-        if unknown:
-            raise ValueError(f"state_dict: counts steps of {unknown[0]!r}, which this model has not")
-        mine = {name: getattr(self, name) for name in self.saved}
+        check_same_shapes(self._shapes(), state_dict["shapes"])
+        mine = self._state()
         check_same_structure(mine, state_dict["state"], "state")
-        self.steps = dict(state_dict["steps"])
-        for name, value in copy_state_(mine, state_dict["state"]).items():
+        self.steps = list(state_dict["steps"])
+        loaded = copy_state_(mine, state_dict["state"])
+        self.schedule.state = loaded.pop("learning_rates", {})
+        for name, value in loaded.items():
             setattr(self, name, value)
+
+    def _state(self) -> dict[str, Any]:
+        state = {name: getattr(self, name) for name in self.saved}
+        return {**state, "learning_rates": self.schedule.state} if self.schedule.state else state
 
     def __repr__(self) -> str:
         attached = ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)
         where = f"attached to {attached}" if attached else "not attached"
-        return f"<{type(self).__name__} of {type(self.model).__name__}, {where}, {sum(self.steps.values())} steps>"
+        return f"<{type(self).__name__} of {type(self.model).__name__}, {where}, {sum(self.steps)} steps>"
+
+    def _acts_before(self, owner: object) -> bool:
+        """Return whether this method acts before the owner of another hook."""
+        return (owner.order if isinstance(owner, Method) else Method.order) > self.order
 
     def _acted_on(self) -> Iterable[nn.Parameter]:
         """Return the parameters that the method changes, or whose gradient it does."""
@@ -251,8 +259,6 @@ class Method(ABC):
         attachment = self._attachments[optimizer]
         if not attachment.is_current(optimizer):
             self._match_again(optimizer, attachment)
-        elif self.pins_placement and attachment.names:
-            self._check_placement(attachment.names[:1])  # what casts or moves a model does so to all of it
         return attachment
 
     def _match_again(self, optimizer: Optimizer, attachment: Attachment) -> None:
@@ -260,6 +266,8 @@ class Method(ABC):
         found = self._match(optimizer)
         self._check_placement(found.names)
         attachment.names, attachment.groups, attachment.held = found.names, found.groups, found.held
+        attachment.first, attachment.placement = found.first, found.placement
+        self.schedule.note(optimizer, attachment)
         attachment.frozen = warn_of_unknown(self.name, self.model, self._known, optimizer, self._told)
 
     def _check_not_replaced(self, optimizer: Optimizer) -> None:
@@ -294,18 +302,51 @@ class Method(ABC):
         held = {name for attachment in self._attachments.values() for name in attachment.names}
         return tuple(name for name in self.parameters if not held or name in held)
 
-    def _count_step(self, counter: str) -> int:
-        self.steps[counter] = self.steps.get(counter, 0) + 1
-        return self.steps[counter]
-
     def _match(self, optimizer: Optimizer) -> Attachment:
-        group_of = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
-        names = tuple(name for name, p in self.parameters.items() if id(p) in group_of)
-        if not names:
+        attachment = Attachment.of(optimizer, self.parameters)
+        if not attachment.names:
             raise ValueError(
                 f"optimizers: this {type(optimizer).__name__} holds none of the {len(self.parameters)} parameters of "
-                f"{self.name} (the first is {next(iter(self.parameters))!r}); was it made for another model or a copy? "
-                "If it trains other parameters, leave it out"
+                f"{self.name} (the first is {next(iter(self.parameters))!r}). Pass an optimizer of this model, not of "
+                "a copy"
             )
-        groups = tuple(group_of[id(self.parameters[name])] for name in names)
-        return Attachment.of(optimizer, names, groups)
+        return attachment
+
+
+def check_same_shapes(ours: Mapping[str, list[int]], theirs: Mapping[str, list[int]]) -> None:
+    """Raise a ValueError naming the first parameter that a state was made for in another shape, or that one lacks."""
+    for name in {**ours, **theirs}:
+        if ours.get(name) != theirs.get(name):
+            then, now = theirs.get(name, "none"), ours.get(name, "none")
+            raise ValueError(f"state_dict: made for a parameter {name!r} of shape {then}, this model's is {now}")
+
+
+def check_same_structure(mine: Any, theirs: Any, path: str) -> None:
+    """Raise a ValueError that names the first place where two states differ in keys, types or shapes."""
+    if isinstance(mine, Mapping):
+        if not isinstance(theirs, Mapping):
+            raise ValueError(f"{path}: a dictionary here, {type(theirs).__name__} in the given state")
+        for key in mine:
+            if key not in theirs:
+                raise ValueError(f"{path}: {key!r} is missing in the given state")
+        for key in theirs:
+            if key not in mine:
+                raise ValueError(f"{path}: {key!r} is in the given state, but not here")
+        for key, value in mine.items():
+            check_same_structure(value, theirs[key], f"{path}[{key!r}]")
+    elif isinstance(mine, Tensor):
+        if not isinstance(theirs, Tensor):
+            raise ValueError(f"{path}: a tensor here, {type(theirs).__name__} in the given state")
+        if mine.shape != theirs.shape:
+            raise ValueError(f"{path}: shape {tuple(mine.shape)} here, {tuple(theirs.shape)} in the given state")
+    elif isinstance(theirs, Tensor | Mapping):
+        raise ValueError(f"{path}: {type(mine).__name__} here, {type(theirs).__name__} in the given state")
+
+
+def copy_state_(mine: Any, theirs: Any) -> Any:
+    """Copy tensors in place, so that their device and dtype stay; return the state with the plain values replaced."""
+    if isinstance(mine, Mapping):
+        return {key: copy_state_(value, theirs[key]) for key, value in mine.items()}
+    if isinstance(mine, Tensor):
+        return mine.copy_(theirs)
+    return theirs

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from pliant._precision import widen, without_autocast
 from pliant._seeding import generator
 from pliant.anatomy.parameters import as_matrix, role_of
+from pliant.methods._core.learning_rate import Schedule
 from pliant.methods._core.method import Filter
 from pliant.methods._core.penalty import Penalty
-from pliant.methods._core.selection import warn_of_computed
-from pliant.methods._core.strengths import Strength, resolve_strengths
+from pliant.methods._core.selection import Strength, warn_of_computed
 
 _TINY = 1e-18
 """Far below the rounding error of any nonzero product; its square is still representable in float32."""
@@ -102,6 +102,7 @@ class SingularValuePenalty(Penalty):
     Args:
         model: The model.
         lam: λ, one number for all parameters or one per name pattern.
+        schedule: "constant" λ, or "coupled": λ·lr/lr₀.
         where: Which parameters to penalize.
 
     Attributes:
@@ -111,10 +112,9 @@ class SingularValuePenalty(Penalty):
 
     saved: ClassVar[tuple[str, ...]] = ("left", "right")
 
-    def __init__(self, model: nn.Module, *, lam: Strength, where: Filter) -> None:
-        super().__init__(model, where=where)
+    def __init__(self, model: nn.Module, *, lam: Strength, schedule: Schedule, where: Filter) -> None:
+        super().__init__(model, lam=lam, schedule=schedule, where=where)
         warn_of_computed(self.name, model, self.parameters)
-        self.strengths = resolve_strengths(lam, self.parameters)
         self.roles = {name: role_of(model, name, self.parameters[name]) for name in self.strengths}
         matrices = [name for name, role in self.roles.items() if role == "matrix"]
         pairs = {name: leading_pair(as_matrix(self.parameters[name])) for name in matrices}

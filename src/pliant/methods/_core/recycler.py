@@ -24,12 +24,11 @@ from pliant._precision import wide_dtype
 from pliant._step_hooks import after_step
 from pliant._warnings import warn_user
 from pliant.anatomy.units import Reader, Slices, UnitGroup
-from pliant.methods._core.attachment import Attachment, was_skipped
+from pliant.methods._core.attachment import Attachment, count_step, was_skipped
 from pliant.methods._core.method import Filter, Kind, Method, Receipt
 from pliant.methods._core.module_hooks import ModuleHook, input_of
-from pliant.methods._core.selection import check_not_replaced
+from pliant.methods._core.selection import check_not_replaced, choose_units, is_linear_or_convolution
 from pliant.methods._core.surgery import keeper_of, slice_mask, write_, zero_moments_
-from pliant.methods._core.unit_selection import choose_units, is_linear_or_convolution
 
 _FEW = 32
 """Entries in a row below which torch sums slowly."""
@@ -138,6 +137,7 @@ class Recycler(Method):
     """
 
     kind: ClassVar[Kind] = "recycler"
+    order: ClassVar[int] = 40
     joint: ClassVar[bool] = True
 
     def __init__(self, model: nn.Module, example: Any, *, where: Filter | None = None) -> None:
@@ -161,7 +161,7 @@ class Recycler(Method):
             for name, group in self.groups.items()
         }
         self._seen: dict[str, Activity] = {}
-        self._holders: dict[str, list[str]] = {}
+        self._holders: dict[str, list[int]] = {}
         self._probes: list[RemovableHandle] = []
         self._chosen: dict[str, Tensor] | None = None
         self._moments_cleared: Counter[str] = Counter()
@@ -195,10 +195,9 @@ class Recycler(Method):
         """Act once by hand on what was seen of all units since the last step; without attach() nothing was."""
         if not self._probes:
             raise TypeError(f"{self.name} acts on activations, which it sees once attached: call attach()")
-        names = tuple(self.parameters)
-        step = self._count_step(names[0])
+        step = count_step(self.steps)
         if self._is_due(step):
-            self._act_on(list(self.groups.values()), step, names, self._holders)
+            self._act_on(list(self.groups.values()), step, tuple(self.parameters), self._holders)
 
     @property
     def receipt(self) -> Receipt | None:
@@ -215,7 +214,7 @@ class Recycler(Method):
             "units": {name: chosen.nonzero().flatten().tolist() for name, chosen in renewed.items()},
             "units_so_far": {name: int(counts.sum()) for name, counts in self.renewals.items()},
             "optimizer_tensors_cleared": sum(self._moments_cleared[name] for name in renewed),
-            "steps": sum(self.steps.values()),
+            "steps": sum(self.steps),
             "skipped": self.skipped,
         }
         return Receipt(self.name, "renew units", len(written), entries, details)
@@ -319,7 +318,7 @@ class Recycler(Method):
         self._holders = {}
         for attachment in self._attachments.values():
             for group in self._groups_of(attachment.names):
-                self._holders.setdefault(group.name, []).append(attachment.counter)
+                self._holders.setdefault(group.name, []).append(attachment.slot)
         self._seen = {name: activity for name, activity in self._seen.items() if name in self._holders}
 
     def _match_again(self, optimizer: Optimizer, attachment: Attachment) -> None:
@@ -341,7 +340,7 @@ class Recycler(Method):
             self._forget(attachment.names)
             return
         self._check_moments([optimizer])
-        step = self._count_step(attachment.counter)
+        step = count_step(self.steps, attachment.slot)
         if self._is_due(step):
             self._act_on(self._groups_of(attachment.names), step, attachment.names, watched)
 
@@ -351,7 +350,7 @@ class Recycler(Method):
 
     @torch.no_grad()
     def _act_on(
-        self, groups: Sequence[UnitGroup], step: int, names: Sequence[str], watched: Mapping[str, Sequence[str]]
+        self, groups: Sequence[UnitGroup], step: int, names: Sequence[str], watched: Mapping[str, Sequence[int]]
     ) -> None:
         """Act on units of these layers.
 
@@ -421,7 +420,7 @@ class Recycler(Method):
         if not (module.training and torch.is_grad_enabled()):
             return
         for name in self._watched_by[module]:
-            if not any(self._is_due(self.steps.get(counter, 0) + 1) for counter in self._holders.get(name, ())):
+            if not any(self._is_due(self._steps_of(slot) + 1) for slot in self._holders.get(name, ())):
                 continue
             reader = self._watched_at[name]
             weight = self._tensor(reader.weight.tensor)
@@ -429,6 +428,9 @@ class Recycler(Method):
             # which other weights are in the place of these (functional_call: a target network) says nothing of them.
             if weight.requires_grad and attrgetter(reader.weight.tensor)(self.model) is weight:
                 self._add_activity(name, input_of(args, kwargs).detach(), reader.input_dim)
+
+    def _steps_of(self, slot: int) -> int:
+        return self.steps[slot] if slot < len(self.steps) else 0
 
     def _add_activity(self, name: str, values: Tensor, dim: int) -> None:
         dim %= values.ndim

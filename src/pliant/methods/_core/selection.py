@@ -1,16 +1,24 @@
-"""The parameters of a model that a method acts on, and whether they are still the model's."""
+"""What a method acts on: the parameters and units of a model, and the strength for each name."""
 
 from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
+from pliant._validation import check_number
 from pliant._warnings import warn_user
-from pliant.anatomy.parameters import Role, find_computed, is_stack, role_of
+from pliant.anatomy.parameters import Role, find_computed, is_linear, is_stack, role_of
+from pliant.anatomy.unit_tracker import find_units
+from pliant.anatomy.units import UNREACHED, UnitGroup
 
 Filter = Callable[[str, nn.Parameter], bool]
 """A predicate on the name of a parameter and the parameter itself."""
+Strength = float | Mapping[str, float]
+"""One strength for all parameters, or strengths by name pattern."""
 
 
 def learnable_parameters(model: nn.Module, where: Filter | None = None) -> dict[str, nn.Parameter]:
@@ -21,7 +29,7 @@ def learnable_parameters(model: nn.Module, where: Filter | None = None) -> dict[
         where: A predicate on name and parameter; all pass if None.
 
     Raises:
-        ValueError: If a parameter has no values yet, or is spread over devices, or none is left.
+        ValueError: If a parameter has no values yet or is sharded over devices, or if no parameter is left.
     """
     chosen = {}
     for name, parameter in model.named_parameters():
@@ -31,8 +39,8 @@ def learnable_parameters(model: nn.Module, where: Filter | None = None) -> dict[
             raise ValueError(f"model: parameter {name!r} is on the meta device; materialize the model first (to_empty)")
         if hasattr(parameter, "full_tensor"):  # a DTensor, whose module is slow to import
             raise ValueError(
-                f"model: parameter {name!r} is a {type(parameter).__name__}, spread over devices (fully_shard, tensor "
-                "parallel); methods are for parameters that are whole"
+                f"model: parameter {name!r} is a {type(parameter).__name__}, sharded over devices (fully_shard, "
+                "tensor parallel); methods need whole parameters"
             )
         if parameter.requires_grad and parameter.numel() and (where is None or where(name, parameter)):
             chosen[name] = parameter
@@ -46,15 +54,13 @@ def learnable_parameters(model: nn.Module, where: Filter | None = None) -> dict[
 def check_not_replaced(
     method: str, model: nn.Module, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer | None = None
 ) -> None:
-    """Raise a ValueError that names the first of a method's parameters that the model holds no longer.
-
-    What is done to it would be done in vain, and in silence.
+    """Raise a ValueError if the model no longer holds one of a method's parameters.
 
     Args:
         method: The method's name.
         model: The model.
         parameters: The parameters that the method acts on.
-        optimizer: If given, only what it trains matters: the parameter that is gone, or the one in its place.
+        optimizer: If given, check only parameters that it trains, and parameters in whose place it trains another.
     """
     present = dict(model.named_parameters(remove_duplicate=False))
     held = {id(parameter) for parameter in present.values()}
@@ -65,44 +71,43 @@ def check_not_replaced(
         if trained is None or trained & {id(parameter), id(present.get(name))}:
             raise ValueError(
                 f"model: parameter {name!r} was replaced since {method} was made (by a new module, or "
-                f"load_state_dict(assign=True)); make {method} anew"
+                f"load_state_dict(assign=True)); construct {method} again"
             )
 
 
 def check_not_frozen(method: str, followers: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Raise a ValueError if a parameter that must be scaled along with others was frozen since the method was made.
+    """Raise a ValueError if a parameter was frozen that must be scaled along with others.
 
     Args:
         method: The method's name.
-        followers: The parameters, each with the name of the part of it that follows.
+        followers: The parameters, each with the name of the block that follows.
     """
     for name, parameter in followers:
         if not parameter.requires_grad:
             raise ValueError(
                 f"model: {name!r} was frozen since {method} was made, but must follow the weights that are scaled; "
-                f"unfreeze it, or make {method} anew (and copy what it remembers, such as `initial_norms`)"
+                f"unfreeze it, or construct {method} again and copy its `initial_norms`"
             )
 
 
 def warn_of_unknown(
     method: str, model: nn.Module, known: Mapping[str, nn.Parameter], optimizer: Optimizer, told: set[str]
 ) -> list[nn.Parameter]:
-    """Warn of parameters of the model that the optimizer trains, but that the method did not find when it was made.
+    """Warn of parameters that the optimizer trains but the method did not find at construction.
 
     Args:
         method: The method's name.
         model: The model.
-        known: The parameters that could be learned when the method was made.
+        known: The learnable parameters at construction.
         optimizer: The optimizer.
-        told: The names that were warned of already; those that are now join them.
+        told: The names that were warned of already; new ones are added.
 
     Returns:
-        Those that the optimizer holds and the method does not know, but that are frozen: to be warned of when they are
-        no longer.
+        Unknown parameters of the optimizer that are still frozen, to warn of once they are learnable.
     """
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     ours = {id(p) for p in known.values()}
-    # One that stands in the place of another that was known has been left out by the method's user, or is an error.
+    # A parameter in the place of a known one is either excluded by the user or reported as replaced.
     others = [(name, p) for name, p in model.named_parameters() if name not in known and id(p) not in ours]
     unknown = [(name, p) for name, p in others if id(p) in held and name not in told]
     learned = [name for name, p in unknown if p.requires_grad]
@@ -156,3 +161,97 @@ def warn_of_computed(method: str, model: nn.Module, parameters: Mapping[str, nn.
             f"{method} acts on the tensors from which the weights of these layers are computed, not on the weights: "
             f"{', '.join(layers)} (exclude them with where=)"
         )
+
+
+def resolve_strengths(
+    lam: Strength, names: Iterable[str], *, high: float = float("inf"), wholes: Mapping[str, str] | None = None
+) -> dict[str, float]:
+    """Return the strength of each name; a name that matches no pattern is left out.
+
+    Args:
+        lam: One strength for all, or strengths by shell pattern (`{"head.*": 1e-2, "*": 1e-4}`). The first pattern that
+            matches a name counts.
+        names: The names of the parameters, or of parts of them.
+        high: The largest strength that is allowed.
+        wholes: For names of parts, the names of their parameters. A pattern for a parameter matches all its parts.
+
+    Raises:
+        ValueError: If a strength is out of range or a pattern matches no name.
+
+    Example:
+        >>> resolve_strengths({"head.*": 1e-2}, ["body.weight", "head.weight"])
+        {'head.weight': 0.01}
+    """
+    names = list(names)
+
+    def matches(name: str, pattern: str) -> bool:
+        # The name of a part has brackets, which are special in a pattern, so compare it literally too.
+        candidates = (name, (wholes or {}).get(name, name))
+        return any(each == pattern or fnmatchcase(each, pattern) for each in candidates)
+
+    if not isinstance(lam, Mapping):
+        return dict.fromkeys(names, check_number("lam", lam, high=high))
+    if not lam:
+        raise ValueError("lam: {} is empty; it must be a number or have at least one pattern")
+    for pattern, strength in lam.items():
+        check_number(f"lam[{pattern!r}]", strength, high=high)
+        if not any(matches(name, pattern) for name in names):
+            raise ValueError(f"lam: the pattern {pattern!r} matches no parameter; there are {', '.join(names)}")
+    found = {name: next((float(s) for p, s in lam.items() if matches(name, p)), None) for name in names}
+    return {name: strength for name, strength in found.items() if strength is not None}
+
+
+def choose_units(
+    method: str,
+    model: nn.Module,
+    example: Any,
+    where: Filter | None,
+    reason_against: Callable[[UnitGroup], str | None],
+    failure: str,
+) -> tuple[list[UnitGroup], dict[str, str]]:
+    """Return the layers whose units a method acts on, and the skipped layers by name with the reason.
+
+    Args:
+        method: The method's name.
+        model: The model.
+        example: An example input, on which the units are found.
+        where: Which layers, as a predicate on name and value of their weight; all if None.
+        reason_against: Returns why the method cannot act on the units of a layer, or None if it can.
+        failure: The error if no layer is left, as a sentence about the model.
+
+    Raises:
+        ValueError: If there is no example, or no layer is left.
+    """
+    if example is None:
+        raise ValueError(f"example: None, but {method} finds the units by tracing one; pass an example input")
+    found = find_units(model, example)
+    chosen, skipped = [], dict(found.skipped)
+    for group in found.groups:
+        name = group.weight.tensor
+        if where is not None and not where(name, model.get_parameter(name)):
+            continue
+        reason = reason_against(group)
+        if reason is None:
+            chosen.append(group)
+        else:
+            skipped[group.name] = reason
+    if not chosen:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
+        nothing = "`where` passes none" if found.groups else "no linear or convolution layer makes units"
+        raise ValueError(f"model: {failure} ({reasons or nothing})")
+    unreached = [name for name, reason in found.skipped.items() if reason == UNREACHED and _learns(model, name)]
+    if unreached:
+        warn_user(
+            f"{method}: the example does not reach {', '.join(unreached)}, so it cannot know whose units they "
+            "read; pass an example, or a module around the model, that calls every layer"
+        )
+    return chosen, skipped
+
+
+def _learns(model: nn.Module, path: str) -> bool:
+    return any(p.requires_grad and p.numel() for p in model.get_submodule(path).parameters())
+
+
+def is_linear_or_convolution(module: nn.Module) -> bool:
+    """Return whether a module is a linear or convolution layer."""
+    return is_linear(module) or isinstance(module, _ConvNd)
