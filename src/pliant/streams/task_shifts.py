@@ -109,7 +109,7 @@ class LabelFlip(_Shifting):
 class BinaryPairs(_Shifting):
     """Every task classifies two classes that are new to the network, with a new output layer.
 
-    When all classes are used, the pairs start over in another order. With 20 classes, task 11 is the first to repeat one.
+    When all classes are used, the pairs start over in another order: 20 classes give 10 tasks without a repeated class.
 
     Args:
         tasks: Number of tasks.
