@@ -1,4 +1,4 @@
-"""The loop: equal to one written by hand, resumable bit for bit at every epoch, honest in what it reports."""
+"""The training loop: equal to a loop written by hand, and bit-equal when resumed at any epoch."""
 
 import io
 import math
@@ -102,7 +102,7 @@ def test_a_resumed_run_is_bit_equal_from_every_epoch(
     final = reload(learner.state_dict())
     for done, state in enumerate(states, start=1):
         resumed = make_learner(settings, method_names, stream.renews_head)
-        random.random(), numpy.random.rand(), torch.rand(3)  # A process that resumes has drawn other numbers.
+        random.random(), numpy.random.rand(), torch.rand(3)  # The resuming process is in another random state.
         resumed.load_state_dict(state)
         assert list(train(resumed, stream, 1)) == records[done:]
         assert_equal(reload(resumed.state_dict()), final)
@@ -123,7 +123,7 @@ def assert_equal(one: Any, other: Any) -> None:
         assert one == other
 
 
-def test_the_loop_is_the_one_that_everybody_writes(dataset: Dataset) -> None:
+def test_the_loop_equals_a_plain_pytorch_loop(dataset: Dataset) -> None:
     stream = streams.create("warm_start", dataset, 2, first_epochs=2, epochs=1)
     model, twin = (models.create("mlp", dataset.shape, 4, seed=1) for _ in range(2))
     records = list(train(Learner(model, Settings(batch_size=32)), stream, 9))
@@ -155,7 +155,7 @@ def test_the_loop_is_the_one_that_everybody_writes(dataset: Dataset) -> None:
         assert record["online_accuracy"] == accuracy
 
 
-def test_a_single_left_over_example_is_left_out(dataset: Dataset) -> None:
+def test_a_last_batch_of_one_example_is_dropped(dataset: Dataset) -> None:
     stream = streams.create("single", dataset, epochs=1)
     assert len(dataset.train) % 32 == 1
     learner = make_learner(Settings(batch_size=32))
@@ -166,7 +166,7 @@ def test_a_single_left_over_example_is_left_out(dataset: Dataset) -> None:
     assert one_by_one.step == len(dataset.train)
 
 
-def test_learning_rates() -> None:
+def test_learning_rate_warms_up_and_decays() -> None:
     warm = Settings(lr=1.0, warmup=0.25)
     rates = [learning_rate(warm, 4, epoch, place, 2) for epoch in range(4) for place in range(2)]
     assert rates == [0.5, 1, 1, 1, 1, 1, 1, 1]
@@ -179,21 +179,21 @@ def test_learning_rates() -> None:
 
 
 @pytest.mark.parametrize("name", get_args(OptimizerName))
-def test_the_optimizer_is_the_one_that_settings_ask_for(name: str) -> None:
+def test_the_optimizer_follows_the_settings(name: str) -> None:
     rates = {"lr": 0.25, "weight_decay": 0.125} | ({"momentum": 0.75} if name == "sgd" else {})
     optimizer = make_optimizer(nn.Linear(2, 2), Settings(optimizer=name, **rates))
     assert type(optimizer).__name__.lower() == name
     assert optimizer.defaults.items() >= rates.items()
 
 
-def test_warm_up_and_decay_start_again_with_every_task(dataset: Dataset) -> None:
+def test_warmup_and_decay_restart_at_every_task(dataset: Dataset) -> None:
     stream = streams.create("label_flip", dataset, tasks=2, epochs=2)
     settings = Settings(batch_size=97, warmup=0.75, decay_epochs=(1,))
     records = list(train(Learner(models.create("mlp", dataset.shape, 4), settings), stream, 0))
     assert [record["lr"] for record in records] == pytest.approx([1e-3 / 1.5, 1e-4] * 2)
 
 
-def test_clipping_bounds_the_gradient_that_the_optimizer_sees(dataset: Dataset) -> None:
+def test_clipping_bounds_the_gradient_norm(dataset: Dataset) -> None:
     model = models.create("mlp", dataset.shape, 4)
     learner = Learner(model, Settings(batch_size=32, clip=0.01))
     norms: list[float] = []
@@ -206,21 +206,21 @@ def test_clipping_bounds_the_gradient_that_the_optimizer_sees(dataset: Dataset) 
     assert norms == pytest.approx([0.01] * 3, rel=1e-4)
 
 
-def test_a_loss_that_is_no_number_ends_the_run(dataset: Dataset) -> None:
+def test_a_nan_loss_raises(dataset: Dataset) -> None:
     model = models.create("mlp", dataset.shape, 4)
     stream = streams.create("single", dataset, epochs=5)
     with pytest.raises(DivergedError, match="the training loss is nan in epoch 1 of task 0"):
         list(train(Learner(model, Settings(optimizer="sgd", lr=1e30, batch_size=16)), stream, 0))
 
 
-def test_a_last_step_that_ruins_the_network_ends_the_run(dataset: Dataset) -> None:
+def test_divergence_in_the_last_step_raises(dataset: Dataset) -> None:
     model = models.create("mlp", dataset.shape, 4)
-    settings = Settings(optimizer="sgd", lr=1e38, batch_size=97)  # A single step: the loss before it is fine.
+    settings = Settings(optimizer="sgd", lr=1e38, batch_size=97)  # A single step; its own loss is finite.
     with pytest.raises(DivergedError, match="the test loss is nan after epoch 1 of task 0"):
         list(train(Learner(model, settings), streams.create("single", dataset, epochs=1), 0))
 
 
-def test_a_method_that_ruins_the_network_at_a_boundary_ends_the_run(dataset: Dataset) -> None:
+def test_divergence_at_a_task_boundary_raises(dataset: Dataset) -> None:
     model = models.create("mlp", dataset.shape, 4)
     stream = streams.create("warm_start", dataset, first_epochs=1, epochs=1)
     method = methods.create("shrink_perturb", model, example=torch.zeros(2, 1, 6, 6), lam=0.5)
@@ -232,7 +232,7 @@ def test_a_method_that_ruins_the_network_at_a_boundary_ends_the_run(dataset: Dat
         next(records)
 
 
-def test_evaluation_counts_every_example_and_leaves_the_mode_alone(dataset: Dataset) -> None:
+def test_evaluation_covers_every_example_and_restores_the_mode(dataset: Dataset) -> None:
     model = Noisy()
     x, y = dataset.test.batch(torch.arange(33))
     frozen = next(module for module in model.modules() if module is not model)
@@ -248,7 +248,7 @@ def test_evaluation_counts_every_example_and_leaves_the_mode_alone(dataset: Data
 @pytest.mark.parametrize(
     ("side", "batch_size", "largest"), [(64, 8, 1000), (224, 8, 111), (224, 128, 128), (8, 2000, 1000)]
 )
-def test_evaluation_takes_fewer_large_inputs_at_a_time(side: int, batch_size: int, largest: int) -> None:
+def test_evaluation_batches_shrink_with_input_size(side: int, batch_size: int, largest: int) -> None:
     count = 1100 if side < 224 else 140
     x, y = torch.zeros(count, 3, side, side, dtype=torch.uint8), torch.arange(count) % 2
     model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
@@ -259,7 +259,7 @@ def test_evaluation_takes_fewer_large_inputs_at_a_time(side: int, batch_size: in
     assert sizes == 2 * [largest, count - largest]
 
 
-def test_records_say_when_a_task_ends(dataset: Dataset) -> None:
+def test_records_of_a_task_and_its_end(dataset: Dataset) -> None:
     stream = streams.create("continual_limited", dataset, chunks=3, epochs=4)
     settings = Settings(batch_size=32, evaluate_every=3)
     records = list(train(Learner(models.create("mlp", dataset.shape, 4), settings), stream, 0))
@@ -274,7 +274,7 @@ def test_records_say_when_a_task_ends(dataset: Dataset) -> None:
         assert mine[-1]["task_online_accuracy"] == pytest.approx(expected)
 
 
-def test_summaries_are_over_the_ends_of_tasks() -> None:
+def test_summarize_uses_the_ends_of_tasks() -> None:
     end = {"task_online_accuracy": 0.5, "train_accuracy": 1.0}
     records = [
         {"test_accuracy": 0.9},
@@ -288,7 +288,7 @@ def test_summaries_are_over_the_ends_of_tasks() -> None:
     assert "mean_test_accuracy" not in summarize([end])
 
 
-def test_methods_act_at_boundaries_if_told(dataset: Dataset) -> None:
+def test_methods_act_at_boundaries_only_if_announced(dataset: Dataset) -> None:
     stream = streams.create("label_flip", dataset, tasks=3, epochs=1)
     told = list(train(make_learner(Settings(batch_size=32), ("shrink_perturb",)), stream, 0))
     assert [[receipt["method"] for receipt in record["receipts"]] for record in told] == [
@@ -301,7 +301,7 @@ def test_methods_act_at_boundaries_if_told(dataset: Dataset) -> None:
     assert untold == plain
 
 
-def test_what_a_method_breaks_at_a_boundary_shows_before_it_is_mended(dataset: Dataset) -> None:
+def test_entry_accuracy_is_measured_before_training_on_the_new_task(dataset: Dataset) -> None:
     stream = streams.create("warm_start", dataset, first_epochs=20, epochs=20)
     last_of_first, entry = {}, {}
     for name in ("vanilla", "full_reset"):
@@ -313,7 +313,7 @@ def test_what_a_method_breaks_at_a_boundary_shows_before_it_is_mended(dataset: D
     assert entry["full_reset"] < last_of_first["full_reset"] - 0.2
 
 
-def test_a_new_optimizer_has_no_memory_and_keeps_the_methods(dataset: Dataset) -> None:
+def test_a_new_optimizer_has_no_state_and_keeps_the_methods(dataset: Dataset) -> None:
     stream = streams.create("label_flip", dataset, tasks=2, epochs=1)
     learner = make_learner(Settings(batch_size=32, new_optimizer=True), ("l2",))
     optimizers = []
@@ -325,7 +325,7 @@ def test_a_new_optimizer_has_no_memory_and_keeps_the_methods(dataset: Dataset) -
     assert optimizers[0] is not optimizers[1]
 
 
-def test_a_fresh_network_at_every_task_has_no_past(dataset: Dataset) -> None:
+def test_fresh_networks_train_as_if_each_task_were_alone(dataset: Dataset) -> None:
     stream = streams.create("label_flip", dataset, 4, tasks=3, epochs=2)
 
     def fresh(task: int) -> nn.Module:
@@ -355,7 +355,7 @@ def iter_task(records: Iterator[dict[str, Any]], task: int) -> Iterator[dict[str
     return (record for record in records if record["task"] == task and record["epoch"] == 2)
 
 
-def test_a_new_head_changes_the_output_layer_alone(dataset: Dataset) -> None:
+def test_a_head_reset_changes_only_the_output_layer(dataset: Dataset) -> None:
     stream = streams.create("binary_pairs", dataset, tasks=2, epochs=1)
     learner = make_learner(Settings(lr=1e-30, batch_size=32), renews_head=True)
     states = [reload(learner.model.state_dict()) for _ in train(learner, stream, 0)]
@@ -370,7 +370,7 @@ def test_a_new_head_changes_the_output_layer_alone(dataset: Dataset) -> None:
 MEASURES = ("weight_l2", "distance_l2", "update_l2", "gradient_l2", "feature_rank", "error")
 
 
-def test_measures_are_those_of_the_first_step_and_leave_the_training_alone(dataset: Dataset) -> None:
+def test_measures_are_taken_at_the_first_step_and_do_not_change_training(dataset: Dataset) -> None:
     stream = streams.create("label_flip", dataset, tasks=2, epochs=4)
     settings = Settings(batch_size=32, evaluate_every=2)
     plain = list(train(make_learner(settings, ("l2",)), stream, 1))
@@ -388,7 +388,7 @@ def test_measures_are_those_of_the_first_step_and_leave_the_training_alone(datas
 
 
 @pytest.mark.parametrize("reference", get_args(Reference))
-def test_measures_compare_with_the_reference_that_was_asked_for(dataset: Dataset, reference: Reference) -> None:
+def test_measures_compare_with_the_chosen_reference(dataset: Dataset, reference: Reference) -> None:
     stream = streams.create("continual_limited", dataset, chunks=3, epochs=2)
     learner = make_learner(Settings(batch_size=16), ("shrink_perturb",))
     learner.measure(("distance_l2",), stream[0], reference)
@@ -417,7 +417,7 @@ def test_measures_compare_with_the_reference_that_was_asked_for(dataset: Dataset
 
 
 @pytest.mark.parametrize("reference", get_args(Reference))
-def test_measures_of_a_resumed_run_are_the_same(dataset: Dataset, reference: Reference) -> None:
+def test_measures_of_a_resumed_run_are_equal(dataset: Dataset, reference: Reference) -> None:
     stream = streams.create("continual_limited", dataset, chunks=3, epochs=3)
     settings = Settings(batch_size=16, new_optimizer=True)
 
@@ -450,15 +450,15 @@ def test_measures_of_a_resumed_run_are_the_same(dataset: Dataset, reference: Ref
         ({"evaluate_every": 1.5}, r"evaluate_every: 1\.5 is not allowed; it must be an integer ≥ 1"),
         ({"decay_epochs": (5, -3)}, "decay_epochs: -3 is not allowed; it must be an integer ≥ 1"),
         ({"optimizer": "adm"}, "optimizer: 'adm' is not allowed; it must be one of 'adam', 'adamw', 'sgd'"),
-        ({"momentum": 0.9}, r"momentum is 0\.9; it is for sgd, and the optimizer is adam"),
+        ({"momentum": 0.9}, r"momentum is 0\.9; it needs optimizer sgd, not adam"),
     ],
 )
-def test_wrong_settings_are_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_rejected(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Settings(**change)
 
 
-def test_the_initial_network_of_a_fresh_start_is_its_own(dataset: Dataset) -> None:
+def test_each_fresh_network_is_its_own_initial_reference(dataset: Dataset) -> None:
     stream = streams.create("label_flip", dataset, 4, tasks=3, epochs=2)
 
     def fresh(task: int) -> nn.Module:

@@ -1,8 +1,7 @@
-"""One supervised loop over a stream of tasks, readable from top to bottom.
+"""The supervised training loop over a stream of tasks.
 
-`train` yields a record after every epoch, and the `Learner` can be saved at each of them: a resumed run is
-bit-equal to one never interrupted. The order of the data depends on seed, task and epoch alone, so nothing
-is replayed.
+`train` yields a record after every epoch. The `Learner` can be saved at each record, and a resumed run is bit-equal to
+an uninterrupted one. The order of the examples depends only on seed, task and epoch.
 """
 
 import copy
@@ -26,36 +25,32 @@ from pliant.running import eval_mode
 from pliant.streams.stream import Stream, Task
 
 Record = dict[str, Any]
-"""What is known after an epoch, in plain types."""
-
+"""The metrics of an epoch, in plain types."""
 
 Reference = Literal["initial", "boundary", "previous_task"]
-"""What measures compare a network with: see `Learner.measure`."""
-
+"""The network that measures compare with; see `Learner.measure`."""
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a network is trained. The defaults are those of the soft weight rescaling paper, appendix D.
+    """Training settings. The defaults are those of the soft weight rescaling paper, appendix D.
 
     Args:
         optimizer: adam, adamw or sgd.
         lr: Learning rate.
         momentum: Momentum of sgd.
         weight_decay: The optimizer's own weight decay.
-        batch_size: Examples a step; the last batch of an epoch holds what is left, which is
-            dropped if it is a single example: BatchNorm has no variance of that.
-        warmup: Part of every task's steps over which the learning rate rises linearly from 0, in [0, 1).
+        batch_size: Examples per step. The last batch of an epoch may be smaller. It is dropped if it has a single
+            example, whose variance BatchNorm cannot compute.
+        warmup: Fraction of every task's steps over which the learning rate rises linearly from 0, in [0, 1).
         decay_epochs: Epochs of a task at whose start the learning rate is multiplied by `decay_factor`.
-        decay_factor: By how much.
+        decay_factor: Factor of the learning rate at each of `decay_epochs`.
         clip: Largest norm of the loss's gradient; no clipping if None.
         new_optimizer: Whether every task starts with a new optimizer.
-        announce: Whether methods are told that a task is new. Without that, those that act at boundaries do
-            not act.
-        evaluate_every: Epochs between two evaluations on the test examples; a task's last epoch is always
-            evaluated.
+        announce: Whether methods are told about new tasks. If not, methods that act at task boundaries do nothing.
+        evaluate_every: Epochs between evaluations on the test set. The last epoch of a task is always evaluated.
     """
 
     optimizer: OptimizerName = "adam"
@@ -84,21 +79,21 @@ class Settings:
         if self.clip is not None:
             check_number("clip", self.clip, above=True, otherwise=", or None")
         if self.momentum and self.optimizer != "sgd":
-            raise ValueError(f"momentum is {self.momentum}; it is for sgd, and the optimizer is {self.optimizer}")
+            raise ValueError(f"momentum is {self.momentum}; it needs optimizer sgd, not {self.optimizer}")
 
 
 class DivergedError(ArithmeticError):
-    """The loss is no longer a finite number."""
+    """The loss is not finite."""
 
 
 class Learner:
-    """A network, its optimizer and its methods, and how far they are: what a checkpoint holds.
+    """A network with its optimizer, its methods and its position in the stream: the content of a checkpoint.
 
     Args:
         model: The network.
-        settings: How it is trained.
-        methods: What keeps it plastic; attached here to the optimizer.
-        head: What renews the output layer, for streams whose tasks come with a new one.
+        settings: Training settings.
+        methods: Methods to attach to the optimizer.
+        head: Resets the output layer, for streams whose tasks come with a new one.
     """
 
     def __init__(
@@ -113,7 +108,7 @@ class Learner:
         self.methods = list(methods)
         self.head = head
         self.monitor: Monitor | None = None
-        self.references: References | None = None
+        self.reference: ReferenceNetwork | None = None
         self.task = 0
         self.epoch = 0
         self.step = 0
@@ -124,33 +119,30 @@ class Learner:
             method.attach(self.optimizer)
 
     def measure(self, names: Sequence[str], task: Task, reference: Reference = "initial") -> None:
-        """Take measures on the way, which are in the records then.
-
-        They are taken at the first step of a task and of every `evaluate_every`th epoch of it.
+        """Record measures at the first step of a task and of every `evaluate_every`th epoch.
 
         Args:
             names: Some of `pliant.diagnostics.measures.names()`.
-            task: The first task, on whose examples measures are taken until the next.
-            reference: What to compare with, where a measure does: the network as it is now, or as it was when its task
-                began if each begins with a fresh one ("initial"); as it was at the end of the task before, before any
-                method acted ("boundary"); or as it was when the task before began ("previous_task").
+            task: The first task; measures use its examples until the next task.
+            reference: The network that measures compare with. "initial": the network at the first step, or at the
+                start of the task if every task starts from a fresh network. "boundary": the network at the end of the
+                previous task, before any method acted. "previous_task": the network at the start of the previous task.
         """
-        self.references = References(reference, self.model)
-        probe = probe_batch(task)
+        self.reference = ReferenceNetwork(reference, self.model)
         self.monitor = Monitor(
             self.model,
             self.optimizer,
             every=1,
             measures=names,
-            probe=probe,
+            probe=probe_batch(task),
             loss_fn=cross_entropy,
-            reference=self.references.model,
+            reference=self.reference.model,
             budget=None,
         )
         self.monitor.detach()
 
     def renew_optimizer(self) -> None:
-        """Replace the optimizer; the methods and what they remember stay."""
+        """Replace the optimizer and attach the methods to the new one; their state stays."""
         for method in self.methods:
             method.detach(self.optimizer)
         self.optimizer = make_optimizer(self.model, self.settings)
@@ -158,21 +150,21 @@ class Learner:
             method.attach(self.optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a resumed run needs, the random generators included."""
+        """Return the state that a resumed run needs, including the random generators'."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "methods": [method.state_dict() for method in self._stateful()],
             "position": {name: getattr(self, name) for name in _POSITION},
-            "references": None if self.references is None else self.references.state_dict(),
+            "reference": None if self.reference is None else self.reference.state_dict(),
             "random": random_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state made by `state_dict()` of a learner with the same model, settings and methods.
+        """Restore a state from `state_dict()` of a learner with the same model, settings, methods and measures.
 
         Raises:
-            ValueError: If it does not fit.
+            ValueError: If the state does not fit.
         """
         try:
             self.model.load_state_dict(state["model"])
@@ -183,60 +175,55 @@ class Learner:
             method.load_state_dict(saved)
         for name in _POSITION:
             setattr(self, name, state["position"][name])
-        if self.references is not None and state.get("references"):
-            self.references.load_state_dict(state["references"])
+        if self.reference is not None:
+            self.reference.load_state_dict(state["reference"])
         set_random_state(state["random"])
 
     def _stateful(self) -> list[Method]:
         return self.methods if self.head is None else [*self.methods, self.head]
 
 
-class References:
-    """What measures compare a network with, as tasks go by.
+class ReferenceNetwork:
+    """The network that measures compare with, updated at task boundaries.
 
     Args:
-        kind: Which network it is; see `Learner.measure`.
-        model: The network in its first state.
+        kind: When to update it; see `Learner.measure`.
+        model: The network in its initial state.
     """
 
     def __init__(self, kind: Reference, model: nn.Module) -> None:
         self.kind = kind
         self.model = copy.deepcopy(model)
-        self.start = copy.deepcopy(model) if kind == "previous_task" else None
+        self.task_start = copy.deepcopy(model) if kind == "previous_task" else None
 
-    def leave_task(self, model: nn.Module) -> None:
-        """Take note of a network at the end of a task."""
+    def end_task(self, model: nn.Module) -> None:
+        """Update at the end of a task, before any method acts."""
         if self.kind == "boundary":
             self.model.load_state_dict(model.state_dict())
 
-    def enter_task(self, model: nn.Module) -> None:
-        """Take note of a network at the beginning of a task, when the methods have acted."""
-        if self.start is not None:
-            self.model.load_state_dict(self.start.state_dict())
-            self.start.load_state_dict(model.state_dict())
+    def start_task(self, model: nn.Module) -> None:
+        """Update at the start of a task, after the methods acted."""
+        if self.task_start is not None:
+            self.model.load_state_dict(self.task_start.state_dict())
+            self.task_start.load_state_dict(model.state_dict())
 
-    def begin_anew(self, make: Callable[[], nn.Module]) -> None:
-        """Take note of a task that starts from a network of its own: that one is its initial network."""
+    def start_fresh(self, make: Callable[[], nn.Module]) -> None:
+        """Update for a task that starts from a fresh network, also when a run resumes within the task."""
         if self.kind == "initial":
             self.model.load_state_dict(make().state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what changes on the way; nothing if it is the initial network, which every start makes anew."""
+        """Return the state; empty for "initial", which a resumed run makes again."""
         if self.kind == "initial":
             return {}
-        return {name: part.state_dict() for name, part in (("model", self.model), ("start", self.start)) if part}
+        parts = {"model": self.model, "task_start": self.task_start}
+        return {name: part.state_dict() for name, part in parts.items() if part is not None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict()` returned."""
-        self.model.load_state_dict(state["model"])
-        if self.start is not None:
-            self.start.load_state_dict(state["start"])
+        """Restore a state from `state_dict()`."""
+        for name, saved in state.items():
+            getattr(self, name).load_state_dict(saved)
 
-
-_EVALUATED = 1000
-"""How many examples to evaluate at a time."""
-_EVALUATED_NUMBERS = 2**24
-"""How many numbers their inputs may have, if that is not fewer examples than are trained on at a time."""
 
 _POSITION = ("task", "epoch", "step", "examples", "online_correct")
 
@@ -248,66 +235,74 @@ def train(
     *,
     fresh: Callable[[int], nn.Module] | None = None,
 ) -> Iterator[Record]:
-    """Train over a stream, from wherever the learner is to the end.
+    """Train from the learner's position to the end of a stream.
 
     Args:
-        learner: What learns; its state may be saved whenever a record is yielded.
-        stream: What it meets.
-        seed: Decides the order of the examples.
-        fresh: Makes an untrained network for a task. If given, every task starts from it with a new
-            optimizer: the network without a past that plasticity is measured against.
+        learner: The learner. Its state may be saved whenever a record is yielded.
+        stream: The stream of tasks.
+        seed: Seed of the order of the examples.
+        fresh: Makes an untrained network for a task. If given, every task starts from it with a new optimizer: the
+            baseline that plasticity is measured against.
 
     Yields:
-        A record after every epoch. The first one of a new task also tells the test accuracy before any step on
-        it, when the methods have acted; the last one the accuracy on the task's training examples and the
-        average online accuracy.
+        A record after every epoch. The first record of a new task also has the test accuracy before the first step,
+        after the methods acted. The last record of a task also has the accuracy on its training examples and the
+        online accuracy over the task.
 
     Raises:
         DivergedError: If the loss is not finite.
     """
-    work = stream.workload()
+    workload = stream.workload()
     for index in range(learner.task, len(stream)):
         task = stream[index]
         learner.task = index
-        if learner.monitor is not None:
-            learner.monitor.set_probe(probe_batch(task))
-        if learner.references is not None and fresh is not None and index > 0:
-            learner.references.begin_anew(partial(fresh, index))
-        entry: Record = {"receipts": []}
-        if learner.epoch == 0 and index > 0:
-            if learner.references is not None:
-                learner.references.leave_task(learner.model)
-            entry["receipts"] = enter_task(learner, task, fresh)
-            if learner.references is not None:
-                learner.references.enter_task(learner.model)
-            if task.test is not None:
-                entry["entry_test_accuracy"], _ = _evaluate(learner, task, task.test, "test")
+        start = begin_task(learner, task, fresh)
         while learner.epoch < task.epochs:
             record = train_epoch(learner, task, seed)
             learner.epoch += 1
-            record |= {"task": index, "epoch": learner.epoch, "step": learner.step} | entry
-            record["progress"] = (sum(work[:index]) + work[index] * learner.epoch / task.epochs) / sum(work)
+            record |= {"task": index, "epoch": learner.epoch, "step": learner.step} | start
+            record["progress"] = (sum(workload[:index]) + workload[index] * learner.epoch / task.epochs) / sum(workload)
             record |= evaluate_epoch(learner, task)
-            entry = {"receipts": []}
+            start = {"receipts": []}
             yield record
         learner.epoch = learner.examples = learner.online_correct = 0
 
 
-def enter_task(learner: Learner, task: Task, fresh: Callable[[int], nn.Module] | None = None) -> list[dict[str, Any]]:
-    """Do what happens between two tasks: reset the head, tell the methods, renew the optimizer.
+def begin_task(learner: Learner, task: Task, fresh: Callable[[int], nn.Module] | None = None) -> Record:
+    """Prepare a task: reset the head, tell the methods, renew the optimizer, update probe and reference.
+
+    The first task, and a task in which a run resumes, need only the probe and the reference.
 
     Args:
-        learner: What learns.
+        learner: The learner.
         task: The task that begins.
         fresh: Makes an untrained network to start from.
 
     Returns:
-        The receipts of the methods that acted.
+        The receipts of the methods that acted, and the test accuracy afterwards.
     """
+    if learner.monitor is not None:
+        learner.monitor.set_probe(probe_batch(task))
+    if learner.reference is not None and fresh is not None and task.index > 0:
+        learner.reference.start_fresh(partial(fresh, task.index))
+    record: Record = {"receipts": []}
+    if learner.epoch > 0 or task.index == 0:
+        return record
+    if learner.reference is not None:
+        learner.reference.end_task(learner.model)
+    record["receipts"] = _act_at_boundary(learner, task, fresh)
+    if learner.reference is not None:
+        learner.reference.start_task(learner.model)
+    if task.test is not None:
+        record["entry_test_accuracy"], _ = _evaluate(learner, task, task.test, "test")
+    return record
+
+
+def _act_at_boundary(learner: Learner, task: Task, fresh: Callable[[int], nn.Module] | None) -> list[dict[str, Any]]:
     receipts = []
     if "head" in task.changed:
         if learner.head is None:
-            raise ValueError(f"task {task.index} comes with a new output layer, but the learner has no head=")
+            raise ValueError(f"task {task.index} comes with a new output layer; the learner needs head=")
         receipts.append(learner.head.apply(learner.optimizer).as_dict())
     if fresh is not None:
         learner.model.load_state_dict(fresh(task.index).state_dict())
@@ -322,10 +317,10 @@ def enter_task(learner: Learner, task: Task, fresh: Callable[[int], nn.Module] |
 
 
 def train_epoch(learner: Learner, task: Task, seed: int) -> Record:
-    """Go once through the training examples of a task.
+    """Train on every example of a task once.
 
     Returns:
-        The mean loss and the online accuracy, both of each batch before the step on it; measures if due.
+        The mean loss and the online accuracy, both computed on each batch before its step; measures if due.
     """
     model, optimizer, settings = learner.model, learner.optimizer, learner.settings
     device = _device(model)
@@ -333,7 +328,7 @@ def train_epoch(learner: Learner, task: Task, seed: int) -> Record:
     indices = torch.split(order, settings.batch_size)
     if len(indices) > 1 and len(indices[-1]) == 1 < settings.batch_size:
         indices = indices[:-1]
-    # Attached for a single step: the others cost nothing, and need no memory of when it was their turn.
+    # The monitor is attached for the first step only, so it adds no cost and no state to the other steps.
     monitor = learner.monitor if learner.epoch % settings.evaluate_every == 0 else None
     if monitor is not None:
         monitor.attach(optimizer)
@@ -370,7 +365,7 @@ def train_epoch(learner: Learner, task: Task, seed: int) -> Record:
 
 
 def evaluate_epoch(learner: Learner, task: Task) -> Record:
-    """Measure what an epoch's record needs beyond the training itself."""
+    """Return test accuracy if due and, after a task's last epoch, training accuracy and online accuracy."""
     record: Record = {}
     last = learner.epoch == task.epochs
     if task.test is not None and (last or learner.epoch % learner.settings.evaluate_every == 0):
@@ -382,8 +377,7 @@ def evaluate_epoch(learner: Learner, task: Task) -> Record:
 
 
 def _evaluate(learner: Learner, task: Task, examples: Examples, which: str) -> tuple[float, float]:
-    """Evaluate, and notice what the last step has done: the loss before it does not tell."""
-    # No more at a time than fits wherever training does, unless inputs are small.
+    """Evaluate, and raise if the last step diverged, which its own loss does not show."""
     size = min(_EVALUATED, max(learner.settings.batch_size, _EVALUATED_NUMBERS // math.prod(examples.shape)))
     accuracy, loss = evaluate(learner.model, examples, size)
     if not math.isfinite(loss):
@@ -391,9 +385,15 @@ def _evaluate(learner: Learner, task: Task, examples: Examples, which: str) -> t
     return accuracy, loss
 
 
+_EVALUATED = 1000
+"""The most examples of an evaluation batch."""
+_EVALUATED_NUMBERS = 2**24
+"""The most numbers in an evaluation batch, unless a training batch has more: evaluation fits where training does."""
+
+
 @torch.no_grad()
 def evaluate(model: nn.Module, examples: Examples, batch_size: int = _EVALUATED) -> tuple[float, float]:
-    """Return accuracy and mean cross-entropy over examples, the model in evaluation mode meanwhile."""
+    """Return accuracy and mean cross-entropy over examples, with the model in evaluation mode."""
     device = _device(model)
     correct, loss = torch.zeros((), dtype=torch.int64, device=device), torch.zeros((), device=device)
     with eval_mode(model):
@@ -405,13 +405,13 @@ def evaluate(model: nn.Module, examples: Examples, batch_size: int = _EVALUATED)
 
 
 def batches(examples: Examples, size: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Go once through examples in their own order."""
+    """Yield all examples in order, in batches."""
     for index in torch.split(torch.arange(len(examples), device=device), size):
         yield examples.batch(index)
 
 
 def probe_batch(task: Task, size: int = 256) -> tuple[Tensor, Tensor]:
-    """Take some training examples of a task to measure on, the same ones for every network."""
+    """Return random training examples of a task to measure on, the same ones for every network."""
     order = permutation(len(task.train), "probe", task.index)[:size]
     return task.train.batch(order.to(task.train.y.device))
 
@@ -422,9 +422,9 @@ def learning_rate(settings: Settings, epochs: int, epoch: int, position: int, pe
     Args:
         settings: Base rate, warm-up and decays.
         epochs: Epochs of the task.
-        epoch: The present epoch, from 0.
+        epoch: The current epoch, from 0.
         position: The step in this epoch, from 0.
-        per_epoch: Steps of an epoch.
+        per_epoch: Steps per epoch.
 
     Example:
         >>> settings = Settings(lr=1.0, warmup=0.5, decay_epochs=(3,))
@@ -438,7 +438,7 @@ def learning_rate(settings: Settings, epochs: int, epoch: int, position: int, pe
 
 
 def make_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
-    """Make the optimizer, in its fused form where the parameters allow it."""
+    """Make the optimizer, fused where the parameters allow it."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
     lr, decay = settings.lr, settings.weight_decay
@@ -446,24 +446,24 @@ def make_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
         return Adam(parameters, lr, weight_decay=decay, fused=fused)
     if settings.optimizer == "adamw":
         return AdamW(parameters, lr, weight_decay=decay, fused=fused)
-    # Not fused: that form fails once a method has dropped the momentum of some parameters and not of others.
+    # Not fused: fused SGD fails if a method has dropped the momentum of only some parameters.
     return SGD(parameters, lr, momentum=settings.momentum, weight_decay=decay)
 
 
 _AT_ENDS = ("test_accuracy", "train_accuracy", "task_online_accuracy")
 RESULTS = tuple(f"{which}_{name}" for name in _AT_ENDS for which in ("final", "mean"))
-"""What a run's result may tell."""
+"""The metrics of a run's result."""
 
 
 def summarize(records: Sequence[Record]) -> dict[str, float]:
-    """Condense a run's records into its result.
+    """Summarize a run's records in its result.
 
     Args:
-        records: What `train` yielded.
+        records: The records that `train` yielded.
 
     Returns:
-        `final_…`: at the end of the last task that has it; `mean_…`: over the ends of all tasks that do. Test
-        accuracies are missing where the stream has no test.
+        `final_…`: the value at the end of the last task; `mean_…`: the mean over the ends of all tasks. Tasks without
+        the metric are skipped; a stream without a test set has no test accuracy.
     """
     ends = [record for record in records if "task_online_accuracy" in record]
     result: dict[str, float] = {}

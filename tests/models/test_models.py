@@ -50,20 +50,20 @@ def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, expec
     assert model(torch.randn(2, *shape)).shape == (2, classes)
 
 
-def test_vgg_may_be_narrow() -> None:
+def test_vgg_width_is_configurable() -> None:
     narrow = [3, *(channels // 8 for channels in VGG[1:])]
     expected = conv(3, *narrow) + 2 * sum(narrow[1:]) + linear(narrow[-1], 16, 16, 10)
     assert count(models.create("vgg16", (3, 32, 32), 10, width=16, channels=8)) == expected
 
 
-def test_vit_tiny_counts_from_its_parts() -> None:
+def test_vit_tiny_parameter_count_is_the_sum_of_its_parts() -> None:
     width, patches = 192, 64
     block = 4 * linear(width, width) + linear(width, 4 * width, width) + 4 * width
     tokens = 3 * 4 * 4 * width + width + width + (patches + 1) * width
     assert tokens + 12 * block + 2 * width + linear(width, 100) == 5_380_132
 
 
-def test_shortcuts_go_around_the_hidden_layers_that_keep_the_width() -> None:
+def test_residual_mlp_has_shortcuts_around_layers_of_equal_width() -> None:
     model = models.mlp((5,), 3, widths=(4, 4, 6, 6), residual=True)
     first, second, third, fourth, last = (module for module in model.modules() if isinstance(module, nn.Linear))
     x = torch.randn(7, 5)
@@ -74,13 +74,13 @@ def test_shortcuts_go_around_the_hidden_layers_that_keep_the_width() -> None:
     torch.testing.assert_close(model(x), last(h), rtol=0, atol=0)
 
 
-def test_every_network_is_counted_here() -> None:
+def test_every_network_has_a_parameter_count_above() -> None:
     marks = test_parameter_counts.pytestmark
     assert {case[0] for case in marks[0].args[1]} == set(models.names())
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn_bn", "vit_tiny"])
-def test_the_seed_decides_and_the_global_generator_stays(name: str) -> None:
+def test_weights_depend_on_the_seed_and_not_on_the_global_generator(name: str) -> None:
     state = torch.get_rng_state()
     one, same, other = (models.create(name, (1, 8, 8), 10, seed=seed).state_dict() for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), state)
@@ -88,7 +88,7 @@ def test_the_seed_decides_and_the_global_generator_stays(name: str) -> None:
     assert any(not torch.equal(one[key], other[key]) for key in one)
 
 
-def test_a_builder_may_draw_from_any_generator(tmp_path: Path) -> None:
+def test_user_builders_are_seeded_in_every_generator(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "import random\nimport numpy\nimport torch\ndef build(shape, classes):\n"
         "    net = torch.nn.Linear(2, classes)\n"
@@ -102,12 +102,12 @@ def test_a_builder_may_draw_from_any_generator(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("shape", "patches"), [((1, 28, 28), 49), ((3, 32, 32), 64), ((3, 100, 100), 100)])
-def test_vit_has_patches_that_fit(shape: tuple[int, ...], patches: int) -> None:
+def test_vit_default_patches_divide_the_image(shape: tuple[int, ...], patches: int) -> None:
     tokens = models.create("vit_tiny", shape, 10, depth=1)[0]
     assert tokens(torch.zeros(1, *shape)).shape[1] in (patches, patches + 1)
 
 
-def test_layer_norm_stands_between_linear_map_and_activation() -> None:
+def test_layer_norm_precedes_the_activation() -> None:
     kinds = [type(layer) for layer in models.mlp((4,), 2, widths=(3,), layer_norm=True)]
     assert kinds == [nn.Flatten, nn.Linear, nn.LayerNorm, nn.ReLU, nn.Linear]
 
@@ -119,7 +119,7 @@ def test_activations(activation: str) -> None:
     assert sum(isinstance(layer, kind[activation]) for layer in model) == 3
 
 
-def test_vit_attends_with_separate_queries_and_keys() -> None:
+def test_vit_has_separate_query_and_key_layers() -> None:
     model = models.create("vit_tiny", (3, 32, 32), 10, depth=2)
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     assert "1.attention.query" in names
@@ -133,7 +133,7 @@ def test_vit_output_depends_on_every_patch() -> None:
     assert (x.grad.abs().view(2, 4, 2, 4).amax((1, 3)) > 0).all()
 
 
-def test_mistakes_are_named() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     with pytest.raises(ValueError, match="did you mean 'resnet18'"):
         models.create("resnet", (3, 32, 32), 10)
     with pytest.raises(ValueError, match=r"shape is \(5,\); a CNN takes images"):
@@ -158,7 +158,7 @@ def test_mistakes_are_named() -> None:
         models.create("vit_tiny", (3, 32, 32), 10, heads=5)
 
 
-def test_a_network_of_ones_own(tmp_path: Path) -> None:
+def test_user_builders(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from torch import nn\n"
         "def build(shape, classes, width=3):\n"
@@ -190,14 +190,14 @@ def test_a_network_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("initial", "variance"), [("torch", 1 / 3 / 400), ("he", 2 / 400), ("xavier", 2 / (400 + 300))]
 )
-def test_initial_weights_have_the_variance_of_their_rule(initial: str, variance: float) -> None:
+def test_initial_weights_have_the_variance_of_their_initialization(initial: str, variance: float) -> None:
     model = models.create("mlp", (400,), 10, widths=[300], initial=initial)
     first = model[1]
     torch.testing.assert_close(first.weight.var().item(), variance, rtol=0.02, atol=0)
     assert bool((first.bias == 0).all()) == (initial != "torch")
 
 
-def test_a_reset_draws_weights_as_the_network_began() -> None:
+def test_a_reset_uses_the_initialization_of_the_network() -> None:
     model = models.create("mlp", (400,), 10, widths=[300], initial="he")
     began = copy.deepcopy(model.state_dict())
     methods.create("full_reset", model, seed=0).apply()
@@ -206,12 +206,12 @@ def test_a_reset_draws_weights_as_the_network_began() -> None:
     assert (model[1].bias == 0).all()
 
 
-def test_unknown_initial_weights_are_named() -> None:
+def test_unknown_initializations_are_rejected() -> None:
     with pytest.raises(ValueError, match="initial is 'her'; did you mean 'he'"):
         models.create("mlp", (4,), 2, initial="her")
 
 
-def test_what_a_builder_has_defaults_for_is_its_own(tmp_path: Path) -> None:
+def test_builder_arguments_with_defaults_are_options(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from torch import nn\n"
         "def plain(widths=(6, 5), classes=3):\n"
@@ -225,14 +225,18 @@ def test_what_a_builder_has_defaults_for_is_its_own(tmp_path: Path) -> None:
     assert count(models.create(f"{own}plain", (4,), 2)) == linear(4, 6, 5, 3)
     assert count(models.create(f"{own}plain", (4,), 2, classes=2)) == linear(4, 6, 5, 2)
     assert count(models.create(f"{own}named", (4,), 2)) == linear(4, 2)
-    with pytest.raises(ValueError, match=r"takes \(shape, hidden=3\); .*; what has a default is given neither, unless"):
+    with pytest.raises(
+        ValueError, match=r"takes \(shape, hidden=3\); .*\. Arguments with defaults get neither, unless"
+    ):
         models.create(f"{own}half", (4,), 2)
 
 
-def test_a_builder_that_returns_one_network_again_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_builder_that_returns_the_same_network_twice_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "from torch import nn\nNETWORK = nn.Linear(4, 2)\ndef build(shape, classes):\n    return NETWORK\n"
     (tmp_path / "one_network.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     models.create("one_network:build", (4,), 2)
-    with pytest.raises(ValueError, match="returned a network that it has returned before; it must build a new one"):
+    with pytest.raises(ValueError, match="returned the same network twice; it must build a new one"):
         models.create("one_network:build", (4,), 2)

@@ -1,4 +1,4 @@
-"""The papers' networks, as plain modules with seeded initial weights."""
+"""The networks of the papers, as plain modules with seeded initial weights."""
 
 import contextlib
 import inspect
@@ -38,18 +38,18 @@ __all__ = [
 ]
 
 Builder = Callable[..., nn.Module]
-"""Makes a network from the shape of one input, the number of classes, and options by keyword."""
+"""Makes a network from the shape of an input, the number of classes and keyword options."""
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a name stands for.
+    """A named network.
 
     Args:
-        name: How the network is asked for.
-        build: What makes it.
-        summary: One line on it.
-        paper: Where it is used.
+        name: The name that `create` takes.
+        build: The function that builds it.
+        summary: A one-line description.
+        paper: The papers that use it.
         preset: Options that differ from the builder's defaults.
     """
 
@@ -91,32 +91,32 @@ _MODELS = {
 
 
 def names() -> tuple[str, ...]:
-    """Names of the networks."""
+    """Return the names of the networks."""
     return tuple(_MODELS)
 
 
 def info(name: str) -> ModelInfo:
-    """Say what a name stands for."""
+    """Return the record of a network."""
     if name not in _MODELS:
         raise ValueError(f"model is {name!r}; {suggest(name, names())}")
     return _MODELS[name]
 
 
 def options(name: str) -> dict[str, Any]:
-    """Return a network's own options with their defaults."""
+    """Return a network's options with their defaults."""
     return keyword_options(info(name).build) | info(name).preset
 
 
 def create(name: str, shape: tuple[int, ...], classes: int, /, *, seed: int = 0, **settings: Any) -> nn.Module:
-    """Make a network whose initial weights depend on the seed alone; the global generators stay as they were.
+    """Make a network with seeded initial weights, without touching the global generators.
 
     Args:
-        name: One of `names()`, or `module:function` or `file.py:function` for a builder of one's own, which takes the
-            shape and the number of classes, or neither.
+        name: One of `names()`, or a user's builder as `module:function` or `file.py:function`. A user's builder takes
+            the shape and the number of classes, or neither.
         shape: Shape of one input.
         classes: Number of outputs.
-        seed: Decides the initial weights.
-        settings: The builder's own options.
+        seed: Seed of the initial weights.
+        settings: The builder's options.
 
     Returns:
         The network.
@@ -129,29 +129,28 @@ def create(name: str, shape: tuple[int, ...], classes: int, /, *, seed: int = 0,
 
 
 def create_own(name: str, arguments: tuple[Any, ...], settings: Mapping[str, Any], seed: int = 0) -> nn.Module:
-    """Make a network by a builder of one's own, whatever its arguments are called.
+    """Make a network with a user's builder, whose arguments may have any names.
 
     Args:
         name: `module:function` or `file.py:function`.
-        arguments: The shape of one input and the number of classes, for a builder that takes them; empty if they are
-            not known.
-        settings: The builder's own options.
-        seed: Decides the initial weights.
+        arguments: The shape of one input and the number of classes; empty if unknown.
+        settings: The builder's options.
+        seed: Seed of the initial weights.
 
     Returns:
-        The network; if the shape is known, lazy layers have their weights.
+        The network. If the shape is known, lazy layers are initialized.
     """
     build: Builder = import_object(name)
     model = _build(name, build, _arguments_of(name, build, arguments, settings), settings, seed)
     if arguments and any(map(is_lazy, model.parameters())):
-        # Methods, copies and checkpoints need the weights, which lazy layers draw when they see an input.
+        # Methods, copies and checkpoints need weights, which lazy layers draw at the first forward pass.
         with drawing_for("lazy", seed), torch.no_grad(), eval_mode(model):
             model(torch.zeros(2, *arguments[0]))
     return model
 
 
 _BUILT: WeakSet[nn.Module] = WeakSet()
-"""The networks that were made and are still there: one that is returned twice would bring what it has learned."""
+"""All living networks. A builder that returns one of them again would return trained weights."""
 
 
 def _build(name: str, build: Builder, arguments: tuple[Any, ...], settings: Mapping[str, Any], seed: int) -> nn.Module:
@@ -160,17 +159,17 @@ def _build(name: str, build: Builder, arguments: tuple[Any, ...], settings: Mapp
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name!r} returned {type(model).__name__}; it must return a torch.nn.Module")
     if model in _BUILT:
-        raise ValueError(f"model {name!r} returned a network that it has returned before; it must build a new one")
+        raise ValueError(f"model {name!r} returned the same network twice; it must build a new one each time")
     _BUILT.add(model)
     return model
 
 
 def _arguments_of(name: str, build: Builder, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the arguments that somebody's own builder takes: these, or none."""
+    """Return the arguments to pass to a user's builder: these, or none."""
     signature = inspect.signature(build)
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     places = [p for p in signature.parameters.values() if p.kind in by_position and p.name not in options]
-    # What has a default is an option of the builder's own, unless its name says otherwise.
+    # An argument with a default is an option, unless its name contains "shape" or "class".
     named = zip(places, ("shape", "class"), strict=False)
     own = any(p.default is not p.empty and word not in p.name for p, word in named)
     for chosen in ((),) if own else (arguments, ()):
@@ -178,6 +177,6 @@ def _arguments_of(name: str, build: Builder, arguments: tuple[Any, ...], options
             signature.bind(*chosen, **options)
             return chosen
     given = ", ".join([*(("shape", "classes") if arguments else ()), *(f"{key}=…" for key in options)])
-    other = "or without shape and classes" if arguments else "as no data tells the shape and the classes"
-    defaults = "; what has a default is given neither, unless 'shape' and 'class' are in its name" if own else ""
+    other = "or without shape and classes" if arguments else "because shape and classes are unknown without data"
+    defaults = ". Arguments with defaults get neither, unless 'shape' and 'class' are in their names" if own else ""
     raise ValueError(f"model {name!r} takes {signature}; it is called with ({given}), {other}{defaults}")

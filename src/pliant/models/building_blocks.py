@@ -1,4 +1,4 @@
-"""Pieces that several of the networks share."""
+"""Activations, initialization and checks that several networks share."""
 
 from collections.abc import Callable
 
@@ -29,12 +29,12 @@ _INITIAL: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Linear(nn.Linear):
-    """A linear map that is drawn as its network is, also when a method draws it again by `reset_parameters`."""
+    """A linear layer whose `reset_parameters` uses the network's initialization."""
 
     initial = "torch"
 
     def reset_parameters(self) -> None:
-        """Draw the weights: as PyTorch does it, or in the way of `initial`, with a bias of zero."""
+        """Draw the weights as PyTorch does, or by `initial` with biases of zero."""
         if self.initial == "torch":
             super().reset_parameters()
         else:
@@ -43,7 +43,7 @@ class Linear(nn.Linear):
 
 
 def initialize_(model: nn.Module, initial: str) -> None:
-    """Draw the weights of each `Linear` in a way of one's choice, now and later; "torch" leaves all as it was drawn."""
+    """Set the initialization of each `Linear` and draw its weights; "torch" changes nothing."""
     if initial == "torch":
         return
     if initial not in _INITIAL:

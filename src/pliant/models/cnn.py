@@ -1,4 +1,4 @@
-"""Small convolutional networks of the soft weight rescaling and curvature papers."""
+"""The CNNs of the soft weight rescaling and curvature papers."""
 
 from collections.abc import Sequence
 
@@ -18,9 +18,9 @@ def cnn(
 ) -> nn.Sequential:
     """Build the CNN of the soft weight rescaling paper, appendix D.1.
 
-    Two 5 x 5 convolutions with 16 channels, then a fully connected layer with 100 units and the output. The
-    paper names no padding and no pooling; here every convolution keeps the size and a 2 x 2 max pooling
-    halves it, so that images down to 4 x 4 fit.
+    Two 5 x 5 convolutions with 16 channels, then a fully connected layer with 100 units and the output. The paper
+    gives neither padding nor pooling. Here convolutions keep the size and 2 x 2 max pooling halves it, which allows
+    images down to 4 x 4.
 
     Args:
         shape: Channels, height and width of an image.
@@ -62,7 +62,7 @@ def strided_cnn(
 ) -> nn.Sequential:
     """Build the CNN of the curvature paper, appendix B.3: four convolutions with stride 2, then 512 units.
 
-    The paper names no kernel; here 3 x 3 with padding 1, which halves the size exactly.
+    The paper gives no kernel size. Here it is 3 x 3 with padding 1, which halves the size exactly.
 
     Args:
         shape: Channels, height and width of an image.

@@ -1,4 +1,4 @@
-"""Multilayer perceptrons of the soft weight rescaling, spectral regularization and curvature papers."""
+"""The MLPs of the soft weight rescaling, spectral regularization and curvature papers."""
 
 from collections.abc import Sequence
 from math import prod
@@ -11,10 +11,10 @@ from pliant.models.building_blocks import activation as make_activation
 
 
 class Shortcut(nn.Module):
-    """Adds its input to what its layers make of it.
+    """Adds its input to the output of its layers.
 
     Args:
-        layers: What the shortcut goes around; it keeps the width.
+        layers: The layers, which keep the width.
     """
 
     def __init__(self, *layers: nn.Module) -> None:
@@ -38,18 +38,18 @@ def mlp(
 ) -> nn.Sequential:
     """Build a multilayer perceptron.
 
-    The default is the one of the soft weight rescaling paper, appendix D.1: "3-layer MLP with 100 hidden
-    units", read as three weight layers.
+    The default is the network of the soft weight rescaling paper, appendix D.1: "3-layer MLP with 100 hidden units",
+    read as three weight layers.
 
     Args:
         shape: Shape of one input, which is flattened.
         classes: Number of outputs.
         widths: Width of each hidden layer.
         activation: relu, leaky_relu, tanh, gelu or identity.
-        layer_norm: Whether a LayerNorm stands between every hidden linear map and its activation.
+        layer_norm: Whether a LayerNorm precedes every activation.
         residual: Whether a shortcut goes around every hidden layer that keeps the width.
-        initial: How weights are drawn: as PyTorch does it, or "he" or "xavier" with biases of zero. Methods that
-            draw weights again do it in the same way.
+        initial: Initialization: PyTorch's ("torch"), or "he" or "xavier" with biases of zero. Methods that reinitialize
+            weights use it too.
 
     Returns:
         The network.

@@ -1,4 +1,4 @@
-"""ResNet-18 with BatchNorm and a stem for small images, of the spectral, curvature and FIRE papers."""
+"""The ResNet-18 for small images of the spectral regularization, curvature and FIRE papers."""
 
 from typing import cast
 
@@ -11,8 +11,8 @@ class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions and a shortcut around them.
 
     Args:
-        inputs: Channels that come in.
-        outputs: Channels that go out.
+        inputs: Input channels.
+        outputs: Output channels.
         stride: Stride of the first convolution and of the shortcut.
     """
 
@@ -20,7 +20,7 @@ class BasicBlock(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(outputs)
-        # Modules, not functions: what replaces activations (CReLU) must find them.
+        # Modules, not functions, so that CReLU can replace them.
         self.relu1 = nn.ReLU()
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(outputs)
@@ -42,7 +42,7 @@ def resnet18(shape: tuple[int, ...], classes: int, *, width: int = 64) -> nn.Seq
     Args:
         shape: Channels, height and width of an image.
         classes: Number of outputs.
-        width: Channels of the first stage; each of the three others doubles them.
+        width: Channels of the first stage; each later stage doubles them.
 
     Returns:
         The network.

@@ -1,11 +1,11 @@
-"""VGG-16 of the soft weight rescaling and FIRE papers."""
+"""The VGG-16 of the soft weight rescaling and FIRE papers."""
 
 from torch import nn
 
 from pliant.models.building_blocks import require_image
 
 _STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))
-"""Of each: how many times as many channels as the first stage, and how many convolutions."""
+"""Channels relative to the first stage and number of convolutions of each stage."""
 
 
 def vgg16(
@@ -13,15 +13,14 @@ def vgg16(
 ) -> nn.Sequential:
     """Build VGG-16 with a classifier of 4096 units and no dropout.
 
-    The soft weight rescaling paper sweeps its two strengths apart only for networks with norm layers, and
-    does so for VGG-16: so BatchNorm is on. The classifier takes what five poolings leave of the image, 2 x
-    2 of 64 x 64.
+    BatchNorm is on because the soft weight rescaling paper tunes two strengths for VGG-16, as it does only for networks
+    with norm layers. Five poolings reduce 64 x 64 images to 2 x 2 before the classifier.
 
     Args:
         shape: Channels, height and width of an image.
         classes: Number of outputs.
         width: Units of the two hidden fully connected layers.
-        channels: Channels of the first stage; the later ones have 2, 4, 8 and 8 times as many.
+        channels: Channels of the first stage; later stages have 2, 4, 8 and 8 times as many.
         batch_norm: Whether a BatchNorm follows every convolution.
 
     Returns:

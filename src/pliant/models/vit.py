@@ -1,4 +1,4 @@
-"""ViT-Tiny of the spectral regularization and FIRE papers, for small images."""
+"""The ViT-Tiny for small images of the spectral regularization and FIRE papers."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from pliant.models.building_blocks import require_image
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; queries, keys and values have a map each, since methods treat them apart.
+    """Multi-head self-attention with separate layers for queries, keys and values, which methods treat separately.
 
     Args:
         width: Width of a token.
@@ -25,7 +25,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Let every token look at every other."""
+        """Apply attention to the tokens."""
         query, key, value = (
             part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
         )
@@ -34,7 +34,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each behind a LayerNorm and around it a shortcut.
+    """Attention and a two-layer MLP, each with a LayerNorm before it and a shortcut around it.
 
     Args:
         width: Width of a token.
@@ -55,11 +55,11 @@ class Block(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Cut an image into patches, and give each a place; a class token stands in front.
+    """Embed the patches of an image and their positions, after a class token.
 
     Args:
         channels: Channels of the image.
-        patches: How many patches an image has.
+        patches: Number of patches of an image.
         patch: Height and width of a patch.
         width: Width of a token.
     """
@@ -72,12 +72,12 @@ class Tokens(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the class token and the positions anew."""
+        """Initialize the class token and the positions."""
         nn.init.trunc_normal_(self.class_token, std=0.02)
         nn.init.trunc_normal_(self.positions, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Turn images into sequences of tokens."""
+        """Return the sequence of tokens of each image."""
         tokens = self.embed(x).flatten(2).transpose(1, 2)
         first = self.class_token.expand(len(x), -1, -1)
         return torch.cat([first, tokens], dim=1) + self.positions
@@ -87,7 +87,7 @@ class FirstToken(nn.Module):
     """Keep the class token."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take the first token of every sequence."""
+        """Return the first token of every sequence."""
         return x[:, 0]
 
 
@@ -105,8 +105,8 @@ def vit_tiny(
     Args:
         shape: Channels, height and width of an image.
         classes: Number of outputs.
-        patch: Height and width of a patch; by default an eighth of the image, which gives 64 patches, or what is
-            nearest to it of the numbers that divide height and width.
+        patch: Height and width of a patch, a divisor of both image dimensions. By default the divisor nearest to an
+            eighth of the image, which gives 64 patches.
         width: Width of a token.
         depth: Number of blocks.
         heads: Number of heads.

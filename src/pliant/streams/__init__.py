@@ -1,4 +1,4 @@
-"""What the learner meets: seeded sequences of tasks over a data set."""
+"""Streams: seeded sequences of tasks over a data set."""
 
 from dataclasses import fields
 from typing import Any
@@ -47,19 +47,19 @@ _STREAMS: dict[str, type[Stream]] = {
 
 
 def names() -> tuple[str, ...]:
-    """Names of the streams."""
+    """Return the names of the streams."""
     return tuple(_STREAMS)
 
 
 def stream_class(name: str) -> type[Stream]:
-    """Find the class of a stream by its name."""
+    """Return the class of a stream."""
     if name not in _STREAMS:
         raise ValueError(f"stream is {name!r}; {suggest(name, names())}")
     return _STREAMS[name]
 
 
 def options(name: str) -> dict[str, Any]:
-    """Return a stream's own options with their defaults."""
+    """Return a stream's options with their defaults."""
     own = [field for field in fields(stream_class(name)) if field.name not in ("dataset", "seed")]
     return {field.name: field.default for field in own}
 
@@ -69,9 +69,9 @@ def create(name: str, dataset: Dataset, seed: int = 0, **settings: Any) -> Strea
 
     Args:
         name: One of `names()`.
-        dataset: Where the examples come from.
-        seed: Decides what is drawn.
-        settings: The stream's own options; see its class.
+        dataset: The data set.
+        seed: Seed of all random choices.
+        settings: The stream's options; see its class.
 
     Returns:
         The stream.

@@ -1,7 +1,6 @@
-"""Streams in which data arrives: a single task, a warm start, chunks, classes.
+"""Streams with new examples or classes: a single task, a warm start, chunks, class-incremental learning.
 
-The chunks of the two continual streams are the same for the same seed: they differ only in whether the
-learner keeps what it met before.
+The two continual streams have the same chunks for the same seed. In one of them the learner keeps earlier chunks.
 """
 
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ class SingleTask(Stream):
     """One data set, as in ordinary supervised learning.
 
     Args:
-        epochs: How often to go through it.
+        epochs: Epochs of training.
     """
 
     epochs: int = 200
@@ -40,10 +39,10 @@ class WarmStart(Stream):
     """A random part of the data first, then all of it.
 
     Args:
-        fraction: The part that is there from the start; 1 for the same data again, which shows what a method
-            does at a boundary by itself.
-        first_epochs: How often to go through that part.
-        epochs: How often to go through everything afterwards.
+        fraction: The fraction of the data in the first task. 1 repeats the same data, which isolates what a method
+            does at the boundary.
+        first_epochs: Epochs of the first task.
+        epochs: Epochs on all data.
     """
 
     fraction: float = 0.5
@@ -72,8 +71,8 @@ class _Chunks(Stream):
     """Random chunks of equal size that arrive one after the other.
 
     Args:
-        chunks: How many.
-        epochs: How often to go through what is there after each arrival.
+        chunks: Number of chunks.
+        epochs: Epochs after each arrival.
     """
 
     chunks: int = 10
@@ -82,7 +81,7 @@ class _Chunks(Stream):
 
     def __post_init__(self) -> None:
         require_positive(chunks=self.chunks, epochs=self.epochs)
-        self._chunks()  # An error now if there are too many, not when the first is asked for.
+        self._chunks()  # Raises if there are too many chunks.
 
     def __len__(self) -> int:
         return self.chunks
@@ -94,11 +93,11 @@ class _Chunks(Stream):
 
 @dataclass(frozen=True)
 class ContinualFull(_Chunks):
-    """Random chunks arrive and accumulate: the learner has everything it met so far.
+    """Random chunks arrive and accumulate: the learner trains on all chunks so far.
 
     Args:
-        chunks: How many.
-        epochs: How often to go through what is there after each arrival.
+        chunks: Number of chunks.
+        epochs: Epochs after each arrival.
     """
 
     paper: ClassVar[str] = "Soft weight rescaling, §4.2; FIRE, §4.1"
@@ -110,11 +109,11 @@ class ContinualFull(_Chunks):
 
 @dataclass(frozen=True)
 class ContinualLimited(_Chunks):
-    """Random chunks arrive and go: the learner has the current one only.
+    """Random chunks arrive and go: the learner trains only on the current chunk.
 
     Args:
-        chunks: How many.
-        epochs: How often to go through each.
+        chunks: Number of chunks.
+        epochs: Epochs on each chunk.
     """
 
     def _task(self, index: int) -> Task:
@@ -124,15 +123,14 @@ class ContinualLimited(_Chunks):
 
 @dataclass(frozen=True)
 class ClassIncremental(Stream):
-    """Classes arrive in groups, in random order; training and test data hold the classes met so far.
+    """Classes arrive in groups, in random order; training and test sets hold the classes so far.
 
     The network has an output for every class from the start.
 
     Args:
-        phases: How many groups; their sizes differ by at most one.
-        epochs: How often to go through what is there after each arrival.
-        accumulate: Whether the learner keeps the classes of earlier phases; if not, it trains on the new
-            group alone and is still tested on all classes met.
+        phases: Number of groups; their sizes differ by at most one.
+        epochs: Epochs after each arrival.
+        accumulate: Whether the training set keeps the classes of earlier phases. The test set always does.
     """
 
     phases: int = 20
@@ -150,7 +148,7 @@ class ClassIncremental(Stream):
         return self.phases
 
     def groups(self) -> tuple[torch.Tensor, ...]:
-        """The classes that arrive with each task."""
+        """Return the classes that arrive with each task."""
         return split_evenly(permutation(self.classes, "classes", self.seed), self.phases, "phases")
 
     def _task(self, index: int) -> Task:

@@ -1,7 +1,7 @@
-"""What every stream is: a sequence of tasks that can be entered anywhere.
+"""The base class of streams: a sequence of tasks with random access.
 
-A stream is a frozen record of its options. Task i is computed from the options and the seed alone, so
-`stream[37]` costs no more than `stream[0]`, and a resumed run needs no state of the stream.
+A stream is a frozen record of its options. Task i depends only on the options and the seed, so `stream[37]` costs no
+more than `stream[0]`, and a stream has no state to resume.
 """
 
 from abc import ABC, abstractmethod
@@ -18,15 +18,14 @@ Change = Literal["examples", "labels", "pixels", "classes", "head"]
 
 @dataclass(frozen=True)
 class Task:
-    """One stationary stretch of a stream.
+    """One stationary part of a stream.
 
     Args:
-        index: Place in the stream, from 0.
-        train: What to learn from now.
-        test: What to be tested on after; None where no test says anything, as for random labels, or where there are
-            no examples for it.
-        epochs: How often to go through the training examples.
-        changed: What differs from the task before; empty for the first task.
+        index: Position in the stream, from 0.
+        train: Training examples.
+        test: Test examples; None if a test is meaningless, as for random labels, or if there are none.
+        epochs: Epochs of training.
+        changed: What differs from the previous task; empty for the first task.
     """
 
     index: int
@@ -37,7 +36,7 @@ class Task:
 
     def __post_init__(self) -> None:
         if len(self.train) == 0:
-            raise ValueError(f"task {self.index} has no training examples; every task of a stream needs some")
+            raise ValueError(f"task {self.index} has no training examples; every task needs some")
 
 
 @dataclass(frozen=True)
@@ -45,37 +44,37 @@ class Stream(ABC):
     """A seeded sequence of tasks over one data set.
 
     Args:
-        dataset: Where the examples come from.
-        seed: Decides chunks, labels, permutations: whatever is drawn.
+        dataset: The data set.
+        seed: Seed of all random choices: chunks, labels, permutations.
     """
 
     dataset: Dataset
     seed: int
 
     paper: ClassVar[str]
-    """Where the stream comes from."""
+    """The papers that use the stream."""
     headline: ClassVar[str] = "final_test_accuracy"
-    """The number of a run that a table shows first: an entry of its result."""
+    """The metric that decides: a key of a run's result."""
     alike: ClassVar[bool] = False
-    """Whether all tasks are equally hard, so that to learn a later one worse is to have lost plasticity."""
+    """Whether all tasks are equally hard, so that a lower accuracy on a later task means lost plasticity."""
     renews_head: ClassVar[bool] = False
     """Whether every task comes with a new output layer."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Count the tasks."""
+        """Return the number of tasks."""
 
     @abstractmethod
     def _task(self, index: int) -> Task:
-        """Make task `index`, which is in range."""
+        """Make task `index`; the index is in range."""
 
     @property
     def classes(self) -> int:
-        """How many outputs a network needs."""
+        """The number of outputs of a network."""
         return len(self.dataset.classes)
 
     def workload(self) -> list[int]:
-        """Count the examples that each task trains on, repetitions included."""
+        """Return the training examples times epochs of each task."""
         return [len(task.train) * task.epochs for task in self]
 
     def __getitem__(self, index: int) -> Task:
@@ -87,17 +86,17 @@ class Stream(ABC):
         return (self._task(index) for index in range(len(self)))
 
     def _boundary(self, index: int, *changed: Change) -> frozenset[Change]:
-        """What changed at the start of task `index`: nothing before the first."""
+        """Return what changed at the start of task `index`; nothing at the first."""
         return frozenset(changed if index else ())
 
 
 def some_or_none(examples: Examples) -> Examples | None:
-    """Turn no examples into None: there is nothing to be tested on."""
+    """Return the examples, or None if there are none."""
     return examples if len(examples) else None
 
 
 def split_evenly(order: Tensor, parts: int, what: str) -> tuple[Tensor, ...]:
-    """Cut into `parts` pieces whose sizes differ by at most one."""
+    """Split into parts whose sizes differ by at most one."""
     if not 1 <= parts <= len(order):
-        raise ValueError(f"{what} is {parts}; with {len(order)} to share out it must be 1 … {len(order)}")
+        raise ValueError(f"{what} is {parts}; it must be 1 … {len(order)}, the number of entries to split")
     return order.tensor_split(parts)

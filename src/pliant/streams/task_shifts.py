@@ -1,7 +1,4 @@
-"""Streams in which the task itself changes: labels, pixels, classes.
-
-All tasks draw from the same examples; what they are called or how they look is drawn anew for every task.
-"""
+"""Streams in which the task changes: random labels, permuted pixels, permuted labels, new pairs of classes."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,11 +14,11 @@ from pliant.streams.stream import Stream, Task, some_or_none
 
 @dataclass(frozen=True)
 class _Shifting(Stream):
-    """Many tasks of equal length.
+    """Tasks of equal length.
 
     Args:
-        tasks: How many.
-        epochs: How often to go through the examples of each.
+        tasks: Number of tasks.
+        epochs: Epochs per task.
     """
 
     tasks: int = 50
@@ -38,11 +35,11 @@ class _Shifting(Stream):
 
 @dataclass(frozen=True)
 class RandomLabels(_Shifting):
-    """Every task gives every example a random label: there is nothing to learn but by heart, and no test.
+    """Every task gives every example a new random label. Labels can only be memorized, so there is no test set.
 
     Args:
-        tasks: How many.
-        epochs: How often to go through the examples of each.
+        tasks: Number of tasks.
+        epochs: Epochs per task.
     """
 
     paper: ClassVar[str] = "Curvature, B.1, B.3; Spectral regularization, §5"
@@ -57,22 +54,22 @@ class RandomLabels(_Shifting):
 
 @dataclass(frozen=True)
 class PixelPermutation(_Shifting):
-    """Every task moves the pixels of all images to other places, by one random permutation.
+    """Every task permutes the pixels of all images by one random permutation.
 
     Args:
-        tasks: How many.
-        epochs: How often to go through the examples of each.
+        tasks: Number of tasks.
+        epochs: Epochs per task.
     """
 
     paper: ClassVar[str] = "Curvature, B.2; Spectral regularization, §5"
 
     def permutation(self, index: int) -> Tensor:
-        """The order of the pixels in a task: place i holds what was at entry i."""
+        """Return the pixel order of a task: position i gets the pixel at entry i."""
         positions = self.dataset.shape[-2:] if len(self.dataset.shape) == 3 else self.dataset.shape
         return permutation(torch.Size(positions).numel(), "pixels", self.seed, index)
 
     def workload(self) -> list[int]:
-        """Count the examples that each task trains on, repetitions included, without permuting any."""
+        """Return the examples per task times epochs, without permuting pixels."""
         return [len(self.dataset.train) * self.epochs] * self.tasks
 
     def _task(self, index: int) -> Task:
@@ -83,17 +80,17 @@ class PixelPermutation(_Shifting):
 
 @dataclass(frozen=True)
 class LabelFlip(_Shifting):
-    """Every task renames the classes, by one random permutation: what belongs together stays together.
+    """Every task permutes the labels by one random permutation; examples of a class keep a common label.
 
     Args:
-        tasks: How many.
-        epochs: How often to go through the examples of each.
+        tasks: Number of tasks.
+        epochs: Epochs per task.
     """
 
     paper: ClassVar[str] = "Spectral regularization, §5"
 
     def permutation(self, index: int) -> Tensor:
-        """The label that each class gets in a task."""
+        """Return the label of each class in a task."""
         return permutation(self.classes, "label_flip", self.seed, index)
 
     def _task(self, index: int) -> Task:
@@ -110,14 +107,13 @@ class LabelFlip(_Shifting):
 
 @dataclass(frozen=True)
 class BinaryPairs(_Shifting):
-    """Every task tells two classes apart that no task had before, with a new output layer.
+    """Every task classifies two classes that are new to the network, with a new output layer.
 
-    Without enough classes for all tasks the pairs start over in another order: 20 classes give 10 tasks in
-    which no class comes twice.
+    When all classes are used, the pairs start over in another order: 20 classes give 10 tasks without a repeated class.
 
     Args:
-        tasks: How many.
-        epochs: How often to go through the examples of each.
+        tasks: Number of tasks.
+        epochs: Epochs per task.
     """
 
     epochs: int = 250
@@ -127,15 +123,15 @@ class BinaryPairs(_Shifting):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.dataset.classes) < 2:
-            raise ValueError(f"dataset {self.dataset.name} has 1 class; pairs need at least 2")
+            raise ValueError(f"dataset {self.dataset.name} has 1 class; binary_pairs needs at least 2")
 
     @property
     def classes(self) -> int:
-        """How many outputs a network needs."""
+        """The number of outputs of a network."""
         return 2
 
     def pair(self, index: int) -> tuple[int, int]:
-        """The two classes of a task."""
+        """Return the two classes of a task."""
         count = len(self.dataset.classes)
         turn, place = divmod(index, count // 2)
         order = permutation(count, "pairs", self.seed, turn)
@@ -145,15 +141,15 @@ class BinaryPairs(_Shifting):
         pair = self.pair(index)
         return Task(
             index,
-            _tell_apart(self.dataset.train, *pair),
-            some_or_none(_tell_apart(self.dataset.test, *pair)),
+            _select_pair(self.dataset.train, *pair),
+            some_or_none(_select_pair(self.dataset.test, *pair)),
             self.epochs,
             self._boundary(index, "classes", "head"),
         )
 
 
-def _tell_apart(examples: Examples, zero: int, one: int) -> Examples:
-    """Keep the examples of two classes, labeled 0 and 1."""
+def _select_pair(examples: Examples, zero: int, one: int) -> Examples:
+    """Return the examples of two classes, labeled 0 and 1."""
     chosen = ((examples.y == zero) | (examples.y == one)).nonzero().flatten()
     kept = examples.select(chosen)
     return kept.relabel((kept.y == one).to(torch.int64))

@@ -20,18 +20,18 @@ def draw(x: list[float], y: list[float], **settings: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("last", [2, 3, 8])
-def test_an_axis_that_counts_a_few_has_whole_numbers(last: int) -> None:
+def test_a_short_axis_has_all_whole_numbers(last: int) -> None:
     x = list(range(1, last + 1))
     assert draw(x, [0.5] * last)["x"]["axis"]["values"] == x
 
 
-def test_of_many_only_some_are_ticks() -> None:
+def test_a_long_axis_has_few_ticks() -> None:
     axis = draw(list(range(1, 51)), [0.5] * 50)["x"]["axis"]
     assert "values" not in axis
     assert axis["tickCount"] == 8
 
 
-def test_a_logarithmic_axis_has_at_least_two_numbers() -> None:
+def test_a_logarithmic_axis_has_at_least_two_ticks() -> None:
     wide = draw([1, 2], [0.03, 3.0], log=True)["y"]
     assert wide["scale"]["type"] == "log"
     assert wide["axis"]["values"] == pytest.approx([0.1, 1.0])

@@ -19,7 +19,7 @@ from pliant.experiments.store import load_run
 from tests.experiments.report.stores import config, write_results, write_run
 
 
-def test_a_drop_at_a_boundary_stands_where_the_task_before_ends(tmp_path: Path) -> None:
+def test_entry_accuracy_is_placed_at_the_end_of_the_previous_task(tmp_path: Path) -> None:
     write_run(tmp_path, config("L2", 0), [0.8, 0.9], epochs=3, entries=[0.1])
     (comparison,) = compare_folders([tmp_path])
     histories = read_histories(comparison)
@@ -45,7 +45,7 @@ def test_thinning_keeps_both_ends_of_every_task(tmp_path: Path, points: int) -> 
     assert len(kept) <= max(points, 0) + 40
 
 
-def test_of_very_many_tasks_the_ends_are_kept(tmp_path: Path) -> None:
+def test_with_many_tasks_only_the_ends_are_kept(tmp_path: Path) -> None:
     tasks = MANY_TASKS + 5
     write_run(tmp_path, config("L2", 0), [0.5] * tasks, epochs=3)
     (comparison,) = compare_folders([tmp_path])
@@ -54,7 +54,7 @@ def test_of_very_many_tasks_the_ends_are_kept(tmp_path: Path) -> None:
     assert samples.epoch.tolist() == [3] * tasks
 
 
-def test_what_is_no_finite_number_is_a_gap(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_become_gaps(tmp_path: Path) -> None:
     path = write_run(tmp_path, config("L2", 0), [0.5, 0.6])
     records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     for record, value in zip(records, [0.1, float("nan"), None, float("inf")], strict=True):
@@ -65,7 +65,7 @@ def test_what_is_no_finite_number_is_a_gap(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_history(run).values["loss"], [0.1, np.nan, np.nan, np.nan])
 
 
-def test_a_run_under_way_counts_as_far_as_it_is(tmp_path: Path) -> None:
+def test_unfinished_runs_count_up_to_their_progress(tmp_path: Path) -> None:
     write_run(tmp_path, config("L2", 0), [0.5, 0.6, 0.7])
     write_run(tmp_path, config("L2", 1), [0.7, 0.8], status="unfinished")
     (comparison,) = compare_folders([tmp_path])
@@ -79,7 +79,7 @@ def test_a_run_under_way_counts_as_far_as_it_is(tmp_path: Path) -> None:
     assert curve.low[1] == pytest.approx(0.5)
 
 
-def test_a_task_under_way_has_no_end(tmp_path: Path) -> None:
+def test_an_unfinished_task_has_no_end(tmp_path: Path) -> None:
     path = write_run(tmp_path, config("L2", 0), [0.5, 0.6, 0.7], status="unfinished")
     lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (path / "metrics.jsonl").write_text("".join(lines[:-1]))
@@ -88,7 +88,7 @@ def test_a_task_under_way_has_no_end(tmp_path: Path) -> None:
     np.testing.assert_allclose(ends, [[0.5, 0.6, np.nan]])
 
 
-def test_broken_metrics_are_named_and_left_out(tmp_path: Path) -> None:
+def test_broken_metrics_are_reported_and_skipped(tmp_path: Path) -> None:
     write_results(tmp_path, {"vanilla": [0.5, 0.6]})
     (comparison,) = compare_folders([tmp_path])
     path = comparison.contenders[0].runs[0].path / "metrics.jsonl"
@@ -110,7 +110,7 @@ def test_measures_are_read_by_name_and_layer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("entries", [None, [0.1]])
-def test_measures_stand_where_their_epoch_begins(tmp_path: Path, entries: list[float] | None) -> None:
+def test_measures_are_placed_at_the_start_of_their_epoch(tmp_path: Path, entries: list[float] | None) -> None:
     path = write_run(tmp_path, config("L2", 0), [0.5, 0.6], epochs=4, measures={"m": [0.9, 0.4]}, entries=entries)
     lines = (path / "metrics.jsonl").read_text().splitlines()
     third = json.loads(lines[2]) | {"measures": {"m": 0.7}}

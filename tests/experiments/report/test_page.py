@@ -90,7 +90,7 @@ def rgb(color: str) -> str:
     return f"rgb({', '.join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))})"
 
 
-def test_it_loads_in_silence_and_asks_for_nothing(page: Page, path: Path) -> None:
+def test_the_page_loads_without_errors_or_requests(page: Page, path: Path) -> None:
     page.open(path)
     assert page.errors() == []
     assert [url for url in page.requests() if not url.startswith(("data:", "about:"))] == [path.as_uri()]
@@ -98,7 +98,7 @@ def test_it_loads_in_silence_and_asks_for_nothing(page: Page, path: Path) -> Non
 
 
 @pytest.mark.parametrize("width", [390, 1440])
-def test_every_chart_is_drawn_and_nothing_sticks_out(page: Page, path: Path, report: Report, width: int) -> None:
+def test_every_chart_is_drawn_within_the_page(page: Page, path: Path, report: Report, width: int) -> None:
     page.open(path, width)
     charts = page.run(
         "return [...document.querySelectorAll('.chart')].map(c => {"
@@ -127,9 +127,7 @@ def test_every_chart_is_drawn_and_nothing_sticks_out(page: Page, path: Path, rep
 
 
 @pytest.mark.parametrize("ends", [(0.9, 0.5, 0.1), (0.502, 0.501, 0.5), (0.9, 0.101, 0.1), (0.9, 0.899, 0.1)])
-def test_names_stand_beside_the_ends_of_their_curves_and_never_on_each_other(
-    page: Page, tmp_path: Path, ends: tuple[float, ...]
-) -> None:
+def test_labels_are_beside_curve_ends_without_overlap(page: Page, tmp_path: Path, ends: tuple[float, ...]) -> None:
     labels = ("L2", "fresh", "vanilla")
     write_results(tmp_path / "runs", {label: [end] * 3 for label, end in zip(labels, ends, strict=True)})
     (path,) = pliant.report(tmp_path / "runs").save(tmp_path / "report.html")
@@ -152,7 +150,7 @@ def test_names_stand_beside_the_ends_of_their_curves_and_never_on_each_other(
         assert abs(place - line) < (3 if alone else crowd)
 
 
-def test_curves_are_compared_under_the_pointer(page: Page, path: Path) -> None:
+def test_the_tooltip_lists_all_curves(page: Page, path: Path) -> None:
     page.open(path)
     chart = page.find("#s0-curves-0 svg")
     page.run("arguments[0].scrollIntoView({block: 'center'})", chart)
@@ -168,7 +166,7 @@ def test_curves_are_compared_under_the_pointer(page: Page, path: Path) -> None:
     assert values == sorted(values, reverse=True)
 
 
-def test_switches_turn_methods_off_and_on_in_all_charts(page: Page, path: Path) -> None:
+def test_checkboxes_hide_and_show_methods_in_all_charts(page: Page, path: Path) -> None:
     page.open(path)
     color = {"L2": rgb(LIGHT["hues"][0]), "fresh": rgb(LIGHT["fresh"]), "vanilla": rgb(LIGHT["vanilla"])}
     charts = ("#s0-curves-0", "#s0-curves-2", "#s0-tasks-0", "#s0-measures-0")
@@ -191,7 +189,7 @@ def test_switches_turn_methods_off_and_on_in_all_charts(page: Page, path: Path) 
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_the_theme_is_the_systems_until_it_is_changed(page: Page, path: Path, dark: bool) -> None:
+def test_the_theme_follows_the_system_until_changed(page: Page, path: Path, dark: bool) -> None:
     page.open(path, dark=dark)
 
     def colors() -> tuple[str, str]:
@@ -211,7 +209,7 @@ def test_the_theme_is_the_systems_until_it_is_changed(page: Page, path: Path, da
     assert colors() == expected(ours)
 
 
-def test_paper_is_light_and_has_no_switches(page: Page, path: Path) -> None:
+def test_print_is_light_and_without_controls(page: Page, path: Path) -> None:
     page.open(path, dark=True)
     page.find("#theme").click()
     page.find("#theme").click()
@@ -223,7 +221,7 @@ def test_paper_is_light_and_has_no_switches(page: Page, path: Path) -> None:
     assert page.browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"]
 
 
-def test_the_keyboard_reaches_everything(page: Page, path: Path) -> None:
+def test_all_controls_are_reachable_by_keyboard(page: Page, path: Path) -> None:
     page.open(path)
 
     def press(key: str) -> WebElement:
@@ -247,7 +245,7 @@ def test_the_keyboard_reaches_everything(page: Page, path: Path) -> None:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_axe_finds_no_barrier(page: Page, path: Path, dark: bool) -> None:
+def test_axe_finds_no_accessibility_violation(page: Page, path: Path, dark: bool) -> None:
     page.open(path, dark=dark)
     page.run("document.querySelectorAll('details').forEach(d => { d.open = true })")
     page.run((files("axe_core_python") / "axe.min.js").read_text())
@@ -257,7 +255,7 @@ def test_axe_finds_no_barrier(page: Page, path: Path, dark: bool) -> None:
     assert len(found["passes"]) > 20
 
 
-def test_names_are_text_and_nothing_else(page: Page, tmp_path: Path) -> None:
+def test_names_are_escaped(page: Page, tmp_path: Path) -> None:
     name = f"{NASTY}<img src=x onerror=window.hacked=1>"
     write_results(tmp_path, {name: [0.5, 0.6], "vanilla": [0.4, 0.5]}, tasks=2)
     write_run(

@@ -1,4 +1,4 @@
-"""Intervals that hold what they promise, tests that agree with scipy's, and how many seeds would be enough."""
+"""Coverage of intervals, agreement of tests with scipy, and the number of seeds needed."""
 
 import itertools
 import math
@@ -26,13 +26,13 @@ numbers = st.floats(-1e3, 1e3, allow_nan=False)
 
 
 @pytest.mark.parametrize(("seeds", "share"), [(2, 0.5), (3, 0.75), (5, 0.91), (10, 0.94)])
-def test_intervals_hold_the_mean_as_often_as_seeds_allow(seeds: int, share: float) -> None:
+def test_coverage_of_intervals_by_number_of_seeds(seeds: int, share: float) -> None:
     draws = np.random.default_rng(seeds).standard_normal((seeds, 3000))
     _, low, high = bands(draws)
     assert np.mean((low <= 0) & (high >= 0)) == pytest.approx(share, abs=0.02)
 
 
-def test_plain_percentiles_would_hold_it_less_often() -> None:
+def test_plain_percentile_intervals_cover_less() -> None:
     draws = np.random.default_rng(0).standard_normal((5, 2000))
     plain = stats.bootstrap((draws,), np.mean, axis=0, method="percentile", n_resamples=999, rng=0).confidence_interval
     covered = np.mean((plain.low <= 0) & (plain.high >= 0))
@@ -41,7 +41,7 @@ def test_plain_percentiles_would_hold_it_less_often() -> None:
 
 
 @given(st.lists(numbers, min_size=2, max_size=8))
-def test_an_interval_lies_among_its_values(values: list[float]) -> None:
+def test_an_interval_lies_within_its_values(values: list[float]) -> None:
     found = interval(values)
     slack = 1e-9 * max(1, *map(abs, values))
     assert min(values) - slack <= found.low <= found.mean + slack
@@ -61,12 +61,12 @@ def test_a_single_seed_has_no_interval() -> None:
     assert math.isnan(found.high)
 
 
-def test_no_seed_is_an_error() -> None:
+def test_an_empty_sample_is_rejected() -> None:
     with pytest.raises(ValueError, match="values is empty"):
         interval([])
 
 
-def test_bands_use_the_seeds_that_are_there() -> None:
+def test_bands_use_the_seeds_with_values() -> None:
     values = np.array([[1.0, 2.0, np.nan, np.nan], [3.0, 4.0, 5.0, np.nan], [8.0, np.nan, np.nan, np.nan]])
     mean, low, high = bands(values)
     np.testing.assert_allclose(mean, [4.0, 3.0, 5.0, np.nan])
@@ -74,7 +74,7 @@ def test_bands_use_the_seeds_that_are_there() -> None:
     np.testing.assert_allclose(high, [8.0, 4.0, np.nan, np.nan])
 
 
-def test_paired_differences_are_tested_as_scipy_does() -> None:
+def test_paired_differences_agree_with_scipy() -> None:
     draw = np.random.default_rng(1)
     x = draw.standard_normal(7)
     y = x + draw.normal(0.4, 0.3, 7)
@@ -92,7 +92,7 @@ def test_only_shared_seeds_are_paired() -> None:
     assert compare(first, second) == pytest.approx(stats.ttest_rel([1.0, 2.0, 3.5], [0.5, 1.8, 2.5]).pvalue)
 
 
-def test_without_shared_seeds_welch_decides() -> None:
+def test_without_shared_seeds_welchs_test_is_used() -> None:
     found = difference({0: 1.0, 1: 2.0, 2: 3.0}, {5: 4.0, 6: 6.0})
     assert not found.paired
     assert found.p == pytest.approx(stats.ttest_ind([1, 2, 3], [4, 6], equal_var=False).pvalue)
@@ -110,27 +110,27 @@ def test_too_few_seeds_are_not_tested(first: dict[int, float], second: dict[int,
 
 
 @given(st.integers(2, 8), st.sampled_from([0.01, 0.1, -0.3]))
-def test_equal_differences_are_not_certainty(seeds: int, gap: float) -> None:
+def test_equal_differences_use_a_sign_test(seeds: int, gap: float) -> None:
     # 0.1 + 0.2 style rounding leaves a scatter of 1e-17, from which a t-test would conclude anything.
     second = {seed: 0.1 * (seed + 1) for seed in range(seeds)}
     first = {seed: value + gap for seed, value in second.items()}
     assert compare(first, second) == pytest.approx(2.0 ** (1 - seeds))
 
 
-def test_ties_are_no_difference() -> None:
+def test_ties_have_p_value_one() -> None:
     same = {0: 0.5, 1: 0.5, 2: 0.5}
     assert compare(same, dict(same)) == 1.0
     assert math.isnan(compare(same, {7: 0.5, 8: 0.5}))
 
 
-def test_holm_by_hand() -> None:
+def test_holm_correction_by_hand() -> None:
     # Sorted 0.01, 0.02, 0.04 are multiplied by 3, 2, 1, never falling.
     assert adjust([0.04, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
     assert adjust([]) == []
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
-def test_correction_never_helps_and_keeps_the_order(p_values: list[float]) -> None:
+def test_correction_never_lowers_p_values_and_keeps_their_order(p_values: list[float]) -> None:
     corrected = adjust(p_values)
     assert all(new >= old for new, old in zip(corrected, p_values, strict=True))
     assert max(corrected) <= 1
@@ -143,7 +143,7 @@ def planted(effect: float, seeds: int = 3) -> Difference:
 
 
 @pytest.mark.parametrize(("effect", "comparisons"), [(1.5, 1), (0.8, 1), (0.8, 6), (5.0, 3), (20.0, 3)])
-def test_as_many_seeds_as_needed_show_the_difference_in_four_of_five_cases(effect: float, comparisons: int) -> None:
+def test_seeds_needed_reach_the_planned_power(effect: float, comparisons: int) -> None:
     seeds = seeds_needed(planted(effect), comparisons)
     assert seeds is not None
 
@@ -155,13 +155,13 @@ def test_as_many_seeds_as_needed_show_the_difference_in_four_of_five_cases(effec
     assert power(seeds - 1) < 0.81
 
 
-def test_a_difference_that_no_number_of_seeds_shows() -> None:
+def test_tiny_differences_need_too_many_seeds() -> None:
     assert seeds_needed(planted(0.01), 1) is None
     assert seeds_needed(planted(0.0), 1) is None
 
 
 @pytest.mark.parametrize(("comparisons", "seeds"), [(1, 6), (2, 7), (10, 9)])
-def test_differences_that_are_all_alike_need_seeds_for_their_signs(comparisons: int, seeds: int) -> None:
+def test_equal_differences_need_the_seeds_of_a_sign_test(comparisons: int, seeds: int) -> None:
     def alike(count: int) -> Difference:
         return difference(dict.fromkeys(range(count), 0.92), dict.fromkeys(range(count), 0.9))
 

@@ -1,6 +1,6 @@
-"""The report of experiments: which method to use, by how much, and how sure that is.
+"""The report of experiments: which method is best, by how much, and how certain this is.
 
-What it needs beyond torch is imported when a report is made.
+Packages beyond torch are imported when a report is made.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = ["report"]
 
 
 def report(runs: str | Path | Iterable[str | Path | Run]) -> Report:
-    """Make a report of runs; a notebook shows it as a page.
+    """Make a report of runs. A notebook shows it as a page.
 
     Args:
-        runs: An experiment's folder, several of them, or runs that were loaded already.
+        runs: An experiment's folder, several folders, or loaded runs.
 
     Returns:
-        The report: print it, look at its `sections`, or `save()` it as a page, a table or figures.
+        The report: print it, inspect its `sections`, or `save()` it as a page, a table or figures.
 
     Raises:
         ValueError: If there are no runs.
-        ImportError: If what reports need is not installed.
+        ImportError: If the packages of the extra `report` are missing.
     """
     with naming_extra("a report", "report"):
         from pliant.experiments.report.document import make_report

@@ -1,4 +1,4 @@
-"""What a comparison came to: intervals, differences, costs and who is best, as far as that can be told."""
+"""The statistics of a comparison: intervals, differences, costs, and the best contender."""
 
 import math
 import statistics
@@ -32,7 +32,7 @@ class Contrast:
     Args:
         difference: The difference.
         p: Its p-value, corrected for the family.
-        family: How many tests the family has.
+        family: The number of tests in the family.
     """
 
     difference: Difference
@@ -40,26 +40,26 @@ class Contrast:
     family: int
 
     @property
-    def distinguishable(self) -> bool:
-        """Whether the two can be told apart; that does not say which of them is better."""
+    def significant(self) -> bool:
+        """Whether the two differ significantly, in either direction."""
         return self.p < LEVEL
 
     @property
     def reversed(self) -> "Contrast":
-        """The same test of the second against the first."""
+        """The same test with the two contenders exchanged."""
         return Contrast(self.difference.reversed, self.p, self.family)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a contender's runs took.
+    """Time and memory of a contender's runs.
 
     Args:
-        seconds: Median seconds a training step.
-        range: The fewest and the most, over seeds.
-        time: The same, relative to vanilla; NaN if that is not known.
-        bytes: What weights, optimizer and methods keep between steps.
-        memory: The same, relative to vanilla; NaN if that is not known.
+        seconds: Median seconds per training step.
+        range: Minimum and maximum over seeds.
+        time: Seconds relative to plain training; NaN if unknown.
+        bytes: Memory that weights, optimizer and methods occupy between steps.
+        memory: Bytes relative to plain training; NaN if unknown.
     """
 
     seconds: float
@@ -71,17 +71,17 @@ class Cost:
 
 @dataclass(frozen=True)
 class Row:
-    """A contender and what it came to.
+    """The results of a contender.
 
     Args:
-        contender: Who.
-        numbers: Every metric, over the seeds that finished.
-        marks: Where it is best or cannot be told from the best, by metric.
-        against_vanilla: Its headline minus vanilla's, seed by seed; None if either is missing.
-        against_fresh: Its headline minus that of a network trained from scratch.
-        published: The source's own mean and spread; None if there is none.
-        cost: What it took; None if that was not recorded.
-        counts: How many of its runs ended in which way.
+        contender: The contender.
+        numbers: Every metric, over the finished seeds.
+        marks: The metrics where it is the best or does not differ significantly from the best.
+        against_vanilla: Its headline minus that of plain training, paired by seed; None if either is missing.
+        against_fresh: Its headline minus that of training from scratch.
+        published: The source's mean and spread; None if unknown.
+        cost: Time and memory; None if not recorded.
+        counts: The number of runs by status.
     """
 
     contender: Contender
@@ -98,7 +98,7 @@ class Analysis:
     """A comparison, analyzed.
 
     Args:
-        comparison: What to analyze.
+        comparison: The comparison to analyze.
     """
 
     def __init__(self, comparison: Comparison) -> None:
@@ -108,10 +108,9 @@ class Analysis:
 
     @cached_property
     def candidates(self) -> list[Contender]:
-        """Who may be called best: whatever is no mere reference, has a finished seed and none that diverged.
+        """The contenders that may be best, ranked: with a finished seed, none diverged, not training from scratch.
 
-        The best mean comes first, over the seeds that all of them have: a mean over other seeds may be higher
-        for no other reason than the seeds.
+        They are ranked by their mean over the seeds that all of them have, since seeds differ in difficulty.
         """
         able = [
             contender
@@ -122,38 +121,38 @@ class Analysis:
 
     @cached_property
     def shared_seeds(self) -> set[int]:
-        """The seeds that all candidates have, on which they are ranked; if there are none, each is by its own."""
+        """The seeds that all candidates have and are ranked on. If there are none, each is ranked on its own seeds."""
         return _shared_seeds(self.candidates, self.headline)
 
     @property
     def uneven(self) -> bool:
-        """Whether candidates have other seeds than those that all share."""
+        """Whether some candidate has more seeds than the shared ones."""
         return any(candidate.values(self.headline).keys() != self.shared_seeds for candidate in self.candidates)
 
     @property
     def best(self) -> Contender | None:
-        """The candidate with the best mean; that says nothing about how sure it is."""
+        """The candidate with the best mean, significant or not."""
         return self.candidates[0] if self.candidates else None
 
     def score(self, candidate: Contender) -> float:
-        """The mean by which a candidate is ranked."""
+        """Return the mean by which a candidate is ranked."""
         return _mean(candidate, self.headline, self.shared_seeds)
 
     @cached_property
     def rivals(self) -> dict[str, Contrast]:
-        """The best candidate against every other, by name, the closest first."""
+        """The best candidate against every other candidate, by name, the closest first."""
         if not self.candidates:
             return {}
         first, *others = self.candidates
         return {other.name: self._contrasts[first.name, other.name] for other in others}
 
     def wins(self, contrast: Contrast) -> bool:
-        """Whether the first of the two is better, and can be told from the second."""
-        return contrast.distinguishable and direction(self.headline) * contrast.difference.interval.mean > 0
+        """Return whether the first of the two is significantly better."""
+        return contrast.significant and direction(self.headline) * contrast.difference.interval.mean > 0
 
     @cached_property
     def rows(self) -> list[Row]:
-        """A row for every contender, best mean first."""
+        """The results of every contender, best mean first."""
         marks = self._marks()
         costs = self._costs()
         published = (self.comparison.recipe or {}).get("published", {})
@@ -176,15 +175,15 @@ class Analysis:
         ]
 
     def row(self, contender: Contender) -> Row:
-        """The row of a contender."""
+        """Return the results of a contender."""
         return next(row for row in self.rows if row.contender is contender)
 
     @cached_property
     def _contrasts(self) -> dict[tuple[str, str], Contrast]:
-        """Every test of the headline, by the two names, in both directions.
+        """All tests of the headline, by the two names, in both directions.
 
-        All against vanilla are a family, all against fresh another, the best against every other a third. A pair
-        is tested in the first of them that has it, so that it has one p-value wherever it is told.
+        There are three families: all against plain training, all against training from scratch, and the best against
+        every other. A pair is tested only in the first family that has it, so it has one p-value everywhere.
         """
         tests: dict[tuple[str, str], Contrast] = {}
         known = [contender for contender in self.comparison.contenders if contender.values(self.headline)]
@@ -210,8 +209,8 @@ class Analysis:
         return self._contrasts.get((contender.name, baseline.name)) if baseline else None
 
     def _marks(self) -> dict[str, dict[str, Mark]]:
-        """Mark the best of each metric if it can be told from all others, else it and those it cannot be told from."""
-        told = {(self.headline, name): self.wins(contrast) for name, contrast in self.rivals.items()}
+        """Mark the best of each metric, or mark as tied the best and all that do not differ significantly from it."""
+        wins = {(self.headline, name): self.wins(contrast) for name, contrast in self.rivals.items()}
         leaders = {self.headline: self.candidates[0].name} if self.rivals else {}
         pairs: dict[tuple[str, str], tuple[dict[int, float], dict[int, float]]] = {}
         for metric in self.metrics:
@@ -221,15 +220,15 @@ class Analysis:
                 leaders[metric] = able[0].name
                 first = able[0].values(metric)
                 pairs |= {(metric, rival.name): (first, rival.values(metric)) for rival in able[1:]}
-        # The headline decides and has families of its own; all other metrics together are another.
+        # The headline has families of its own. All other metrics together form one family.
         for (key, pair), p in zip(pairs.items(), adjust([compare(*pair) for pair in pairs.values()]), strict=True):
-            told[key] = p < LEVEL and direction(key[0]) * mean_difference(*pair) > 0
+            wins[key] = p < LEVEL and direction(key[0]) * mean_difference(*pair) > 0
         marks: dict[str, dict[str, Mark]] = defaultdict(dict)
         for metric, leader in leaders.items():
-            rivals = [name for which, name in told if which == metric]
-            tied = [name for name in rivals if not told[metric, name]]
+            rivals = [name for which, name in wins if which == metric]
+            tied = [name for name in rivals if not wins[metric, name]]
             if len(tied) == len(rivals):
-                continue  # A mark that everyone has says nothing.
+                continue  # All are tied.
             marks[leader][metric] = "tied" if tied else "best"
             for name in tied:
                 marks[name][metric] = "tied"
@@ -254,7 +253,7 @@ class Analysis:
 
 
 def _distinct(comparison: Comparison) -> list[str]:
-    """The metrics that results have: the headline, its likes, the rest; none that repeats another in every run."""
+    """Return the metrics: the headline, metrics of the same kind, the rest. Always equal metrics appear once."""
     columns: dict[tuple[float | None, ...], str] = {}
     headline, kind = comparison.headline, comparison.headline.partition("_")[0]
     for metric in sorted(comparison.metrics, key=lambda name: (name != headline, not name.startswith(kind))):
@@ -268,13 +267,13 @@ def _shared_seeds(contenders: Sequence[Contender], metric: str) -> set[int]:
 
 
 def _mean(contender: Contender, metric: str, seeds: set[int]) -> float:
-    """The mean over these seeds, or over all if there are none; NaN without a value."""
+    """Return the mean over these seeds, or over all if the set is empty; NaN without a value."""
     values = [value for seed, value in contender.values(metric).items() if seed in seeds or not seeds]
     return statistics.fmean(values) if values else math.nan
 
 
 def _sorted(contenders: Sequence[Contender], metric: str, seeds: set[int]) -> list[Contender]:
-    """Put the best mean first, and last who has none."""
+    """Sort by mean, best first; contenders without a mean come last."""
 
     def rank(contender: Contender) -> float:
         mean = _mean(contender, metric, seeds)
@@ -290,7 +289,7 @@ def _correct(differences: Mapping[tuple[str, str], Difference]) -> dict[tuple[st
 
 
 def _read_cost(runs: Sequence[Run]) -> tuple[list[float], float] | None:
-    """Seconds a step of each run whose events tell, and the median of the bytes kept."""
+    """Return the seconds per step of each finished run, and the median memory."""
     seconds, sizes = [], []
     for run in runs:
         if run.status != "finished":

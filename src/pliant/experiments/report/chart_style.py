@@ -1,7 +1,7 @@
-"""How charts look: colors that stay with their contender in every chart, on paper and on both kinds of screen.
+"""Colors and line patterns of charts. A contender has the same ones in every chart.
 
-The six hues were searched for so that any two of them, and the two greys, stay apart (ΔE ≥ 16 in CIELAB) for normal,
-protan, deutan and tritan vision, each at a contrast of 3:1 or more with its background.
+Any two of the six hues and two grays differ by ΔE ≥ 16 in CIELAB for normal, protan, deutan and tritan vision. Each has
+a contrast of at least 3:1 with its background.
 """
 
 from collections.abc import Sequence
@@ -24,23 +24,23 @@ DARK: dict[str, Any] = {
     "hues": ("#87c0fb", "#e58234", "#9af0a4", "#9d6cdb", "#f5dd72", "#f43a5c"),
 }
 _DASHES = ((1, 0), (5, 2), (2, 2), (8, 2, 2, 2), (1, 3))
-"""Line patterns: the next one when the hues are used up."""
+"""Line patterns; the next one is used when the hues run out."""
 _FRESH_DASH = (4, 3)
 
 SHOWN = 8
-"""How many contenders a chart shows at first when there are more than fit."""
+"""The number of contenders that charts show initially, if there are many."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """How a contender appears in charts.
+    """The color and line pattern of a contender.
 
     Args:
-        key: What data call it: short, and safe in any format.
-        name: What people call it.
-        slot: Its color: "vanilla", "fresh", or the number of a hue.
-        dash: Its line pattern.
-        shown: Whether charts show it at first.
+        key: The identifier in chart data.
+        name: The displayed name.
+        slot: The color: "vanilla", "fresh", or the number of a hue.
+        dash: The line pattern.
+        shown: Whether charts show it initially.
     """
 
     key: str
@@ -51,7 +51,7 @@ class Series:
 
 
 def assign_series(ranked: Sequence[Contender]) -> list[Series]:
-    """Give every contender a color and a line pattern: the best get the hues first.
+    """Assign a color and a line pattern to every contender; the best get the first hues.
 
     Args:
         ranked: The contenders, best first.
@@ -74,7 +74,7 @@ def assign_series(ranked: Sequence[Contender]) -> list[Series]:
 
 
 def look_of(place: int) -> tuple[str, tuple[int, ...]]:
-    """Return the color's slot and the line pattern of the n-th method: when the hues are used up, the next pattern."""
+    """Return the color slot and the line pattern of the n-th method."""
     return str(place % len(LIGHT["hues"])), _DASHES[place // len(LIGHT["hues"]) % len(_DASHES)]
 
 
@@ -83,15 +83,21 @@ def color(slot: str, theme: dict[str, Any]) -> str:
     return str(theme["hues"][int(slot)] if slot.isdigit() else theme[slot])
 
 
+def series_colors(theme: dict[str, Any]) -> dict[str, str]:
+    """Return the colors of all slots by the names of their CSS variables."""
+    slots = ("vanilla", "fresh", *map(str, range(len(theme["hues"]))))
+    return {f"series-{slot}": color(slot, theme) for slot in slots}
+
+
 def print_config(series: Sequence[Series]) -> dict[str, Any]:
-    """Vega-Lite's settings for figures that stand alone: light."""
+    """Return the Vega-Lite configuration of saved figures, in the light theme."""
     return _config([color(each.slot, LIGHT) for each in series], LIGHT["ink"], LIGHT["muted"], LIGHT["line"]) | {
         "background": LIGHT["page"]
     }
 
 
 def page_config(series: Sequence[Series]) -> dict[str, Any]:
-    """Vega-Lite's settings inside the page: colors are the page's own variables, so a theme needs no new drawing."""
+    """Return the Vega-Lite configuration of the page. Colors are CSS variables, so a new theme needs no redrawing."""
     hues = [f"var(--series-{each.slot})" for each in series]
     return _config(hues, "var(--ink)", "var(--muted)", "var(--line)") | {"background": None}
 

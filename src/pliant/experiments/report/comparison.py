@@ -1,4 +1,4 @@
-"""What is compared: contenders with their runs, and what their folders say beside them."""
+"""A comparison: contenders with their runs, and the recipe and selection of their folders."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +15,11 @@ class Contender:
     """A row of the comparison: one method with one setting, or a baseline.
 
     Args:
-        name: What the report calls it.
+        name: The name in the report.
         settings: Its methods with their settings.
         role: "vanilla": plain training; "fresh": an untrained network at every task; else "method".
-        label: What the recipe calls it.
-        runs: Its runs, however they ended, in order of their seeds.
+        label: The name in the recipe.
+        runs: Its runs of any status, sorted by seed.
     """
 
     name: str
@@ -29,25 +29,25 @@ class Contender:
     runs: tuple[Run, ...]
 
     def values(self, metric: str) -> dict[int, float]:
-        """A number of the results for each seed that finished with one that is finite."""
+        """Return the finite results of a metric by seed."""
         return {run.config.seed: run.result[metric] for run in self.runs if metric in run.result}
 
     def count(self, status: Status) -> int:
-        """How many seeds ended in this way."""
+        """Return the number of runs with a status."""
         return sum(run.status == status for run in self.runs)
 
     @property
     def diverged(self) -> int:
-        """How many seeds have diverged."""
+        """The number of diverged runs."""
         return self.count("diverged")
 
 
 @dataclass(frozen=True)
 class Broken:
-    """A folder that cannot be read.
+    """A file or folder that cannot be read.
 
     Args:
-        path: Where it is.
+        path: The path.
         reason: What is wrong with it.
     """
 
@@ -57,18 +57,18 @@ class Broken:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs that answer one question.
+    """Runs to compare with each other.
 
     Args:
-        title: What it is called.
-        headline: The number of a run's result that decides.
-        contenders: What is compared, in the recipe's order.
+        title: The title.
+        headline: The metric that decides.
+        contenders: The contenders, in the recipe's order.
         trials: Runs with settings that were tried, chosen or not.
-        recipe: What was asked for; None if the folder does not tell.
-        selection: Which settings were chosen, by what, and how that is told; empty if there was nothing to choose.
-        folders: Where the runs lie.
-        broken: What could not be read there.
-        mixed: What was changed between some of the runs and others, a sentence each.
+        recipe: The recipe; None if unknown.
+        selection: The chosen settings, and the data and scores that decided; empty if there was no choice.
+        folders: The folders of the runs.
+        broken: Files and folders that could not be read.
+        mixed: One sentence for each change of data or network between the runs.
     """
 
     title: str
@@ -88,7 +88,7 @@ class Comparison:
 
     @property
     def not_begun(self) -> list[tuple[str, int]]:
-        """Labels and seeds that the recipe asks for and that there is no run of yet."""
+        """The labels and seeds of the recipe without a run."""
         begun = {(run.config.label, run.config.seed) for run in self.runs}
         recipe = self.recipe or {"methods": [], "seeds": []}
         asked = [(entry["label"], seed) for entry in recipe["methods"] for seed in recipe["seeds"]]
@@ -101,22 +101,22 @@ class Comparison:
         return used <= set(streams.names()) and all(streams.stream_class(name).alike for name in used)
 
     def baseline(self, role: Role) -> Contender | None:
-        """The contender in this role, the first if there are several."""
+        """Return the first contender with a role."""
         return next((contender for contender in self.contenders if contender.role == role), None)
 
     @property
     def choices(self) -> dict[str, dict[str, Any]]:
-        """What was chosen, by label."""
+        """The chosen settings, by label."""
         return dict(self.selection.get("labels", {}))
 
     @property
     def metric(self) -> str:
-        """What the headline is the last value, or the mean over tasks, of."""
+        """The metric whose last value, or mean over tasks, is the headline."""
         return self.headline.removeprefix("final_").removeprefix("mean_")
 
     @property
     def metrics(self) -> list[str]:
-        """The numbers that results have, the headline first."""
+        """The metrics of the results, the headline first."""
         names = dict.fromkeys([self.headline])
         for run in self.runs:
             names |= dict.fromkeys(run.result)

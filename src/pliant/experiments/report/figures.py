@@ -1,4 +1,4 @@
-"""What a figure is, and the pieces that charts are made of: data, axes, bands, labels at the ends of lines."""
+"""Figures, the files they are saved to, and the parts of charts: data, axes, bands, labels at the ends of lines."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ from pliant.experiments.report.histories import Curve, Histories, average, gathe
 
 HEIGHT = 300
 WIDTH = 640
-"""Size of a figure that stands alone; in the page it is as wide as there is room."""
+"""Size of a saved figure. In the page, figures take the available width."""
 
 _LABEL_ROOM = 112
 _LABEL_STEP = 14
@@ -37,8 +37,8 @@ class Table:
     """The numbers behind a chart.
 
     Args:
-        columns: What stands above them.
-        rows: The numbers, written out; the first of each row says what it is about.
+        columns: The headings.
+        rows: The formatted numbers; the first entry of each row is its name.
     """
 
     columns: list[str]
@@ -47,15 +47,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with all that a reader needs beside it.
+    """A chart with its title, note and numbers.
 
     Args:
-        name: What its file is called.
-        title: What it shows.
-        note: How to read it; empty if its neighbors' common text says it.
+        name: The file name without suffix.
+        title: The title.
+        note: How to read the chart; empty if the introduction of its group says it.
         chart: The chart.
-        table: The same in numbers.
-        contender: Whose it is, if it shows one contender alone: the key.
+        table: The numbers of the chart.
+        contender: The key of the contender, if the chart shows only one.
     """
 
     name: str
@@ -67,12 +67,12 @@ class Figure:
 
     @property
     def description(self) -> str:
-        """Title and note, for those who do not see the chart."""
+        """Title and note, as the alternative text of the chart."""
         return f"{self.title}. {self.note}".strip()
 
     def spec(self, config: dict[str, Any] | None = None, *, width: int | str = WIDTH) -> dict[str, Any]:
-        """Return the Vega-Lite specification; without a `config`, how it looks is left to the page."""
-        # The charts are valid or a test says so; checking every one again takes longer than making it.
+        """Return the Vega-Lite specification; without a `config` the page sets the style."""
+        # A test validates the charts. Validation takes longer than drawing.
         spec: dict[str, Any] = self.chart.to_dict(validate=False)
         fit = {"type": "fit-x", "contains": "padding"} if width == "container" else {"type": "pad"}
         spec |= {"width": width, "autosize": fit, "description": self.description}
@@ -118,13 +118,13 @@ def save_figures(
 def average_curves(
     histories: Histories, series: Sequence[Series], name: str, points: int, *, measure: bool = False
 ) -> dict[str, Curve]:
-    """Return the mean over seeds of what was recorded under a name, by the keys of the series that have it."""
+    """Return the mean over seeds of a metric, by the keys of the series that have it."""
     gathered = {each.key: gather(histories.of[each.name], name, points=points, measure=measure) for each in series}
     return {key: average(samples) for key, samples in gathered.items() if samples is not None}
 
 
 def inline(columns: dict[str, str], rows: Iterable[Sequence[Any]]) -> alt.InlineData:
-    """Make data for a chart, as compact as text gets.
+    """Make inline CSV data for a chart.
 
     Args:
         columns: The columns and their types: "number" or "string".
@@ -146,7 +146,7 @@ def _compact(value: Any) -> Any:
 
 
 def shown_parameter(series: Sequence[Series]) -> alt.Parameter:
-    """The switch that the page turns: which contenders are shown."""
+    """Return the Vega parameter that lists the visible contenders; the page changes it."""
     return alt.param(name="shown", value=[each.key for each in series if each.shown])
 
 
@@ -154,23 +154,23 @@ IS_SHOWN = "indexof(shown, datum.key) >= 0"
 
 
 def by_contender(series: Sequence[Series]) -> alt.Color:
-    """Color by contender; the colors themselves are the configuration's, and names stand beside the marks."""
+    """Return the color channel by contender; the configuration sets the colors."""
     return alt.Color("key:N", scale=alt.Scale(domain=[each.key for each in series]), legend=None)
 
 
 def by_dash(series: Sequence[Series]) -> alt.StrokeDash:
-    """Tell contenders of one color apart by the pattern of their lines."""
+    """Return the line pattern by contender, which separates contenders of one color."""
     scale = alt.Scale(domain=[each.key for each in series], range=[list(each.dash) for each in series])
     return alt.StrokeDash("key:N", scale=scale, legend=None)
 
 
 def axis_format(metric: str) -> str:
-    """How an axis writes a metric."""
+    """Return the number format of a metric's axis."""
     return "~%" if is_share(metric) else ".6~g"
 
 
 def curve_rows(curves: dict[str, Curve]) -> list[list[Any]]:
-    """The rows of a chart of curves: key, order, x, task and epoch from 1, mean, low, high."""
+    """Return the rows of a chart of curves: key, order, x, task and epoch from 1, mean, low, high."""
     return [
         [key, place, x, task + 1, epoch, mean, low, high]
         for key, curve in curves.items()
@@ -214,20 +214,20 @@ def lines(
     log: bool = False,
     height: int = HEIGHT,
 ) -> alt.TopLevelMixin:
-    """Draw curves with their bands, names at their ends, and a tooltip that compares them.
+    """Draw curves with bands, labels at their ends, and a tooltip with all values.
 
     Args:
-        curves: A curve for each contender's key.
-        series: How contenders appear.
-        x_title: What runs along the bottom.
-        y_title: What runs up.
-        metric: The metric, which decides how numbers are written.
-        boundaries: Where new tasks begin.
-        zero: Where to draw a line to compare with.
-        points: Whether to mark the values.
-        labels: Whether to name the curves at their ends.
-        log: Whether the scale is logarithmic.
-        height: How high the chart is.
+        curves: The curve of each contender, by key.
+        series: The contenders' colors and line patterns.
+        x_title: Title of the x axis.
+        y_title: Title of the y axis.
+        metric: The metric, which sets the number format.
+        boundaries: The epochs at which new tasks begin.
+        zero: Position of a horizontal reference line.
+        points: Whether to draw a point at each value.
+        labels: Whether to label the curves at their ends.
+        log: Whether the y axis is logarithmic.
+        height: Height of the chart.
     """
     data = inline(_CURVE, curve_rows(curves))
     edge = f"(width > {_NARROW} ? width - {_LABEL_ROOM} : width)" if labels else "width"
@@ -264,7 +264,7 @@ def lines(
 
 
 def _hover(data: alt.InlineData, series: Sequence[Series], x: alt.X, metric: str) -> list[alt.Chart]:
-    """A rule under the pointer, whose tooltip lists every contender that is shown."""
+    """Draw a rule at the pointer with a tooltip that lists all visible contenders."""
     nearest = alt.selection_point(
         name="hover", nearest=True, on="pointerover", clear="pointerout", fields=["x"], empty=False
     )
@@ -285,7 +285,7 @@ def _hover(data: alt.InlineData, series: Sequence[Series], x: alt.X, metric: str
 def _end_labels(
     curves: dict[str, Curve], series: Sequence[Series], y: alt.Y, colors: alt.Color, edge: str, log: bool
 ) -> list[alt.Chart]:
-    """Names at the right, each beside the end of its curve, or below the name above it where that would cover it."""
+    """Label curves at their right ends, shifting labels down where they would overlap."""
     names = {each.key: each.name for each in series}
     ends = []
     for key, curve in curves.items():
@@ -329,7 +329,7 @@ def _end_labels(
 
 
 def _decades(curves: dict[str, Curve]) -> list[float]:
-    """Round numbers for a logarithmic axis, no more than a handful, as far as there are values around them."""
+    """Return ticks of a logarithmic axis: powers of ten, or 1, 2, 5 times these if the range is small."""
     means = [mean for curve in curves.values() for mean in curve.mean.tolist() if math.isfinite(mean)]
     low, high = math.floor(math.log10(min(means))), math.ceil(math.log10(max(means)))
     steps = (1, 2, 5) if high - low <= 2 else (1,)
@@ -338,7 +338,7 @@ def _decades(curves: dict[str, Curve]) -> list[float]:
 
 
 def _whole_ticks(curves: dict[str, Curve]) -> dict[str, Any]:
-    """Ticks of an axis that counts: all of its numbers if they are few, for which Vega would choose halves."""
+    """Return ticks at whole numbers; for a short axis Vega would choose halves."""
     places = [x for curve in curves.values() for x in (curve.x.min(), curve.x.max())]
     first, last = math.ceil(min(places)), math.floor(max(places))
     return {"values": list(range(first, last + 1))} if last - first < _FEW_TICKS else {"tickCount": _FEW_TICKS}
@@ -348,7 +348,7 @@ _FEW_TICKS = 8
 
 
 def curve_table(curves: dict[str, Curve], series: Sequence[Series], metric: str, what: str = "end of task") -> Table:
-    """The means at the ends of tasks: a row for each (of many, every so many), a column for each contender."""
+    """Return the means at the ends of tasks, one column per contender; of many tasks, evenly spaced ones."""
     at_end: dict[str, dict[int, float]] = {
         key: dict(zip(curve.task.tolist(), curve.mean.tolist(), strict=True)) for key, curve in curves.items()
     }

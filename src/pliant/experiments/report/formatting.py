@@ -1,4 +1,4 @@
-"""How numbers and their names are written, the same in every format."""
+"""Write numbers, names and counts, the same way in every format."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _LOWER_IS_BETTER = ("loss", "error", "perplexity")
 
 
 def name_of(metric: str) -> str:
-    """Say what a number of a result or a record is.
+    """Return the readable name of a metric.
 
     Example:
         >>> name_of("mean_test_accuracy"), name_of("final_return")
@@ -32,12 +32,12 @@ def name_of(metric: str) -> str:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a number is a share, to be written in per cent."""
+    """Return whether a metric is a fraction, written in percent."""
     return metric.endswith("accuracy") or metric in ("error", "test_error", "train_error")
 
 
 def direction(metric: str) -> int:
-    """Return 1 where higher is better, −1 where lower is."""
+    """Return 1 if higher is better, −1 if lower is better."""
     return -1 if metric.endswith(_LOWER_IS_BETTER) else 1
 
 
@@ -56,7 +56,7 @@ def number(value: float, metric: str, *, unit: bool = True) -> str:
 
 
 def brief(value: float, metric: str) -> str:
-    """Write a value as a sentence has it: no more digits than are read.
+    """Write a value for a sentence, with few digits.
 
     Example:
         >>> brief(0.9675, "test_accuracy"), brief(0.0004, "test_error")
@@ -66,7 +66,7 @@ def brief(value: float, metric: str) -> str:
 
 
 def size(value: float, metric: str) -> str:
-    """Write how large a difference is as a sentence has it, without its sign.
+    """Write the size of a difference for a sentence, without its sign.
 
     Example:
         >>> size(-0.0123, "test_accuracy"), size(-2.0, "return")
@@ -93,7 +93,7 @@ def change(value: float, metric: str, *, unit: bool = True) -> str:
 
 
 def span(interval: Interval, metric: str, *, signed: bool = False) -> str:
-    """Write the two ends of an interval; nothing if there are none.
+    """Write the two ends of an interval; empty if they are NaN.
 
     Example:
         >>> span(Interval(0.5, 0.25, 0.75, 3), "test_accuracy")
@@ -106,7 +106,7 @@ def span(interval: Interval, metric: str, *, signed: bool = False) -> str:
 
 
 def probability(p: float) -> str:
-    """Write a p-value, with as many digits as tell on which side of the level it is.
+    """Write a p-value, with enough digits to show whether it is below the level.
 
     Example:
         >>> probability(0.0312), probability(0.0496), probability(1e-6)
@@ -119,7 +119,7 @@ def probability(p: float) -> str:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Write names as a sentence has them.
+    """Join names for a sentence.
 
     Example:
         >>> join_names(["a", "b", "c"]), join_names(["a"])
@@ -129,7 +129,7 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def enumerate_names(names: Sequence[str], limit: int = 4) -> str:
-    """Write names as a sentence has them; of more than `limit` only the first, and how many others there are.
+    """Join names for a sentence; of more than `limit`, name the first ones and count the others.
 
     Example:
         >>> enumerate_names(["a", "b", "c"]), enumerate_names(list("abcdef"))
@@ -151,7 +151,7 @@ def count(number: int, what: str) -> str:
 
 
 def sentence(line: str) -> str:
-    """Make a line of the terminal a sentence.
+    """Turn a line of the terminal into a sentence.
 
     Example:
         >>> sentence("chosen: l2")

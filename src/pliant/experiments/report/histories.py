@@ -1,4 +1,4 @@
-"""What runs recorded on their way, as arrays: over epochs, at the ends of tasks, and averaged over seeds."""
+"""The metrics that runs recorded during training, as arrays: over epochs, at task ends, and averaged over seeds."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,29 +12,29 @@ from pliant.experiments.report.statistics import Floats, bands
 from pliant.experiments.store import Run, read_lines
 
 ENTRY = "entry_"
-"""How a record names what was measured before the first step of a task."""
+"""Prefix of metrics measured before the first step of a task."""
 MEASURES = "measures"
-"""Where a record keeps its measures: by name, or by name/layer."""
+"""Key of a record's measures, which are named `name` or `name/layer`."""
 
 MANY_TASKS = 60
-"""From so many tasks on, curves show the end of each task alone."""
+"""With at least this many tasks, curves show only the end of each task."""
 
 _BOOKKEEPING = frozenset({"task", "epoch", "step", "progress", "lr", "receipts", MEASURES})
 _AT_AN_END = "task_online_accuracy"
-"""What is recorded at the end of a task alone."""
+"""A metric recorded only at the end of a task."""
 
 
 @dataclass(frozen=True)
 class History:
-    """What one run recorded.
+    """The records of one run.
 
     Args:
         seed: The run's seed.
         task: The task of each record, from 0.
-        epoch: The epoch in the task: 0 before the first step on it, 1 … after an epoch.
-        x: Epochs since the run began.
-        values: What was recorded, by name; NaN where it was not.
-        measures: The measures, by name or name/layer.
+        epoch: The epoch in the task: 0 before the first step, n after epoch n.
+        x: Epochs since the start of the run.
+        values: The metrics by name; NaN where missing.
+        measures: The measures by name or name/layer.
     """
 
     seed: int
@@ -45,22 +45,22 @@ class History:
     measures: dict[str, Floats]
 
     def ends(self) -> NDArray[np.int64]:
-        """Where tasks end: the last record of each task that was completed, or that is being done."""
+        """Return the index of the last record of each task, finished or not."""
         return np.flatnonzero(np.append(np.diff(self.task) != 0, True)) if len(self.task) else np.empty(0, np.int64)
 
 
 def read_history(run: Run) -> History:
-    """Read what a run has recorded so far.
+    """Read the records of a run.
 
     Raises:
-        ValueError: If a line of its metrics is broken.
+        ValueError: If a line of its metrics is malformed.
     """
     records = read_lines(run.path / "metrics.jsonl")
     rows: list[tuple[int, int, Mapping[str, Any], Mapping[str, Any]]] = []
     for record in records:
         task, epoch = int(record["task"]), int(record["epoch"])
         entry = {key.removeprefix(ENTRY): value for key, value in record.items() if key.startswith(ENTRY)}
-        measured = record.get(MEASURES) or {}  # at the first step of the epoch, so where the one before it ended
+        measured = record.get(MEASURES) or {}  # Taken at the first step, i.e. at the end of the epoch before.
         if rows and rows[-1][:2] == (task, epoch - 1):
             rows[-1] = (*rows[-1][:3], measured)
         elif entry or measured:
@@ -81,7 +81,7 @@ def read_history(run: Run) -> History:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], skip: Iterable[str] = ()) -> dict[str, Floats]:
-    """Turn rows of numbers into columns; what is no number, or not finite, is NaN."""
+    """Turn rows into columns of numbers; values that are not finite numbers become NaN."""
     columns: dict[str, Floats] = {}
     left_out = set(skip)
     for place, row in enumerate(rows):
@@ -99,11 +99,11 @@ def _columns(rows: Sequence[Mapping[str, Any]], skip: Iterable[str] = ()) -> dic
 
 @dataclass(frozen=True)
 class Histories:
-    """What all runs of a comparison recorded.
+    """The records of all runs of a comparison.
 
     Args:
-        of: The histories of each contender's runs, by the contender's name; seeds in order.
-        broken: Runs whose metrics cannot be read.
+        of: The histories of each contender's runs by the contender's name, sorted by seed.
+        broken: Files of metrics that cannot be read.
     """
 
     of: dict[str, list[History]]
@@ -111,22 +111,22 @@ class Histories:
 
     @property
     def names(self) -> list[str]:
-        """What was recorded, in the order of first appearance."""
+        """The names of the metrics, in order of first appearance."""
         return list(dict.fromkeys(name for history in self._all() for name in history.values))
 
     @property
     def measures(self) -> list[str]:
-        """What was measured, in the order of first appearance."""
+        """The names of the measures, in order of first appearance."""
         return list(dict.fromkeys(name for history in self._all() for name in history.measures))
 
     @property
     def tasks(self) -> int:
-        """How many tasks the longest run has met."""
+        """The number of tasks of the longest run."""
         return max((int(history.task[-1]) + 1 for history in self._all() if len(history.task)), default=0)
 
     @property
     def boundaries(self) -> list[float]:
-        """Epochs at which a new task begins, as the run that came furthest met them."""
+        """The epochs at which new tasks begin, in the longest run."""
         longest = max(self._all(), key=lambda history: len(history.x), default=None)
         return [] if longest is None else longest.x[longest.ends()[:-1]].tolist()
 
@@ -135,10 +135,7 @@ class Histories:
 
 
 def read_histories(comparison: Comparison) -> Histories:
-    """Read what the runs of a comparison have recorded.
-
-    Runs that failed or diverged are left out, as they are of the results; one that cannot be read is named.
-    """
+    """Read the records of a comparison's runs, without failed and diverged runs."""
     found: dict[str, list[History]] = {}
     broken = []
     for contender in comparison.contenders:
@@ -155,13 +152,13 @@ def read_histories(comparison: Comparison) -> Histories:
 
 @dataclass(frozen=True)
 class Curve:
-    """A contender's mean over seeds along its way, with 95 % intervals.
+    """A contender's mean over seeds during training, with 95 % intervals.
 
     Args:
-        x: Where.
-        task: The task at each place, from 0.
-        epoch: The epoch in it.
-        mean: The mean over the seeds that have a value there.
+        x: Epochs since the start of the run, or tasks.
+        task: The task at each point, from 0.
+        epoch: The epoch in the task.
+        mean: The mean over the seeds with a value.
         low: The lower end of the interval.
         high: The upper end of the interval.
     """
@@ -176,13 +173,13 @@ class Curve:
 
 @dataclass(frozen=True)
 class Samples:
-    """What a contender's runs recorded along their way.
+    """A metric of a contender's runs during training.
 
     Args:
-        x: Where: epochs since the run began.
-        task: The task at each place, from 0.
-        epoch: The epoch in it.
-        values: [seeds, places]; NaN where a seed has no value.
+        x: Epochs since the start of the run, or tasks.
+        task: The task at each point, from 0.
+        epoch: The epoch in the task.
+        values: [seeds, points]; NaN where a seed has no value.
     """
 
     x: Floats
@@ -192,14 +189,13 @@ class Samples:
 
 
 def gather(histories: Sequence[History], name: str, *, points: int, measure: bool = False) -> Samples | None:
-    """Bring together what runs recorded over epochs.
+    """Collect a metric or measure from several runs.
 
     Args:
         histories: The runs of one contender.
-        name: What was recorded.
-        points: About how many points to keep: the first and last of every task, and evenly spaced ones
-            between.
-        measure: Whether it is a measure.
+        name: The metric or measure.
+        points: The approximate number of points to keep: the first and last of every task, and evenly spaced ones.
+        measure: Whether `name` is a measure.
 
     Returns:
         The samples; None if no run recorded it.
@@ -231,7 +227,7 @@ def average(samples: Samples) -> Curve:
 
 
 def at_task_ends(histories: Sequence[History], name: str) -> Floats:
-    """Return what runs recorded at the end of each task: [seeds, tasks], NaN where it has not ended."""
+    """Return a metric at the end of each task: [seeds, tasks], NaN for unfinished tasks."""
     tasks = max((int(history.task[-1]) + 1 for history in histories if len(history.task)), default=0)
     table = np.full((len(histories), tasks), np.nan)
     for row, history in zip(table, histories, strict=True):
@@ -242,9 +238,9 @@ def at_task_ends(histories: Sequence[History], name: str) -> Floats:
 
 
 def _thin(keys: list[tuple[int, int]], points: int) -> list[tuple[int, int]]:
-    """Keep about `points` of (task, epoch), never losing the two ends of a task where a drop would show.
+    """Keep about `points` of (task, epoch), including the first and last of every task.
 
-    Of very many tasks only the ends are kept: a line up and down in every pixel shows nothing.
+    With many tasks only the last of every task is kept.
     """
     if keys[-1][0] >= MANY_TASKS:
         return [key for key, after in zip(keys, [*keys[1:], (-1, 0)], strict=True) if after[0] != key[0]]

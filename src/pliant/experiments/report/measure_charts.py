@@ -1,4 +1,4 @@
-"""The report's charts of measures: over time, against plasticity, and the growth of weights layer by layer."""
+"""Charts of measures: over time, their correlation with plasticity, and the growth of weights by layer."""
 
 import math
 from collections.abc import Sequence
@@ -26,15 +26,15 @@ from pliant.experiments.report.statistics import Floats, Interval, interval, ran
 
 _POINTS = 120
 _TASKS_FOR_TREND = 5
-"""From so many tasks on, a measure is compared with plasticity inside each run."""
+"""With at least this many tasks, measures are correlated with plasticity within each run."""
 _DEPTH = alt.SchemeParams(name="viridis", extent=[0.3, 0.75])
-"""Blue for the first layer to green for the last: seen on light and on dark."""
+"""Blue for the first layer to green for the last, visible on light and dark backgrounds."""
 _NORMS = ("weight_growth", "weight_l2")
-"""Measures of the size of weights, the first that was taken is used."""
+"""Measures of weight norms; the first one that was recorded is used."""
 
 
 def measures_over_time(histories: Histories, series: Sequence[Series]) -> list[Figure]:
-    """Every measure of the whole network along the stream."""
+    """Draw every measure of the whole network over the stream."""
     figures = []
     for name in [name for name in histories.measures if "/" not in name]:
         curves = average_curves(histories, series, name, _POINTS, measure=True)
@@ -59,7 +59,7 @@ def measures_over_time(histories: Histories, series: Sequence[Series]) -> list[F
 
 
 def _spans_decades(curves: dict[str, Curve]) -> bool:
-    """Whether a logarithmic scale shows more: all positive, over two decades or more."""
+    """Return whether all values are positive and span more than two decades."""
     low = min(float(np.nanmin(curve.mean)) for curve in curves.values())
     high = max(float(np.nanmax(curve.mean)) for curve in curves.values())
     return low > 0 and high / low > 100
@@ -67,12 +67,12 @@ def _spans_decades(curves: dict[str, Curve]) -> bool:
 
 @dataclass(frozen=True)
 class Association:
-    """How a measure goes with plasticity.
+    """The rank correlation of a measure with plasticity.
 
     Args:
         measure: The measure.
-        estimate: Spearman's ρ, a mean over runs with its interval; a single number across runs if tasks are few.
-        within: Whether ρ was computed inside each run, over its tasks.
+        estimate: Spearman's ρ: the mean over runs with its interval, or a single number across runs.
+        within: Whether ρ was computed within each run, over its tasks.
     """
 
     measure: str
@@ -83,9 +83,9 @@ class Association:
 def associations(comparison: Comparison, histories: Histories) -> list[Association]:
     """Rank-correlate every measure with plasticity, the strongest first.
 
-    Inside each run: the measure when a task begins with how well that task is learned in the end, over tasks; by how
-    much better than by the fresh network of the same seed, where tasks are not equally hard. With fewer than five
-    tasks, or without that network: the last value of the measure with the last of what decides, over runs.
+    Within each run: the measure at the start of a task with the result at its end, over tasks. If tasks differ in
+    difficulty, the result is taken relative to the fresh network of the same seed. With fewer than five tasks, or
+    without a fresh network: the last value of the measure with the last result, over runs.
     """
     metric = comparison.metric
     fresh = None if comparison.tasks_alike else comparison.baseline("fresh")
@@ -138,7 +138,7 @@ def _last_values(histories: Sequence[History], name: str, metric: str) -> list[t
 
 
 def association_figure(found: Sequence[Association]) -> Figure | None:
-    """Draw how every measure goes with plasticity."""
+    """Draw the rank correlation of every measure with plasticity."""
     if not found:
         return None
     names = [name_of(each.measure) for each in found]
@@ -162,12 +162,12 @@ def association_figure(found: Sequence[Association]) -> Figure | None:
         layers.append(base.mark_rule(style="quiet", strokeWidth=2).encode(x=alt.X("low:Q"), x2="high:Q", y=y))
     chart = alt.layer(*layers).properties(width=WIDTH, height=24 * len(rows))
     note = (
-        "In each run, the measure at a task's start against how well the task is learned in the end, over tasks (where "
-        "they differ in how hard they are: how much better than by a fresh network); "
-        "dots are means over runs, bars 95 % intervals. A measure near 0 does not tell what will be learned."
+        "Within each run, over tasks: the measure at the start of a task against the result at its end (relative to a "
+        "fresh network if tasks differ in difficulty). Dots are means over runs, bars 95 % intervals. A measure near 0 "
+        "does not predict the result."
         if found[0].within
-        else "Across runs of all methods: the measure at the end against the result, since tasks are few, or differ in "
-        "how hard they are. This also reflects how the methods differ, not only how plasticity does."
+        else "Across runs of all methods: the last value of the measure against the result, because there are few "
+        "tasks or they differ in difficulty. This also reflects other differences between the methods."
     )
     table = [
         [name, f"{e.mean:+.2f}", "" if math.isnan(e.low) else f"{e.low:+.2f} to {e.high:+.2f}", str(e.count)]
@@ -183,7 +183,7 @@ def association_figure(found: Sequence[Association]) -> Figure | None:
 
 
 def layer_growth(comparison: Comparison, histories: Histories, series: Sequence[Series]) -> list[Figure]:
-    """How the norm of each layer's weights grows under each contender: a chart a contender, a line a layer."""
+    """Draw the growth of each layer's weight norm: one chart per contender, one line per layer."""
     from_start = all(run.config.reference == "initial" for run in comparison.runs)
     usable = _NORMS if from_start else _NORMS[1:]
     name = next((name for name in usable if any(m.startswith(f"{name}/") for m in histories.measures)), None)
@@ -200,7 +200,7 @@ def layer_growth(comparison: Comparison, histories: Histories, series: Sequence[
             if samples is None:
                 continue
             mean = np.nanmean(samples.values, axis=0)
-            # A norm becomes growth by what it was at first, once there is anything to grow.
+            # Growth is the norm relative to its first positive value.
             positive = mean[np.isfinite(mean) & (mean > 0)]
             if not positive.size:
                 continue

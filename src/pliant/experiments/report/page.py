@@ -4,6 +4,7 @@ import datetime
 import json
 from collections.abc import Sequence
 from functools import cache
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -12,12 +13,10 @@ from markupsafe import Markup
 
 from pliant import _html
 from pliant._version import __version__
-from pliant.experiments.report.chart_style import DARK, LIGHT, color, page_config
+from pliant.experiments.report.chart_style import DARK, LIGHT, page_config, series_colors
 
 if TYPE_CHECKING:
     from pliant.experiments.report.document import Section
-
-_SLOTS = ("vanilla", "fresh", *map(str, range(len(LIGHT["hues"]))))
 
 
 def render_page(sections: "Sequence[Section]", title: str) -> str:
@@ -28,7 +27,6 @@ def render_page(sections: "Sequence[Section]", title: str) -> str:
         title: The title of the page.
     """
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("pliant.experiments.report", "assets"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -36,16 +34,16 @@ def render_page(sections: "Sequence[Section]", title: str) -> str:
     )
     environment.filters["unbroken"] = _unbroken
     charts = _charts(sections)
-    body = environment.get_template("page.html").render(
+    body = environment.from_string(_asset("page.html")).render(
         sections=sections,
         folders=dict.fromkeys(folder for section in sections for folder in section.comparison.folders),
         version=__version__,
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        script=Markup(_asset(environment, "script.js")),
+        script=Markup(_asset("script.js")),
         charts=Markup(_json(charts)),
         library=Markup(_library()) if charts["charts"] else "",
     )
-    light, dark = (colors | _series_colors(theme) for colors, theme in ((_html.LIGHT, LIGHT), (_html.DARK, DARK)))
+    light, dark = (colors | series_colors(theme) for colors, theme in ((_html.LIGHT, LIGHT), (_html.DARK, DARK)))
     return _html.render_page(title, body, light, dark)
 
 
@@ -79,10 +77,5 @@ def _library() -> str:
     return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace("</script", "<\\/script")
 
 
-def _asset(environment: jinja2.Environment, name: str) -> str:
-    assert environment.loader is not None
-    return environment.loader.get_source(environment, name)[0]
-
-
-def _series_colors(theme: dict[str, Any]) -> dict[str, str]:
-    return {f"series-{slot}": color(slot, theme) for slot in _SLOTS}
+def _asset(name: str) -> str:
+    return resources.files("pliant.experiments.report").joinpath("assets", name).read_text(encoding="utf8")

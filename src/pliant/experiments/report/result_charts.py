@@ -1,4 +1,4 @@
-"""The report's charts of results: differences, learning curves, ends of tasks, sensitivity to settings."""
+"""Charts of results: differences, learning curves, task ends, sensitivity to settings."""
 
 import math
 from collections import defaultdict
@@ -32,14 +32,14 @@ from pliant.experiments.report.statistics import Floats, interval
 from pliant.experiments.store import Run
 
 _ROWS = 16_000
-"""How many points a chart of curves may have in all: keeps the page small."""
+"""The most points of a chart of curves; keeps the page small."""
 _STEP = 26
 _FIRST = ("test_accuracy", "online_accuracy", "loss")
 _NOT_CURVES = ("test_loss", "train_loss", "train_accuracy", "task_online_accuracy")
 
 
 def differences(analysis: Analysis, series: Sequence[Series]) -> Figure | None:
-    """Every contender against vanilla, seed by seed; their results themselves where there is no vanilla."""
+    """Draw every contender's difference to plain training, or its result if there is no plain training."""
     vanilla = analysis.comparison.baseline("vanilla")
     reference = vanilla.values(analysis.headline) if vanilla else {}
     key_of = {each.name: each.key for each in series}
@@ -66,9 +66,9 @@ def differences(analysis: Analysis, series: Sequence[Series]) -> Figure | None:
     chart = _dot_plot(summary, seeds, series, form, zero=0.0 if reference else None)
     return Figure(
         name="differences",
-        title="Difference to doing nothing" if reference else "Results",
+        title="Difference to plain training" if reference else "Results",
         note=f"{name_of(analysis.headline).capitalize()}: dots are means, bars 95 % intervals, ticks single seeds"
-        + (", each against the same seed without any method." if reference else "."),
+        + (", each minus plain training with the same seed." if reference else "."),
         chart=chart,
         table=Table(["method", "difference" if reference else "mean", "95 % interval", "p, corrected"], table),
     )
@@ -85,7 +85,7 @@ def _dot_plot(
     y = alt.Y("name:N", sort=names, title=None, axis=alt.Axis(domain=False, ticks=False, labelPadding=10))
     x = alt.X("mean:Q", title=None, axis=alt.Axis(format=form, grid=True, tickCount=6)).scale(zero=False)
     if zero is not None:
-        # A difference of percentages is in points.
+        # Differences of percentages are in points.
         label = "format(100 * datum.value, '+~g')" if "%" in form else f"format(datum.value, '{form}')"
         x = x.title("points" if "%" in form else None)
         x = x.axis(labelExpr=f"datum.value == 0 ? '0' : {label}", grid=True, tickCount=6)
@@ -117,13 +117,13 @@ def _dot_plot(
         layers.insert(0, alt.Chart(inline({"mean": "number"}, [[zero]])).mark_rule(style="quiet").encode(x=x))
     keys = [row[0] for row in summary]
     shown = sum(each.shown for each in series if each.key in keys)
-    rows = {"step": _STEP, "keys": keys}  # The page makes room for what is shown.
+    rows = {"step": _STEP, "keys": keys}  # The page adjusts the height to the visible rows.
     chart = alt.layer(*layers).add_params(shown_parameter(series))
     return chart.properties(width=WIDTH, height=_STEP * max(1, shown), usermeta=rows)
 
 
 def learning_curves(histories: Histories, series: Sequence[Series]) -> list[Figure]:
-    """What runs recorded after every epoch, over the whole stream."""
+    """Draw the metrics of every epoch over the whole stream."""
     names = [name for name in histories.names if name not in _NOT_CURVES]
     names.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
     figures = []
@@ -159,13 +159,13 @@ def _curve_note(name: str, tasks: int) -> str:
         return f"{note}, after the last epoch of each task."
     if tasks > 1:
         note += "; dotted lines mark new tasks"
-    # Test accuracy is also measured when the methods have acted on a new task, before its first step.
-    drop = " A vertical drop at one is what acting on new data costs at first."
+    # Test accuracy is also measured after the methods acted on a new task, before its first step.
+    drop = " A vertical drop there is the immediate cost of a method's action."
     return note + "." + (drop if tasks > 1 and name == "test_accuracy" else "")
 
 
 def task_ends(comparison: Comparison, histories: Histories, series: Sequence[Series]) -> list[Figure]:
-    """How well each task was learned in the end, and how far that is from a network without a past."""
+    """Draw the results at the end of each task, and their difference to a fresh network."""
     metric = comparison.metric
     if histories.tasks < 2:
         return []
@@ -191,8 +191,8 @@ def task_ends(comparison: Comparison, histories: Histories, series: Sequence[Ser
         figures.append(
             Figure(
                 name="fresh_gap",
-                title=f"{name_of(shown_as).capitalize()} beyond that of a fresh network",
-                note="Above the line: worse than a network trained from scratch on the same task, seed by seed.",
+                title=f"{name_of(shown_as).capitalize()} minus that of a fresh network",
+                note="Above the line: worse than a network trained from scratch on the same task, paired by seed.",
                 chart=lines(
                     gaps, series, x_title="task", y_title="difference", metric=shown_as, zero=0.0, points=points
                 ),
@@ -207,10 +207,10 @@ _NOTE_ON_FRESH = " The dashed line is a network trained from scratch on each tas
 
 def _note_on_tasks(alike: bool) -> str:
     if alike:
-        return "A network that keeps its plasticity stays level; one that loses it rises."
+        return "The line of a network that keeps its plasticity stays level; it rises if plasticity is lost."
     return (
-        "Tasks of this stream differ in how hard they are, so that a line may rise or fall without plasticity: compare "
-        "it with that of a fresh network."
+        "Tasks of this stream differ in difficulty, so a line may rise or fall whether or not plasticity is lost: "
+        "compare it with that of a fresh network."
     )
 
 
@@ -225,7 +225,7 @@ def _over_tasks(table: Floats) -> Curve | None:
 def _gaps_to_fresh(
     comparison: Comparison, histories: Histories, series: Sequence[Series], ends: dict[str, Floats]
 ) -> dict[str, Curve]:
-    """End-of-task values minus those of the fresh network with the same seed."""
+    """Return end-of-task values minus those of the fresh network with the same seed."""
     fresh = comparison.baseline("fresh")
     if fresh is None:
         return {}
@@ -248,7 +248,7 @@ def _gaps_to_fresh(
 
 @dataclass(frozen=True)
 class _Trial:
-    """What came of one value of one setting."""
+    """The scores of one value of a setting."""
 
     value: Any
     scores: list[float]
@@ -256,7 +256,7 @@ class _Trial:
 
 
 def sensitivity(comparison: Comparison, series: Sequence[Series]) -> list[Figure]:
-    """How much each method depends on each of its settings, from the runs that chose them."""
+    """Draw the results for each value of each setting, from the runs that chose the settings."""
     key_of = {each.name: each.key for each in series}
     grouped: defaultdict[str, list[Run]] = defaultdict(list)
     for run in comparison.trials:
@@ -266,7 +266,7 @@ def sensitivity(comparison: Comparison, series: Sequence[Series]) -> list[Figure
     for label, runs in grouped.items():
         contender = next((c for c in comparison.contenders if c.label == label), None)
         if contender is None:
-            continue  # It has no color yet: none of its runs counts.
+            continue  # Without a final run it has no color yet.
         key = key_of[contender.name]
         for setting in _varied(runs):
             trials = _best_by_value(runs, setting, comparison.headline)
@@ -292,7 +292,7 @@ def _varied(runs: Sequence[Run]) -> list[str]:
 
 
 def _best_by_value(runs: Sequence[Run], setting: str, headline: str) -> list[_Trial]:
-    """For each value of a setting, the scores with the best of all other settings."""
+    """Return for each value of a setting the scores with the other settings at their best."""
     scores: defaultdict[Any, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         value = _options(run).get(setting)
@@ -322,7 +322,7 @@ def _sensitivity_figure(
     columns = {"key": "string", "value": "string", "mean": "number", "low": "number", "high": "number"}
     data = inline(columns | {"chosen": "string"}, rows)
     order = [str(trial.value) for trial in trials]
-    # Values are spaced evenly: sweeps are, in logarithms, and words have no distance.
+    # Evenly spaced: sweeps are logarithmic, and words have no distance.
     x = alt.X("value:O", sort=order, title=setting, axis=alt.Axis(labelAngle=0, grid=False)).scale(
         type="point", padding=0.4
     )

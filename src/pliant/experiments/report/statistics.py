@@ -1,13 +1,13 @@
-"""What seeds say and what they cannot: intervals, tests, corrections, and how many seeds would be enough.
+"""Statistics over seeds: intervals, tests, corrections, and the number of seeds that would be enough.
 
-Everything is computed by scipy and statsmodels. What is decided here, and why:
+scipy and statsmodels do the computations. The choices made here:
 
-- Intervals are bootstrap intervals over seeds, percentiles widened for few of them (Hesterberg 2015, "What teachers
-  should know about the bootstrap", the expanded percentile interval): plain percentiles are too narrow by
-  √((n−1)/n) and use the normal distribution's quantile for Student's. Two or three seeds still give no more than
-  their own range, which covers the mean of a symmetric distribution in 1 − 2^(1−n) of all cases.
-- Two methods are compared on the seeds that both have, by Student's paired t-test: runs of one seed share data order,
-  initial weights and tasks. Rank and sign tests cannot reach 5 % with fewer than six seeds.
+- Intervals are expanded percentile bootstrap intervals over seeds (Hesterberg 2015, "What teachers should know about
+  the bootstrap"). Plain percentiles are too narrow by √((n−1)/n) and use the normal quantile instead of Student's.
+  With two or three seeds the interval is their range, which covers the mean of a symmetric distribution in 1 − 2^(1−n)
+  of all cases.
+- Two methods are compared by Student's paired t-test on the seeds that both have, because runs of one seed share data
+  order, initial weights and tasks. Rank and sign tests cannot reach 5 % with fewer than six seeds.
 - Families of tests are corrected by Holm's procedure.
 """
 
@@ -24,18 +24,18 @@ from statsmodels.stats.multitest import multipletests
 Floats = NDArray[np.float64]
 
 LEVEL = 0.05
-"""Differences whose corrected p-value is below this are called distinguishable."""
+"""A difference is significant if its corrected p-value is below this level."""
 POWER = 0.8
-"""How likely the seeds that are asked for would show the difference."""
+"""The power for which `seeds_needed` plans."""
 MANY_SEEDS = 1000
-"""From here on, more seeds are not a plan."""
+"""The most seeds that `seeds_needed` suggests."""
 
 _RESAMPLES = 9999
 _BAND_RESAMPLES = 999
 _BATCH = 20_000_000
-"""How many numbers to resample at a time: bounds memory."""
+"""The most numbers to resample at a time; bounds memory."""
 _ROUNDING = 1e-9
-"""Differences smaller than this part of the values are rounding."""
+"""Differences below this fraction of the values are rounding errors."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Interval:
         mean: The mean.
         low: The lower end; NaN for a single value.
         high: The upper end; NaN for a single value.
-        count: How many values.
+        count: The number of values.
     """
 
     mean: float
@@ -57,13 +57,13 @@ class Interval:
 
 @dataclass(frozen=True)
 class Difference:
-    """How one method differs from another: mean of the first minus mean of the second.
+    """The difference of two methods: mean of the first minus mean of the second.
 
     Args:
-        interval: The difference; NaN ends where there are too few seeds.
-        p: The p-value of "no difference", not corrected; NaN where it cannot be tested.
-        paired: Whether seed was compared with seed.
-        scatter: Standard deviation of the paired differences; 0 if they are alike but for rounding, NaN if unpaired.
+        interval: The difference; its ends are NaN with too few seeds.
+        p: The uncorrected p-value; NaN if a test is impossible.
+        paired: Whether the difference is paired by seed.
+        scatter: Standard deviation of the paired differences; 0 if they are equal up to rounding, NaN if unpaired.
     """
 
     interval: Interval
@@ -75,7 +75,9 @@ class Difference:
     def reversed(self) -> "Difference":
         """The second minus the first."""
         gap = self.interval
-        mean, low, high = (0.0 - value for value in (gap.mean, gap.high, gap.low))  # Not −0 for 0.
+        mean, low, high = (
+            0.0 - value for value in (gap.mean, gap.high, gap.low)
+        )  # 0.0 − x, because −x turns 0 into −0.
         return Difference(Interval(mean, low, high, gap.count), self.p, self.paired, self.scatter)
 
 
@@ -103,13 +105,13 @@ def bands(values: Floats) -> tuple[Floats, Floats, Floats]:
         values: [seeds, points]; NaN where a seed has no value.
 
     Returns:
-        Mean, lower end and upper end at every point, over the seeds that have a value there: NaN where none
-        has, the ends also where only one has.
+        Mean, lower end and upper end at every point, over the seeds with a value there. They are NaN without a value;
+        the ends are also NaN with only one.
     """
     points = values.shape[1]
     mean, low, high = (np.full(points, np.nan) for _ in range(3))
     present = np.isfinite(values)
-    # Points that the same seeds have reached are resampled together.
+    # Points with values from the same seeds are resampled together.
     patterns, group_of = np.unique(present, axis=1, return_inverse=True)
     for group in range(patterns.shape[1]):
         seeds, columns = patterns[:, group], np.flatnonzero(group_of.reshape(-1) == group)
@@ -121,7 +123,7 @@ def bands(values: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Difference:
-    """Compare two methods on the seeds that both have, or on all if they share fewer than two.
+    """Compare two methods on their shared seeds, or on all seeds if they share fewer than two.
 
     Args:
         first: A value for each seed, at least one.
@@ -153,7 +155,7 @@ def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Diffe
 
 
 def mean_difference(first: Mapping[int, float], second: Mapping[int, float]) -> float:
-    """The mean of the first minus that of the second, over the seeds that `compare` tests.
+    """Return the mean of the first minus that of the second, over the seeds that `compare` tests.
 
     Example:
         >>> mean_difference({0: 3.0, 1: 5.0, 2: 100.0}, {0: 2.0, 1: 3.0})
@@ -168,8 +170,7 @@ def mean_difference(first: Mapping[int, float], second: Mapping[int, float]) -> 
 def compare(first: Mapping[int, float], second: Mapping[int, float]) -> float:
     """Test whether two methods differ: Student's paired t-test, or Welch's if they share fewer than two seeds.
 
-    Differences that are all alike leave a t-test no scatter, or that of rounding alone, which would look like
-    certainty. They are tested by their signs.
+    Differences that are all equal have no variance for a t-test. They are tested by a sign test instead.
 
     Args:
         first: A value for each seed.
@@ -195,13 +196,13 @@ def compare(first: Mapping[int, float], second: Mapping[int, float]) -> float:
 
 
 def _gaps(first: Mapping[int, float], second: Mapping[int, float], seeds: Sequence[int]) -> tuple[Floats, float]:
-    """The differences of these seeds, and how small a difference is rounding."""
+    """Return the differences of these seeds, and the threshold below which a difference is a rounding error."""
     pairs = np.array([(first[seed], second[seed]) for seed in seeds])
     return pairs[:, 0] - pairs[:, 1], float(_ROUNDING * np.abs(pairs).max())
 
 
 def adjust(p_values: Sequence[float]) -> list[float]:
-    """Correct the p-values of one family by Holm's procedure; those that are NaN stay and do not count.
+    """Correct the p-values of one family by Holm's procedure; NaN stays NaN and does not count.
 
     Example:
         >>> adjust([0.01, 0.04, float("nan")])
@@ -210,7 +211,7 @@ def adjust(p_values: Sequence[float]) -> list[float]:
     known = [p for p in p_values if not math.isnan(p)]
     if not known:
         return list(p_values)
-    # statsmodels collects garbage at every call: half a second among torch's objects unless they are set aside.
+    # statsmodels calls gc.collect(), which takes half a second with torch's objects unless they are frozen.
     gc.freeze()
     try:
         corrected = iter(multipletests(known, method="holm")[1].tolist())
@@ -220,16 +221,16 @@ def adjust(p_values: Sequence[float]) -> list[float]:
 
 
 def seeds_needed(gap: Difference, comparisons: int) -> int | None:
-    """Say how many seeds would show a difference as large as it looks now, with a power of 80 %.
+    """Return the number of seeds that would show the observed difference with a power of 80 %.
 
-    Differences without any scatter are tested by their signs: as many are needed as their test asks for.
+    Equal differences are tested by a sign test, which needs a fixed number of seeds.
 
     Args:
-        gap: What was seen.
-        comparisons: How many tests share the level; the strictest of Holm's steps is asked for.
+        gap: The observed difference.
+        comparisons: The number of tests in the family; the strictest of Holm's levels is used.
 
     Returns:
-        The number of seeds in all; None if it cannot be told, or is above `MANY_SEEDS`.
+        The total number of seeds; None if it is unknown or above `MANY_SEEDS`.
     """
     if math.isnan(gap.scatter) or gap.interval.mean == 0:
         return None
@@ -241,12 +242,12 @@ def seeds_needed(gap: Difference, comparisons: int) -> int | None:
 
 
 def _power(effect: float, seeds: int, level: float) -> float:
-    """Return the power of Student's paired test, by F's distribution: that of t is not defined for large effects."""
+    """Return the power of the paired t-test, from the noncentral F; scipy's noncentral t fails for large effects."""
     return float(stats.ncf.sf(stats.t.isf(level / 2, seeds - 1) ** 2, 1, seeds - 1, seeds * effect**2))
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return Spearman's ρ over the pairs that are finite; NaN with fewer than three or without variation.
+    """Return Spearman's ρ over the finite pairs; NaN with fewer than three pairs or without variation.
 
     Example:
         >>> rank_correlation([1.0, 2.0, 3.0], [10.0, 100.0, 1000.0])
@@ -261,7 +262,7 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def _expanded_level(count: int) -> float:
-    """The percentile interval's level at which it is as wide as Student's interval (Hesterberg 2015)."""
+    """Return the level at which a percentile interval is as wide as Student's interval (Hesterberg 2015)."""
     quantile = stats.t.ppf(LEVEL / 2, count - 1) * math.sqrt(count / (count - 1))
     return float(1 - 2 * stats.norm.cdf(quantile))
 

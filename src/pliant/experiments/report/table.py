@@ -1,4 +1,4 @@
-"""The table of results, once for all formats: what stands in which cell."""
+"""The table of results, for all formats."""
 
 import math
 from collections.abc import Callable
@@ -9,17 +9,17 @@ from pliant.experiments.report.analysis import Analysis, Contrast, Mark, Row
 from pliant.experiments.report.formatting import change, is_share, name_of, number, probability, span
 
 _METRICS = 3
-"""How many metrics the first table shows; it is to be read, not searched."""
+"""The number of metrics in the first table."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a cell.
+    """A cell of a table.
 
     Args:
-        text: The number itself.
-        details: What qualifies it: an interval, a test.
-        mark: Whether it is the best of its column, or cannot be told from it.
+        text: The number.
+        details: Its interval or test.
+        mark: Whether it is the best of its column, or tied with the best.
     """
 
     text: str
@@ -32,10 +32,10 @@ class ResultTable:
     """A table of results.
 
     Args:
-        columns: What stands above the columns; the first is the contender's.
-        contenders: The names, row by row.
-        cells: The other columns' cells, row by row.
-        notes: What a reader must know about it.
+        columns: The headings; the first is the contender's.
+        contenders: The name of each row.
+        cells: The cells of each row, without the name.
+        notes: The notes below the table.
     """
 
     columns: list[str]
@@ -51,10 +51,10 @@ def result_table(analysis: Analysis) -> ResultTable:
     columns = ["method", _heading(headline)]
     makers: list[Callable[[Row], Cell]] = [lambda row: _value(row, headline)]
     if any(row.against_vanilla for row in rows):
-        columns.append("against doing nothing")
+        columns.append("vs. plain training")
         makers.append(lambda row: _contrast(row.against_vanilla, headline))
     if any(row.against_fresh for row in rows):
-        columns.append("against training from scratch")
+        columns.append("vs. training from scratch")
         makers.append(lambda row: _contrast(row.against_fresh, headline))
     if any(row.published for row in rows):
         columns.append("published")
@@ -63,7 +63,7 @@ def result_table(analysis: Analysis) -> ResultTable:
         columns.append(_heading(metric))
         makers.append(partial(_value, metric=metric))
     if any(row.cost for row in rows):
-        columns += ["time a step", "memory kept"]
+        columns += ["time per step", "memory"]
         makers += [_time, _memory]
     columns.append("seeds")
     makers.append(_seeds)
@@ -76,7 +76,7 @@ def result_table(analysis: Analysis) -> ResultTable:
 
 
 def metric_table(analysis: Analysis) -> ResultTable | None:
-    """Make the table of all metrics; None if the first table shows them all."""
+    """Make the table of all metrics; None if the first table shows all of them."""
     if len(analysis.metrics) <= _METRICS:
         return None
     return ResultTable(
@@ -143,34 +143,36 @@ def _notes(analysis: Analysis) -> list[str]:
     notes = ["Means over seeds with 95 % bootstrap intervals."]
     contrasts = [c for row in analysis.rows for c in (row.against_vanilla, row.against_fresh) if c]
     if any(contrast.difference.paired for contrast in contrasts):
-        notes.append("Differences are taken seed by seed, p-values are of paired t-tests.")
+        notes.append("Differences are paired by seed; p-values are from paired t-tests.")
     if not all(contrast.difference.paired for contrast in contrasts):
-        notes.append("Where fewer than two seeds are shared, differences are of means, p-values of Welch's t-tests.")
+        notes.append(
+            "With fewer than two shared seeds, differences are of means and p-values are from Welch's t-tests."
+        )
     if contrasts:
         notes.append("All p-values are corrected by Holm's procedure for the number of comparisons.")
     marks = {mark for row in analysis.rows for mark in row.marks.values()}
     diverged = any(row.contender.diverged for row in analysis.rows)
     if "best" in marks:
         all_seeds = " that finished all seeds" if diverged else ""
-        notes.append(f"Best: distinguishable from every other method{all_seeds}.")
+        notes.append(f"Best: significantly better than every other method{all_seeds}.")
     if "tied" in marks:
-        notes.append("Tied: the best mean, and those that cannot be told from it.")
+        notes.append("Tied: the best mean, and methods that do not differ significantly from it.")
     if diverged:
         notes.append(
-            "What diverged on a seed is not marked; its means and differences are over the seeds that survived."
+            "Methods that diverged on a seed are not marked; their means and differences are over the other seeds."
         )
     if marks and analysis.uneven:
-        notes.append("Marks go by the seeds that all share, where they share any.")
+        notes.append("Marks use the seeds that all methods have, if there are any.")
     if len(analysis.candidates) > 1 and not all(_marked(analysis, metric) for metric in analysis.metrics[:_METRICS]):
-        notes.append("Where nothing is marked, no method can be told from the best.")
+        notes.append("In a column without marks, no method differs significantly from the best.")
     if any(row.published for row in analysis.rows):
-        notes.append("Published: the source's mean and spread as printed there.")
+        notes.append("Published: the source's mean and spread.")
     if any(row.cost for row in analysis.rows):
         notes.append(
-            "Time is the median over seeds relative to doing nothing, evaluation included, and the range over seeds: "
-            "on a busy machine it scatters. Memory is what weights, optimizer and method keep between steps."
+            "Time is the median over seeds relative to plain training, including evaluation, with the range over "
+            "seeds; it varies on a busy machine. Memory is that of weights, optimizer and method between steps."
         )
-    chosen_on = {"validation": "held-out training data", "test": "the test data itself: optimistic"}
+    chosen_on = {"validation": "held-out training data", "test": "the test data, so the results are optimistic"}
     if (on := analysis.comparison.selection.get("on")) in chosen_on:
         notes.append(f"Settings were chosen on {chosen_on[on]}.")
     return notes

@@ -118,7 +118,7 @@ def _plain(text: str) -> str:
 _COLUMNS = (
     "comparison", "method", "settings", "role", "metric", "mean", "low", "high", "seeds", "mark",
     "difference_to_vanilla", "difference_low", "difference_high", "p_corrected", "difference_to_fresh",
-    "published", "published_spread", "seconds_a_step", "bytes_kept",
+    "published", "published_spread", "seconds_per_step", "bytes",
 )  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def csv_table(sections: "Sequence[Section]") -> str:
                     if row.published:
                         line["published"], line["published_spread"] = row.published
                     if row.cost:
-                        line |= {"seconds_a_step": row.cost.seconds, "bytes_kept": row.cost.bytes}
+                        line |= {"seconds_per_step": row.cost.seconds, "bytes": row.cost.bytes}
                 writer.writerow({key: _blank(value) for key, value in line.items()})
     return out.getvalue()
 

@@ -3,19 +3,19 @@
   const page = JSON.parse(document.getElementById("charts").textContent);
   const views = new Map();
 
-  // Themes: the system's unless told otherwise. Charts take their colors from the page, so nothing is drawn anew.
+  // Theme: the system's unless the reader chooses. Charts use CSS variables, so nothing is redrawn.
   const root = document.documentElement;
   const button = document.getElementById("theme");
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
   const label = () => { button.textContent = isDark() ? "Light" : "Dark"; button.setAttribute("aria-label", `Switch to the ${isDark() ? "light" : "dark"} theme`); };
-  const remember = (value) => { try { localStorage.setItem("pliant-theme", value); } catch { /* private windows have no memory */ } };
+  const remember = (value) => { try { localStorage.setItem("pliant-theme", value); } catch { /* unavailable in private windows */ } };
   try { const kept = localStorage.getItem("pliant-theme"); if (kept) root.dataset.theme = kept; } catch { /* as above */ }
   button.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; remember(root.dataset.theme); label(); });
   dark.addEventListener("change", label);
   label();
 
-  // Tooltips: what is known, the best first, no more than fit.
+  // Tooltips: known values, largest first, at most LINES.
   const LINES = 14;
   const formatTooltip = (value, toHtml) => {
     if (typeof value !== "object" || value === null) return toHtml(value);
@@ -31,7 +31,7 @@
     return `<table>${[...first, ...rest].map(row).join("")}${left > 1 ? `<tr><td class="key">and ${left} more</td><td></td></tr>` : ""}</table>`;
   };
 
-  // logLevel 1: only errors. With no method shown, scales have no extent, and that is no news.
+  // logLevel 1: only errors. Without visible methods, Vega warns about empty scales.
   const draw = async (id) => {
     if (views.has(id)) return;
     views.set(id, null);
@@ -41,7 +41,7 @@
     show(section);
   };
 
-  // Which methods are shown, in all charts of a comparison at once.
+  // The visible methods, for all charts of a comparison.
   const article = (section) => document.querySelector(`[data-section="${section}"]`);
   const boxes = (section) => [...article(section).querySelectorAll(".key input")];
   const chosen = (section) => boxes(section).filter((box) => box.checked).map((box) => box.value);

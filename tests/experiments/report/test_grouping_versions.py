@@ -1,4 +1,4 @@
-"""Runs of data and networks that were changed behind their names are not taken for runs of the same."""
+"""Runs with different versions of the same data or network are not pooled."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ def means(comparison: Comparison) -> dict[str, float]:
 
 @pytest.mark.parametrize("changed", ["data", "model"])
 @pytest.mark.parametrize("by", ["folders", "runs"])
-def test_folders_of_different_states_are_told_apart(tmp_path: Path, changed: str, by: str) -> None:
+def test_folders_with_different_versions_are_separate_comparisons(tmp_path: Path, changed: str, by: str) -> None:
     nights = [tmp_path / "first", tmp_path / "second"]
     for night, digest, value in zip(nights, "ab", (0.5, 0.8), strict=True):
         digests = {"data": "same", "model": "same"} | {changed: digest}
@@ -51,7 +51,7 @@ def test_folders_of_different_states_are_told_apart(tmp_path: Path, changed: str
     assert first.mixed == second.mixed == ()
 
 
-def test_folders_of_the_same_recipe_and_different_states_are_told_apart(tmp_path: Path) -> None:
+def test_folders_of_one_recipe_with_different_versions_are_separate_comparisons(tmp_path: Path) -> None:
     nights = [tmp_path / "first", tmp_path / "second"]
     for night, digest in zip(nights, "ab", strict=True):
         (tmp_path / "n.npz").touch()
@@ -62,9 +62,7 @@ def test_folders_of_the_same_recipe_and_different_states_are_told_apart(tmp_path
 
 
 @pytest.mark.parametrize(("first", "second"), [("a", "a"), ("a", None), (None, "a"), (None, None)])
-def test_what_is_the_same_or_does_not_tell_comes_together(
-    tmp_path: Path, first: str | None, second: str | None
-) -> None:
+def test_equal_or_unknown_versions_are_pooled(tmp_path: Path, first: str | None, second: str | None) -> None:
     write_night(tmp_path / "first", {"vanilla": 0.5}, first)
     write_night(tmp_path / "second", {"L2": 0.6}, second)
     (comparison,) = compare_folders([tmp_path / "first", tmp_path / "second"])
@@ -72,14 +70,14 @@ def test_what_is_the_same_or_does_not_tell_comes_together(
     assert comparison.title == "label flip on n.npz with own.py:build"
 
 
-def test_a_mixture_in_one_folder_is_said(tmp_path: Path) -> None:
+def test_mixed_versions_in_one_folder_are_reported(tmp_path: Path) -> None:
     write_night(tmp_path, {"vanilla": 0.5}, "a")
     write_night(tmp_path, {"L2": 0.9}, "b")
     (section,) = pliant.report(tmp_path).sections
     assert "The runs used 2 versions of data n.npz, which changed in between." in section.answer.reasons
 
 
-def test_runs_that_do_not_count_make_no_mixture(tmp_path: Path) -> None:
+def test_runs_that_do_not_count_do_not_mix_versions(tmp_path: Path) -> None:
     write_night(tmp_path, {"vanilla": 0.5}, "a")
     measured = replace(own("vanilla", 0), measures=("loss",))
     write_run(tmp_path, measured, [0.5], status="unfinished", sources={"data": "b"})
@@ -89,7 +87,7 @@ def test_runs_that_do_not_count_make_no_mixture(tmp_path: Path) -> None:
     assert comparison.mixed == ()
 
 
-def test_a_damaged_log_tells_nothing(tmp_path: Path) -> None:
+def test_a_damaged_log_is_ignored(tmp_path: Path) -> None:
     write_night(tmp_path, {"vanilla": 0.5}, "a")
     for events in tmp_path.glob("runs/*/events.jsonl"):
         events.write_text("{\n")

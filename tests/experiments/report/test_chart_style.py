@@ -1,4 +1,4 @@
-"""Colors that can be told apart: on both backgrounds, and without red, green or blue."""
+"""Colors are distinguishable on both backgrounds, also with color vision deficiencies."""
 
 import itertools
 from pathlib import Path
@@ -40,7 +40,7 @@ def contrast(a: str, b: str) -> float:
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 @pytest.mark.parametrize("vision", VISION)
-def test_any_two_contenders_can_be_told_apart(theme: dict[str, Any], vision: str) -> None:
+def test_any_two_colors_are_distinguishable(theme: dict[str, Any], vision: str) -> None:
     colors = [theme["vanilla"], theme["fresh"], *theme["hues"]]
     seen = {color: lab(np.asarray(VISION[vision]) @ linear(color)) for color in colors}
     for a, b in itertools.combinations(colors, 2):
@@ -48,7 +48,7 @@ def test_any_two_contenders_can_be_told_apart(theme: dict[str, Any], vision: str
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
-def test_marks_and_words_stand_out_from_the_page(theme: dict[str, Any]) -> None:
+def test_colors_contrast_with_the_background(theme: dict[str, Any]) -> None:
     for mark in (theme["vanilla"], theme["fresh"], *theme["hues"], theme["good"], theme["warn"]):
         assert contrast(mark, theme["page"]) >= 3, mark  # WCAG 2.2, 1.4.11
     for word in (theme["ink"], theme["muted"], theme["accent"]):
@@ -63,7 +63,7 @@ def contenders(root: Path, methods: int) -> tuple[Contender, ...]:
     return comparison.contenders
 
 
-def test_sixty_contenders_differ_in_color_or_pattern_as_far_as_that_goes(tmp_path: Path) -> None:
+def test_sixty_contenders_use_all_colors_and_patterns(tmp_path: Path) -> None:
     series = assign_series(contenders(tmp_path, 58))
     looks = [(each.slot, each.dash) for each in series]
     assert len(set(looks)) == 2 + 30
@@ -71,5 +71,5 @@ def test_sixty_contenders_differ_in_color_or_pattern_as_far_as_that_goes(tmp_pat
     assert len(set(looks[:32])) == 32
 
 
-def test_a_handful_is_all_shown(tmp_path: Path) -> None:
+def test_few_contenders_are_all_shown(tmp_path: Path) -> None:
     assert all(each.shown for each in assign_series(contenders(tmp_path, 8)))

@@ -24,7 +24,7 @@ from pliant.experiments.store import load_runs
 from tests.experiments.report.stores import NASTY, config, write_recipe, write_results, write_run
 
 
-def test_figures_come_in_the_order_of_the_report(report: Report) -> None:
+def test_figures_are_in_the_order_of_the_report(report: Report) -> None:
     (section,) = report.sections
     assert [group.name for group in section.groups] == [
         "differences",
@@ -52,12 +52,12 @@ def test_figures_come_in_the_order_of_the_report(report: Report) -> None:
     ]
 
 
-def test_charts_are_valid(report: Report) -> None:
+def test_charts_are_valid_vega_lite(report: Report) -> None:
     for figure in report.sections[0].figures:
         assert figure.chart.to_dict(validate=True)["$schema"] == alt.SCHEMA_URL
 
 
-def test_what_differs_between_networks_is_told_with_each(tmp_path: Path) -> None:
+def test_settings_that_differ_are_listed_per_contender(tmp_path: Path) -> None:
     for activation in ("relu", "tanh"):
         run = config(activation, 0, methods=(), model=Part("mlp", {"activation": activation}))
         write_run(tmp_path, run, [0.5, 0.6])
@@ -77,7 +77,7 @@ def test_what_differs_between_networks_is_told_with_each(tmp_path: Path) -> None
     assert "dashed" not in ends.note
 
 
-def test_every_figure_has_its_numbers(report: Report) -> None:
+def test_every_figure_has_a_table(report: Report) -> None:
     tables = {figure.name: figure.table for figure in report.sections[0].figures}
     assert all(table.rows for table in tables.values())
     ends = tables["task_ends"]
@@ -94,7 +94,7 @@ def test_every_figure_has_its_numbers(report: Report) -> None:
     assert tables["growth_c2"].rows == [["0", "1", "11", "11"]]
 
 
-def test_csv_holds_the_numbers_in_full(report: Report, tmp_path: Path) -> None:
+def test_csv_has_full_precision(report: Report, tmp_path: Path) -> None:
     (path,) = report.save(tmp_path / "table.csv")
     lines = list(csv.DictReader(io.StringIO(path.read_text())))
     (l2,) = [line for line in lines if line["method"] == "L2" and line["metric"] == "mean_test_accuracy"]
@@ -103,10 +103,10 @@ def test_csv_holds_the_numbers_in_full(report: Report, tmp_path: Path) -> None:
     assert float(l2["difference_to_vanilla"]) == pytest.approx(0.425)
     assert (l2["published"], l2["published_spread"]) == ("0.81", "0.02")
     assert (l2["settings"], l2["role"], l2["seeds"]) == ("l2(lam=0.1)", "method", "3")
-    assert float(l2["bytes_kept"]) == 330
+    assert float(l2["bytes"]) == 330
 
 
-def test_markdown_tells_all_in_words(report: Report, tmp_path: Path) -> None:
+def test_markdown_has_answer_table_failures_and_settings(report: Report, tmp_path: Path) -> None:
     (path,) = report.save(tmp_path / "report.md")
     text = path.read_text()
     assert "**Use L2 with lam=0.1: 81.0 % mean test accuracy over tasks" in text
@@ -124,7 +124,7 @@ def test_markdown_tells_all_in_words(report: Report, tmp_path: Path) -> None:
     assert len({line.replace(r"\|", "").count("|") for line in table if "final" not in line}) <= 2
 
 
-def test_latex_is_a_table_with_its_specials_escaped(report: Report, tmp_path: Path) -> None:
+def test_latex_escapes_special_characters(report: Report, tmp_path: Path) -> None:
     (path,) = report.save(tmp_path / "table.tex")
     text = path.read_text()
     columns = len(report.sections[0].table.columns)
@@ -135,7 +135,7 @@ def test_latex_is_a_table_with_its_specials_escaped(report: Report, tmp_path: Pa
     assert not re.search(r"(?<!\\)[%_#]", text)
 
 
-def test_marks_are_written_and_explained(tmp_path: Path) -> None:
+def test_marks_appear_with_an_explanation(tmp_path: Path) -> None:
     results = {"vanilla": [0.50, 0.51, 0.52, 0.54], "a": [0.90, 0.91, 0.92, 0.93], "b": [0.91, 0.90, 0.93, 0.91]}
     write_results(tmp_path / "tied", results)
     write_results(tmp_path / "best", {name: results[name] for name in ("vanilla", "a")})
@@ -151,7 +151,7 @@ def test_marks_are_written_and_explained(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", FIGURES)
-def test_figures_are_drawn_for_print(report: Report, tmp_path: Path, format: str) -> None:
+def test_figures_are_saved_as_png_svg_and_pdf(report: Report, tmp_path: Path, format: str) -> None:
     files = report.save(tmp_path / "figures", format)
     assert len(files) == len(report.sections[0].figures)
     for file in files:
@@ -169,7 +169,7 @@ def test_figures_are_drawn_for_print(report: Report, tmp_path: Path, format: str
             assert content.startswith(b"%PDF")
 
 
-def test_an_unknown_format_is_named(report: Report, tmp_path: Path) -> None:
+def test_an_unknown_format_is_rejected(report: Report, tmp_path: Path) -> None:
     with pytest.raises(
         ValueError,
         match="format: 'docx' is not allowed; it must be one of 'html', 'md', 'csv', 'tex', 'png'",
@@ -177,7 +177,7 @@ def test_an_unknown_format_is_named(report: Report, tmp_path: Path) -> None:
         report.save(tmp_path / "report.docx")
 
 
-def test_the_terminal_says_it_too(report: Report) -> None:
+def test_the_terminal_shows_answer_and_table(report: Report) -> None:
     out = Console(record=True, width=100, file=io.StringIO())
     report.print(out)
     text = out.export_text()
@@ -188,7 +188,7 @@ def test_the_terminal_says_it_too(report: Report) -> None:
 
 
 @pytest.mark.parametrize("format", ["html", "md", "csv", "tex"])
-def test_no_name_breaks_a_format(tmp_path: Path, format: str) -> None:
+def test_special_characters_in_names_break_no_format(tmp_path: Path, format: str) -> None:
     write_results(tmp_path, {NASTY: [0.5, 0.6], "vanilla": [0.4, 0.5]}, tasks=2)
     (path,) = pliant.report(tmp_path).save(tmp_path / f"report.{format}")
     text = path.read_text()
@@ -205,7 +205,7 @@ def test_no_name_breaks_a_format(tmp_path: Path, format: str) -> None:
 
 
 @pytest.mark.parametrize("runs", ["one", "unfinished", "failed", "broken"])
-def test_a_sensible_report_of_next_to_nothing(tmp_path: Path, runs: str) -> None:
+def test_reports_of_very_few_runs(tmp_path: Path, runs: str) -> None:
     if runs == "one":
         write_results(tmp_path, {"swr": [0.5]}, tasks=1)
     elif runs == "unfinished":
@@ -226,28 +226,28 @@ def test_a_sensible_report_of_next_to_nothing(tmp_path: Path, runs: str) -> None
     assert ("unreadable" in page) == (runs == "broken")
 
 
-def test_runs_and_folders_report_alike_in_a_notebook(root: Path) -> None:
+def test_runs_and_folders_give_the_same_report(root: Path) -> None:
     from_runs = pliant.report(load_runs(root))
     of_folder = str(pliant.report([root]))  # where a recipe says what else there is to run
-    assert of_folder == f"{from_runs} 6 runs that the recipe asks for have not begun."
+    assert of_folder == f"{from_runs} 6 runs of the recipe have not started."
     shown = from_runs._repr_html_()
     assert shown.startswith('<iframe srcdoc="')
     assert "<" not in shown[len("<iframe ") : -len("></iframe>")]
 
 
-def test_folders_and_runs_do_not_mix(root: Path) -> None:
+def test_folders_and_runs_cannot_be_mixed(root: Path) -> None:
     with pytest.raises(ValueError, match="both folders and runs"):
         pliant.report([root, *load_runs(root)])
 
 
-def test_the_command_writes_what_it_is_asked_for(root: Path, tmp_path: Path) -> None:
+def test_the_command_writes_every_format(root: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(root), "--format", "tex", "--to", str(tmp_path / "out.tex")])
     assert result.exit_code == 0, result.output
     assert "Use L2" in result.output
     assert (tmp_path / "out.tex").read_text().startswith(r"\begin{table}")
 
 
-def test_the_recipe_in_the_page_runs_the_same_experiment_again(root: Path, tmp_path: Path, report: Report) -> None:
+def test_the_recipe_in_the_page_can_be_loaded(root: Path, tmp_path: Path, report: Report) -> None:
     page = report.to_html()
     assert "pliant run recipe.json --out again" in page
     shown = html.unescape(page.split('<summary>recipe.json</summary><pre tabindex="0">')[1].split("</pre>")[0])
@@ -255,7 +255,7 @@ def test_the_recipe_in_the_page_runs_the_same_experiment_again(root: Path, tmp_p
     assert load_recipe(tmp_path / "recipe.json") == load_recipe(root / "recipe.json")
 
 
-def test_the_command_answers_an_empty_folder_with_a_line(tmp_path: Path) -> None:
+def test_an_empty_folder_gives_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     command = [sys.executable, "-c", "from pliant.cli import main; main()", "report", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -263,13 +263,13 @@ def test_the_command_answers_an_empty_folder_with_a_line(tmp_path: Path) -> None
     assert result.stderr.replace("\n", "").startswith("error: there are no runs in ")
 
 
-def test_the_function_is_no_module_after_it_was_called() -> None:
+def test_no_module_shadows_the_report_function() -> None:
     with pytest.raises(ValueError, match="nowhere"):
         pliant.report("nowhere")
     assert callable(pliant.experiments.report.report)
 
 
-def test_pliant_needs_torch_alone_until_a_report_is_made() -> None:
+def test_importing_pliant_needs_only_torch() -> None:
     program = """
 import sys
 for name in ("altair", "jinja2", "pydantic", "rich", "scipy", "statsmodels", "vl_convert"):
@@ -284,7 +284,7 @@ except ImportError as error:
     assert "pip install 'pliant[report]'" in result.stdout
 
 
-def test_a_layer_that_starts_at_zero_is_drawn_from_where_it_grows(tmp_path: Path) -> None:
+def test_growth_of_a_layer_that_starts_at_zero(tmp_path: Path) -> None:
     for seed in range(2):
         norms = {"weight_l2/0": [1.0, 2.0, 3.0], "weight_l2/1": [0.0, 2.0, 3.0], "weight_l2/2": [0.0, 0.0, 0.0]}
         write_run(tmp_path, config("vanilla", seed), [0.5, 0.6, 0.7], measures=norms)
@@ -293,7 +293,7 @@ def test_a_layer_that_starts_at_zero_is_drawn_from_where_it_grows(tmp_path: Path
     assert [row[0] for row in table.rows] == ["0", "1"]
 
 
-def test_figures_whose_names_are_alike_do_not_overwrite_each_other(tmp_path: Path) -> None:
+def test_figures_with_similar_names_get_separate_files(tmp_path: Path) -> None:
     grids = [{"name": "l2", "label": label, "grid": {"lam": [0.1, 0.01]}} for label in ("α", "β", "a/b", "a?b")]
     write_recipe(tmp_path, methods=["vanilla", *grids], selection={"on": "test"})
     for entry in grids:
@@ -304,7 +304,7 @@ def test_figures_whose_names_are_alike_do_not_overwrite_each_other(tmp_path: Pat
     assert sum("sensitivity" in file.name for file in files) == 4
 
 
-def test_a_terminal_without_the_letters_gets_the_page_all_the_same(root: Path, tmp_path: Path) -> None:
+def test_an_ascii_terminal_still_gets_the_page(root: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from pliant.cli import main; main()", "report", str(root), "--to", "page.html"]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -34,7 +34,7 @@ def test_runs_of_a_recipe_are_one_comparison_in_its_order(tmp_path: Path) -> Non
     assert comparison.contenders[2].values("mean_test_accuracy") == pytest.approx({0: 0.8, 1: 0.9})
 
 
-def test_runs_of_two_folders_come_together_once(tmp_path: Path) -> None:
+def test_runs_of_two_folders_are_pooled_without_duplicates(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     for root, seeds in ((here, (0, 1)), (there, (1, 2))):
         write_recipe(root)
@@ -52,7 +52,7 @@ def test_runs_of_two_folders_come_together_once(tmp_path: Path) -> None:
     assert comparison.folders == (here, there)
 
 
-def test_runs_with_other_settings_of_their_own_are_not_pooled(tmp_path: Path) -> None:
+def test_runs_with_different_settings_are_not_pooled(tmp_path: Path) -> None:
     for root, lr, seeds in ((tmp_path / "a", 0.1, (0, 1)), (tmp_path / "b", 0.001, (1, 2))):
         write_recipe(root, methods=["vanilla", {"name": "l2", "label": "L2", "lam": 0.1, "training": {"lr": lr}}])
         for seed in seeds:
@@ -65,13 +65,13 @@ def test_runs_with_other_settings_of_their_own_are_not_pooled(tmp_path: Path) ->
     assert [str(tmp_path / name) in one.title for name, one in zip("ab", comparisons, strict=True)] == [True, True]
 
 
-def test_what_this_version_does_not_know_is_reported_all_the_same(tmp_path: Path) -> None:
+def test_an_unknown_stream_is_reported(tmp_path: Path) -> None:
     for label in ("vanilla", "l2"):
         write_run(tmp_path, config(label, 0, stream=Part("newstream")), [0.5, 0.6])
     assert "newstream" in pliant.report(tmp_path).to_html()
 
 
-def test_a_recipe_with_less_in_it_is_read(tmp_path: Path) -> None:
+def test_a_recipe_without_title_or_source_is_read(tmp_path: Path) -> None:
     values = write_recipe(tmp_path)
     write_results(tmp_path, {"vanilla": [0.5], "L2": [0.6]})
     less = {key: value for key, value in values.items() if key not in ("title", "source", "choices")}
@@ -83,7 +83,7 @@ def test_a_recipe_with_less_in_it_is_read(tmp_path: Path) -> None:
     assert [broken.reason for broken in comparison.broken] == ["KeyError: 'seeds'"]
 
 
-def test_a_method_that_is_not_known_any_more_spoils_no_choice(tmp_path: Path) -> None:
+def test_a_recipe_with_an_unknown_method_is_read(tmp_path: Path) -> None:
     values = write_recipe(tmp_path)
     write_results(tmp_path, {"vanilla": [0.5], "L2": [0.6]})
     values["methods"][2]["parts"][0]["name"] = "gone"
@@ -91,7 +91,7 @@ def test_a_method_that_is_not_known_any_more_spoils_no_choice(tmp_path: Path) ->
     assert not compare_folders([tmp_path])[0].broken
 
 
-def test_runs_of_an_older_recipe_are_a_comparison_of_their_own(tmp_path: Path) -> None:
+def test_runs_of_an_older_recipe_are_a_separate_comparison(tmp_path: Path) -> None:
     write_recipe(tmp_path)
     write_results(tmp_path, {"vanilla": [0.5], "L2": [0.6]})
     write_results(tmp_path, {"vanilla": [0.1], "L2": [0.2]}, stream=Part("label_flip", {"tasks": 3, "epochs": 99}))
@@ -103,7 +103,7 @@ def test_runs_of_an_older_recipe_are_a_comparison_of_their_own(tmp_path: Path) -
     assert other.title == "label flip on digits with mlp (stream.epochs=99)"
 
 
-def test_methods_that_the_recipe_does_not_name_any_more_stay_in_its_comparison(tmp_path: Path) -> None:
+def test_methods_dropped_from_the_recipe_stay_in_its_comparison(tmp_path: Path) -> None:
     write_recipe(tmp_path, methods=["vanilla", "swr"], seeds=2)
     write_results(tmp_path, {"vanilla": [0.5, 0.5], "fresh": [0.4, 0.4], "L2": [0.6, 0.6]})
     (comparison,) = compare_folders([tmp_path])
@@ -116,7 +116,7 @@ def test_methods_that_the_recipe_does_not_name_any_more_stay_in_its_comparison(t
     assert {label for label, _ in comparison.not_begun} == {"swr"}
 
 
-def test_titles_tell_what_differs_where_names_do_not(tmp_path: Path) -> None:
+def test_titles_list_differing_options(tmp_path: Path) -> None:
     write_recipe(tmp_path, title="label flip on digits with mlp")
     write_results(tmp_path, {"vanilla": [0.5]})
     write_results(tmp_path, {"vanilla": [0.1]}, stream=Part("label_flip", {"tasks": 3, "epochs": 99}))
@@ -126,7 +126,7 @@ def test_titles_tell_what_differs_where_names_do_not(tmp_path: Path) -> None:
     ]
 
 
-def test_after_a_run_only_what_was_asked_for_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_current_recipe_is_printed_after_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_recipe(tmp_path)
     write_results(tmp_path, {"vanilla": [0.5], "L2": [0.6]})
     write_results(tmp_path, {"vanilla": [0.1]}, stream=Part("label_flip", {"tasks": 3, "epochs": 99}))
@@ -139,7 +139,7 @@ def test_after_a_run_only_what_was_asked_for_is_shown(tmp_path: Path, capsys: py
     assert "runs with other settings" not in capsys.readouterr().out
 
 
-def test_an_entry_with_a_network_of_its_own_stays_in_its_recipe(tmp_path: Path) -> None:
+def test_an_entry_with_its_own_network_stays_in_its_recipe(tmp_path: Path) -> None:
     entries = [{"name": "vanilla", "label": "relu"}, {"name": "vanilla", "label": "wide", "model": {"widths": [7]}}]
     write_recipe(tmp_path, methods=entries)
     write_results(tmp_path, {"relu": [0.5, 0.6]}, methods=())
@@ -149,7 +149,7 @@ def test_an_entry_with_a_network_of_its_own_stays_in_its_recipe(tmp_path: Path) 
     assert [(c.name, c.role) for c in comparison.contenders] == [("relu", "method"), ("wide", "method")]
 
 
-def test_settings_that_nobody_chose_from_are_all_contenders(tmp_path: Path) -> None:
+def test_without_a_choice_all_settings_are_contenders(tmp_path: Path) -> None:
     for lam in (0.1, 0.01):
         write_results(tmp_path, {"l2": [lam]}, methods=(Part("l2", {"lam": lam}),))
     (comparison,) = compare_folders([tmp_path])
@@ -158,7 +158,7 @@ def test_settings_that_nobody_chose_from_are_all_contenders(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("on", "trials"), [("validation", 2), ("test", 4)])
-def test_chosen_settings_are_the_contender_and_all_were_tried(tmp_path: Path, on: str, trials: int) -> None:
+def test_the_chosen_setting_is_the_contender_and_all_are_trials(tmp_path: Path, on: str, trials: int) -> None:
     for lam in (0.1, 0.01):
         methods = (Part("l2", {"lam": lam}),)
         write_run(tmp_path, config("l2", 0, methods=methods), [lam])
@@ -170,14 +170,14 @@ def test_chosen_settings_are_the_contender_and_all_were_tried(tmp_path: Path, on
     assert len(comparison.trials) == trials
 
 
-def test_the_recipe_may_name_the_number_that_decides(tmp_path: Path) -> None:
+def test_the_recipe_may_set_the_headline(tmp_path: Path) -> None:
     write_recipe(tmp_path, headline="mean_train_accuracy")
     write_results(tmp_path, {"vanilla": [0.5, 0.6, 0.7]})
     (comparison,) = compare_folders([tmp_path])
     assert comparison.headline == "mean_train_accuracy"
 
 
-def test_broken_folders_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_broken_runs_are_reported_and_the_rest_is_read(tmp_path: Path) -> None:
     write_recipe(tmp_path)
     write_results(tmp_path, {"vanilla": [0.5, 0.6, 0.7], "L2": [0.6, 0.7, 0.8]})
     torn, wrong, empty, made, alien = sorted((tmp_path / "runs").iterdir())[:3] + [tmp_path / "runs" / n for n in "ab"]
@@ -201,7 +201,7 @@ def test_broken_folders_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
         ({"result": {"final_test_accuracy": None}}, "final_test_accuracy is None"),
     ],
 )
-def test_an_end_that_no_run_has_is_named(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+def test_an_unknown_status_is_reported(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
     write_results(tmp_path, {"vanilla": [0.5, 0.6]})
     path = sorted((tmp_path / "runs").iterdir())[0] / "result.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
@@ -210,7 +210,7 @@ def test_an_end_that_no_run_has_is_named(tmp_path: Path, change: dict[str, Any],
     assert len(comparison.runs) == 1
 
 
-def test_a_broken_recipe_costs_its_title_only(tmp_path: Path) -> None:
+def test_a_broken_recipe_loses_only_its_title(tmp_path: Path) -> None:
     write_results(tmp_path, {"vanilla": [0.5], "L2": [0.6]})
     (tmp_path / "recipe.json").write_text('{"methods": []}')
     (tmp_path / "selection.json").write_text("{")
@@ -219,7 +219,7 @@ def test_a_broken_recipe_costs_its_title_only(tmp_path: Path) -> None:
     assert {broken.path.name for broken in comparison.broken} == {"recipe.json", "selection.json"}
 
 
-def test_nothing_to_report_is_said(tmp_path: Path) -> None:
+def test_folders_without_runs_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no folder 'runs'"):
         compare_folders([tmp_path])
     (tmp_path / "runs").mkdir()
@@ -229,7 +229,7 @@ def test_nothing_to_report_is_said(tmp_path: Path) -> None:
         compare_runs([])
 
 
-def test_a_folder_with_nothing_but_broken_runs_is_reported(tmp_path: Path) -> None:
+def test_a_folder_with_only_broken_runs_is_reported(tmp_path: Path) -> None:
     path = write_run(tmp_path, config("vanilla", 0), [0.5])
     (path / "result.json").write_text("no JSON")
     (comparison,) = compare_folders([tmp_path])
@@ -237,7 +237,7 @@ def test_a_folder_with_nothing_but_broken_runs_is_reported(tmp_path: Path) -> No
     assert [broken.path for broken in comparison.broken] == [path]
 
 
-def test_runs_at_hand_are_compared_by_their_setting(tmp_path: Path) -> None:
+def test_loaded_runs_are_grouped_by_setting(tmp_path: Path) -> None:
     write_results(tmp_path, {"vanilla": [0.5], "L2": [0.6]})
     write_results(tmp_path / "other", {"vanilla": [0.5]}, model=Part("cnn"))
     runs = [*load_runs(tmp_path), *load_runs(tmp_path / "other")]
@@ -269,7 +269,7 @@ def write_choice(root: Path, chosen: str, label: str = "l2") -> None:
         ("vanilla", "l2(lam=0.1)", False),
     ],
 )
-def test_a_choice_counts_while_the_recipe_leaves_it(tmp_path: Path, entry: object, chosen: str, applied: bool) -> None:
+def test_a_choice_counts_while_the_recipe_offers_it(tmp_path: Path, entry: object, chosen: str, applied: bool) -> None:
     methods = ["fresh", entry] if entry == "vanilla" else ["vanilla", entry]
     write_recipe(tmp_path, methods=methods)
     for lam in (0.1, 0.01):
@@ -280,7 +280,7 @@ def test_a_choice_counts_while_the_recipe_leaves_it(tmp_path: Path, entry: objec
     assert {c.name for c in comparison.contenders} == ({"l2"} if applied else {"l2(lam=0.1)", "l2(lam=0.01)"})
 
 
-def test_a_choice_belongs_to_the_recipe_that_left_it(tmp_path: Path) -> None:
+def test_a_choice_belongs_to_its_recipe(tmp_path: Path) -> None:
     older = Part("label_flip", {"tasks": 3, "epochs": 99})
     write_recipe(tmp_path, methods=["vanilla", GRID])
     for lam in (0.1, 0.01):
@@ -295,7 +295,7 @@ def test_a_choice_belongs_to_the_recipe_that_left_it(tmp_path: Path) -> None:
     assert len(other.contenders) == 2
 
 
-def test_a_choice_of_a_recipe_without_runs_is_nobodys(tmp_path: Path) -> None:
+def test_a_choice_of_a_recipe_without_runs_is_ignored(tmp_path: Path) -> None:
     write_recipe(tmp_path, methods=["vanilla", GRID], stream={"name": "label_flip", "tasks": 7})
     write_run(tmp_path, config("l2", 0, methods=(Part("l2", {"lam": 0.01}),)), [0.5])
     write_choice(tmp_path, "l2(lam=0.1)")
@@ -315,7 +315,7 @@ def test_choices_of_two_folders_are_both_kept(tmp_path: Path) -> None:
     assert {c.name: c.settings for c in comparison.contenders} == {"a": "l2(lam=0.1)", "b": "l2(lam=0.01)"}
 
 
-def test_a_recipe_is_read_where_its_data_and_network_are_not(tmp_path: Path) -> None:
+def test_a_recipe_is_read_without_its_data_and_network(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, headline="final_test_accuracy")
     elsewhere = {"data": {"name": "gone/", "options": {}}, "model": {"name": "gone.py:build", "options": {}}}
     write_atomically(tmp_path / "recipe.json", json.dumps(recipe | elsewhere).encode())
@@ -331,7 +331,7 @@ def test_a_recipe_is_read_where_its_data_and_network_are_not(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("better", "worse"), [("finished", "failed"), ("diverged", "failed"), ("failed", "unfinished")]
 )
-def test_of_two_copies_the_one_that_came_further_counts(
+def test_of_two_copies_the_one_that_got_further_counts(
     tmp_path: Path, order: tuple[str, str], better: Status, worse: Status
 ) -> None:
     write_run(tmp_path / "here", config("L2", 0), [0.5], status=better)
@@ -342,7 +342,7 @@ def test_of_two_copies_the_one_that_came_further_counts(
 
 @pytest.mark.parametrize("change", [{"measures": ("weight_l2",)}, {"device": "cuda"}, {"reference": "boundary"}])
 @pytest.mark.parametrize("with_recipe", [True, False])
-def test_a_seed_counts_once_whatever_was_measured_on_the_way(
+def test_a_seed_counts_once_even_with_different_measures(
     tmp_path: Path, change: dict[str, Any], with_recipe: bool
 ) -> None:
     if with_recipe:
@@ -356,7 +356,7 @@ def test_a_seed_counts_once_whatever_was_measured_on_the_way(
         assert contender.values("mean_test_accuracy") == pytest.approx({0: 0.8, 1: 0.9})
 
 
-def test_a_damaged_line_of_a_run_under_way_stops_nothing(tmp_path: Path) -> None:
+def test_a_damaged_line_of_an_unfinished_run_is_tolerated(tmp_path: Path) -> None:
     write_recipe(tmp_path)
     folder = write_run(tmp_path, config("vanilla", 0), [0.5, 0.6], status="unfinished")
     with (folder / "metrics.jsonl").open("ab") as metrics:
@@ -366,7 +366,7 @@ def test_a_damaged_line_of_a_run_under_way_stops_nothing(tmp_path: Path) -> None
     assert "No run has finished yet." in str(pliant.report(tmp_path))
 
 
-def test_what_the_recipe_asks_for_comes_first_and_what_has_not_begun_is_counted(tmp_path: Path) -> None:
+def test_the_recipe_comes_first_and_missing_runs_are_counted(tmp_path: Path) -> None:
     for lr in (0.1, 0.2, 0.3, 0.4):  # whatever the order of their names
         root = tmp_path / str(lr)
         write_recipe(root, training={"lr": lr}, seeds=2)
@@ -378,12 +378,12 @@ def test_what_the_recipe_asks_for_comes_first_and_what_has_not_begun_is_counted(
         assert set(first.not_begun) == {("vanilla", 1), ("fresh", 0), ("fresh", 1), ("L2", 0), ("L2", 1)}
         assert not second.not_begun
         told = str(pliant.report(root))
-        assert "no run of another method has begun yet" in told
-        assert "5 runs that the recipe asks for have not begun." in told
+        assert "no run of another method has started yet" in told
+        assert "5 runs of the recipe have not started." in told
 
 
 @pytest.mark.parametrize(("stream", "alike"), [("label_flip", True), ("continual_full", False)])
-def test_measures_are_held_against_what_the_past_costs(tmp_path: Path, stream: str, alike: bool) -> None:
+def test_measures_are_correlated_with_the_gap_to_a_fresh_network(tmp_path: Path, stream: str, alike: bool) -> None:
     """Errors fall as data accumulates, with a fresh network too; what the past costs goes the other way."""
     past, fresh = [0.40, 0.50, 0.60, 0.70, 0.80], [0.40, 0.52, 0.64, 0.76, 0.88]
     changes = {"stream": Part(stream, {"epochs": 2})}

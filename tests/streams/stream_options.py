@@ -1,0 +1,41 @@
+"""Options of every stream, and helpers to look into tasks."""
+
+from typing import Any
+
+import torch
+
+from pliant import streams
+from pliant.data.dataset import Dataset, Examples
+from pliant.streams.stream import Stream, Task
+
+N, TESTS, CLASSES = 120, 40, 10
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "single": {"epochs": 3},
+    "warm_start": {"fraction": 0.25, "first_epochs": 7, "epochs": 5},
+    "continual_full": {"chunks": 7, "epochs": 2},
+    "continual_limited": {"chunks": 7, "epochs": 2},
+    "class_incremental": {"phases": 4, "epochs": 2},
+    "random_labels": {"tasks": 5, "epochs": 2},
+    "pixel_permutation": {"tasks": 5, "epochs": 2},
+    "label_flip": {"tasks": 5, "epochs": 2},
+    "binary_pairs": {"tasks": 8, "epochs": 2},
+}
+
+
+def make(name: str, dataset: Dataset, seed: int = 0) -> Stream:
+    return streams.create(name, dataset, seed, **OPTIONS[name])
+
+
+def content(examples: Examples | None) -> tuple[torch.Tensor, ...]:
+    return () if examples is None else examples.batch(torch.arange(len(examples)))
+
+
+def rows_of(examples: Examples) -> set[int]:
+    x = examples.x if examples.rows is None else examples.x[examples.rows]
+    return set((x[:, 0, 0, 0].long() // 10 + x[:, 0, 2, 3].long() // 10 * 16).tolist())
+
+
+def same(one: Task, other: Task) -> bool:
+    pairs = zip(content(one.train) + content(one.test), content(other.train) + content(other.test), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
