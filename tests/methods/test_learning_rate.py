@@ -68,7 +68,7 @@ def test_coupled_penalty_resumes_with_its_first_rate() -> None:
     optimizer = SGD(other.parameters(), lr=0.1)
     resumed.attach(optimizer)
     train(other, optimizer, "mlp", [0])
-    assert set(resumed.strengths.values()) == {LAM * 0.1 / 0.4}
+    assert set(resumed.strengths.values()) == {LAM * (0.1 / 0.4)}
 
 
 def test_each_parameter_group_has_its_own_rate() -> None:
