@@ -131,7 +131,7 @@ def test_a_model_keeps_its_function_and_is_left_alone(name: str) -> None:
     assert all(v.equal(before[k]) for k, v in model.state_dict().items())
 
 
-def test_what_is_no_homogeneous_chain_is_refused() -> None:
+def test_models_that_are_not_homogeneous_chains_are_refused() -> None:
     with pytest.raises(ValueError, match="is a BatchNorm2d"):
         balancedness(zoo.build("cnn_bn"), Batch.of(zoo.batch("cnn_bn")))
     tanh = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 5))
@@ -143,7 +143,7 @@ def test_what_is_no_homogeneous_chain_is_refused() -> None:
 
 
 @pytest.mark.parametrize("inner", [False, True])
-def test_a_network_with_shortcuts_is_no_chain(inner: bool) -> None:
+def test_a_network_with_shortcuts_is_not_a_chain(inner: bool) -> None:
     """Its layers could be scaled alike without a change of the function, but not each on its own."""
 
     class Residual(nn.Module):

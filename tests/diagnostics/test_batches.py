@@ -1,4 +1,6 @@
+import math
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,7 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from pliant.diagnostics.batches import Batch, gather, sample_losses, summed_loss
+from pliant.diagnostics import curvature, diagnose
+from pliant.diagnostics.batches import Batch, LossFn, error_rate, gather, mean_loss, sample_losses, summed_loss
+from tests import zoo
 
 X, Y = torch.randn(5, 3), torch.arange(5)
 
@@ -85,7 +89,7 @@ def test_a_loader_draws_no_random_number_of_the_training(shuffle: bool, own: boo
 
 
 @pytest.mark.parametrize("nothing", [None, (), {}, (None, None), torch.ones(0, 3), "text"])
-def test_what_holds_no_sample_is_named(nothing: object) -> None:
+def test_data_without_samples_is_refused(nothing: object) -> None:
     with pytest.raises(ValueError, match="batch must be"):
         Batch.of(nothing)
 
@@ -143,7 +147,7 @@ class Unregistered:
         (torch.randn(5, 7), Unregistered(X), "target must be made of tensors .* got a Unregistered"),
     ],
 )
-def test_what_cannot_be_cut_into_samples_is_named(output: object, target: object, named: str) -> None:
+def test_outputs_and_targets_without_samples_are_refused(output: object, target: object, named: str) -> None:
     batch = Batch.of((X, target))
     if target is not Y:
         with pytest.raises(ValueError, match=named):
@@ -206,3 +210,138 @@ def test_tensors_of_inference_mode_become_ordinary_ones() -> None:
     moved = batch.on(nn.Linear(3, 2))
     assert not moved.args[0].is_inference()
     assert not moved.target.is_inference()
+
+
+INPUTS, LABELS = zoo.batch("mlp")
+
+
+WEIGHTS = torch.tensor([1.0, 50.0, 1.0, 0.2, 3.0], dtype=torch.float64)
+
+
+OF_THE_BATCH = ["loss", "gradient_l2", "sharpness", "hessian_exact_rank"]
+
+
+def ignoring(target: Tensor, *samples: int) -> Tensor:
+    return target.index_fill(0, torch.tensor(samples), -100)
+
+
+def contrast(output: Tensor, target: Tensor) -> Tensor:
+    """InfoNCE: a sample alone has nothing to be told from, and no loss."""
+    pairs = torch.randn(len(output), output.shape[1], dtype=output.dtype, generator=torch.Generator().manual_seed(0))
+    return cross_entropy(output @ pairs.T, torch.arange(len(output)))
+
+
+@pytest.mark.parametrize("first", ["loss", "hessian_rank"])
+@pytest.mark.parametrize(
+    ("loss_fn", "target"),
+    [(nn.CrossEntropyLoss(WEIGHTS), LABELS), (nn.CrossEntropyLoss(WEIGHTS), ignoring(LABELS, 2)),
+     (cross_entropy, ignoring(LABELS, 0, 3)), (cross_entropy, LABELS), (contrast, LABELS)],
+)  # fmt: skip
+def test_measures_of_the_batch_are_those_of_the_loss_that_training_sees(
+    loss_fn: LossFn, target: Tensor, first: str
+) -> None:
+    model = zoo.build("mlp")
+    found = diagnose(model, (INPUTS, target), loss_fn, measures=[first, *OF_THE_BATCH]).values
+    loss = loss_fn(model(INPUTS), target)
+    gradient = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    flat = torch.cat([g.flatten() for g in gradient])
+    hessian = [torch.autograd.grad(g, list(model.parameters()), retain_graph=True) for g in flat]
+    matrix = torch.stack([torch.cat([h.flatten() for h in row]) for row in hessian])
+    assert found["loss"] == pytest.approx(float(loss.detach()))
+    assert found["gradient_l2"] == pytest.approx(float(flat.detach().norm()))
+    assert found["sharpness"] == pytest.approx(float(torch.linalg.eigvalsh(matrix)[-1]), rel=1e-3)
+    assert found["hessian_exact_rank"] == curvature.relative_rank(matrix, len(matrix))
+
+
+def test_a_mean_with_class_weights_is_noted_where_samples_are_taken_alone() -> None:
+    model = zoo.build("mlp")
+
+    def ranks(loss_fn: LossFn) -> tuple[float, tuple[str, ...]]:
+        found = diagnose(model, (INPUTS, LABELS), loss_fn, measures=["hessian_rank", "gradient_effective_rank"])
+        return found.values["gradient_effective_rank"], found.notes
+
+    plain, none = ranks(cross_entropy)
+    mean, noted = ranks(nn.CrossEntropyLoss(WEIGHTS))
+    total, kept = ranks(nn.CrossEntropyLoss(WEIGHTS, reduction="sum"))
+    assert none == kept == ()
+    assert "neither the mean nor the sum" in noted[0]
+    assert "reduction='sum'" in noted[0]
+    assert mean == plain
+    assert total != pytest.approx(plain, rel=0.01)
+
+
+@pytest.mark.parametrize("samples", [(0,), (3,), (0, len(LABELS) - 1)])
+def test_samples_without_a_loss_of_their_own_are_named(samples: tuple[int, ...]) -> None:
+    target = ignoring(LABELS, *samples)
+    found = diagnose(zoo.build("mlp"), (INPUTS, target), cross_entropy, measures=["hessian_rank", "error", "loss"])
+    assert "the loss of a sample is NaN when it is taken alone" in found.skipped["hessian_rank"]
+    assert {"error", "loss"} <= found.values.keys()
+    summed = nn.CrossEntropyLoss(reduction="sum")
+    assert diagnose(zoo.build("mlp"), (INPUTS, target), summed, measures=["hessian_rank"]).values["hessian_rank"] > 0
+
+
+@pytest.mark.parametrize("reduce", [torch.mean, torch.sum, lambda losses: losses])
+def test_losses_that_cancel_are_still_told_from_each_other(reduce: Callable[[Tensor], Tensor]) -> None:
+    """A policy's losses have both signs, and their sum may be small as rounding is."""
+    advantage = torch.cat([torch.linspace(1, 2, 50), -torch.linspace(1, 2, 50)])
+    output, batch = torch.ones(100, 1) * (1 + 1e-7), Batch.of((torch.ones(100, 1), advantage))
+
+    def loss_fn(out: Tensor, weight: Tensor) -> Tensor:
+        return reduce(out[:, 0] * weight)
+
+    exact = float(sample_losses(loss_fn, output, batch).double().mean())
+    assert mean_loss(loss_fn, output, batch) == exact
+    output.requires_grad_()
+    (slope,) = torch.autograd.grad(summed_loss(loss_fn, output, batch).total, output)
+    torch.testing.assert_close(slope[:, 0], advantage)
+
+
+def test_the_error_is_that_of_classes_wherever_they_are() -> None:
+    logits, target = torch.randn(4, 3, 5), torch.randint(0, 3, (4, 5))
+    wrong = float((logits.argmax(1) != target).double().mean())
+    for output in (logits, logits.movedim(1, -1)):
+        assert diagnose(nn.Identity(), (output, target), measures=["error"]).values["error"] == wrong
+
+
+@pytest.mark.parametrize(
+    ("output", "target", "reason"),
+    [
+        (torch.randn(6, 1), torch.tensor([0, 1, 0, 1, 1, 1]), "logits of at least two classes"),
+        (torch.randn(6), torch.tensor([0, 1, 0, 1, 1, 1]), r"got shapes \(6,\) and \(6,\)"),
+        (torch.randn(6, 3, 3), torch.zeros(6, 3, dtype=torch.long), r"of shape \(6, 3, 3\) do not show"),
+        (torch.randn(6, 3), torch.zeros(6, 3, dtype=torch.long), r"got shapes \(6, 3\) and \(6, 3\)"),
+    ],
+)
+def test_an_error_that_has_no_classes_is_not_taken(output: Tensor, target: Tensor, reason: str) -> None:
+    assert re.search(reason, diagnose(nn.Identity(), (output, target), measures=["error"]).skipped["error"])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_non_finite_loss_is_not_taken_for_a_weighted_loss(bad: float) -> None:
+    model = zoo.build("mlp")
+    with torch.no_grad():
+        model[4].bias[0] = bad
+    notes = diagnose(model, (INPUTS, LABELS), cross_entropy, measures=["gradient_condition_number", "loss"]).notes
+    assert notes
+    assert not any("neither the mean nor the sum" in note for note in notes)
+
+
+def test_error_rate_counts_positions() -> None:
+    output = torch.eye(3).expand(2, 3, 3)
+    assert error_rate(output, torch.tensor([[0, 1, 2], [0, 0, 0]])) == pytest.approx(2 / 6)
+    with pytest.raises(ValueError, match="target must have"):
+        error_rate(torch.eye(3), torch.zeros(2))
+
+
+def test_ignored_targets_do_not_count_as_errors() -> None:
+    output = torch.eye(4).repeat(2, 1, 1)
+    target = torch.tensor([[0, 1, 2, 0], [0, 1, -100, -100]])
+    assert error_rate(output, target) == pytest.approx(1 / 6)
+    assert math.isnan(error_rate(output, torch.full((2, 4), -100)))
+
+
+def test_an_output_that_is_not_a_number_leaves_no_error() -> None:
+    output, target = torch.eye(3), torch.tensor([0, 1, 2])
+    output[1, 0] = math.nan
+    assert math.isnan(error_rate(output, target))
+    assert error_rate(output, torch.tensor([0, -100, 0])) == 0.5

@@ -10,11 +10,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy, mse_loss
 
 import pliant
-from pliant.diagnostics import curvature, spectra
+from pliant.diagnostics import curvature
 from pliant.diagnostics.batches import Batch
 from pliant.diagnostics.curvature import hessian_product, lanczos, sharpness
-from pliant.diagnostics.per_sample.gradient_gram import gradient_gram
-from pliant.diagnostics.spectra import decompose_gram
 from tests.diagnostics.networks import network
 from tests.reference.gradients import flat, hessian, per_sample_gradients
 
@@ -147,60 +145,6 @@ def test_linear_regression_is_its_own_gauss_newton() -> None:
         rtol=1e-10,
         atol=1e-12,
     )
-
-
-def test_gram_measures_are_those_of_the_gradients_themselves() -> None:
-    model, batch, loss_fn = network("mlp")
-    gram = gradient_gram(model, batch, loss_fn).total
-    g = per_sample_gradients(model, batch, loss_fn)  # [M, d]
-    sigma = torch.linalg.svdvals(g)
-    assert spectra.gradient_condition_number(decompose_gram(gram)) == pytest.approx(
-        float(sigma[0] / sigma[-1]), rel=1e-6
-    )
-    shares = sigma / sigma.sum()
-    entropy = -float((shares * shares.log()).sum())
-    assert spectra.gradient_effective_rank(decompose_gram(gram)) == pytest.approx(math.exp(entropy), rel=1e-9)
-    assert spectra.hessian_rank(decompose_gram(gram)) == curvature.relative_rank(g.T @ g / len(g), batch.size)
-
-
-@pytest.mark.parametrize("delta", [0.01, 0.3])
-def test_overlap_is_that_of_the_matrices_themselves(delta: float) -> None:
-    model, batch, loss_fn = network("mlp")
-    gram = gradient_gram(model, batch, loss_fn).total
-    g = per_sample_gradients(model, batch, loss_fn)
-    left, sigma, _ = torch.linalg.svd(g.T, full_matrices=False)
-    values = sigma**2
-    top = int((values.cumsum(0) < (1 - delta) * values.sum()).sum()) + 1
-    h = left[:, :top] @ torch.diag(values[:top]) @ left[:, :top].T
-    mean = g.mean(0)
-    expected = float(mean @ h @ mean / (mean.norm() * (h @ mean).norm()))
-    assert spectra.gradient_overlap(decompose_gram(gram), delta) == pytest.approx(expected, rel=1e-9)
-    assert 0 < expected < 1
-
-
-def test_overlap_of_equal_gradients_is_one_and_of_none_is_not_a_number() -> None:
-    assert spectra.gradient_overlap(decompose_gram(torch.ones(5, 5))) == pytest.approx(1)
-    assert math.isnan(spectra.gradient_overlap(decompose_gram(torch.zeros(5, 5))))
-
-
-def test_duplicate_samples_are_no_new_direction() -> None:
-    model, batch, loss_fn = network("mlp")
-    doubled = batch.select(torch.arange(batch.size).repeat(2))
-    gram = gradient_gram(model, doubled, loss_fn).total
-    assert spectra.gradient_condition_number(decompose_gram(gram)) == math.inf
-    single = spectra.hessian_rank(decompose_gram(gradient_gram(model, batch, loss_fn).total))
-    assert spectra.hessian_rank(decompose_gram(gram)) == pytest.approx(single / 2)
-
-
-def test_what_is_not_finite_gives_no_rank() -> None:
-    gram = torch.full((3, 3), math.nan)
-    values = [
-        spectra.hessian_rank(decompose_gram(gram)),
-        spectra.gradient_condition_number(decompose_gram(gram)),
-        spectra.gradient_effective_rank(decompose_gram(gram)),
-        spectra.gradient_overlap(decompose_gram(gram)),
-    ]
-    assert all(math.isnan(value) for value in values)
 
 
 def test_lanczos_stops_early_and_says_so() -> None:

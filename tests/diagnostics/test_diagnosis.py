@@ -1,16 +1,26 @@
 """What a diagnosis says of the values that it was given: no model is measured here but where its notes are tested."""
 
+import copy
 import math
 from dataclasses import replace
+from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.tensorboard import SummaryWriter
 
-from pliant.diagnostics import Diagnosis, diagnose, measures
+import pliant
+from pliant.diagnostics import Diagnosis, Sign, diagnose, measures
+from pliant.diagnostics.batches import LossFn
 from pliant.diagnostics.diagnosis_page import render_diagnosis
 from tests import zoo
+from tests.diagnostics.networks import NETWORKS, network
 
 
 def diagnosis(values: dict[str, float], reference: dict[str, float]) -> Diagnosis:
@@ -18,7 +28,7 @@ def diagnosis(values: dict[str, float], reference: dict[str, float]) -> Diagnosi
 
 
 @pytest.mark.parametrize("reference", [math.nan, math.inf, 0.0, -0.1])
-def test_no_factor_is_taken_of_a_reference_that_has_none(reference: float) -> None:
+def test_a_reference_that_is_not_positive_and_finite_allows_no_factor(reference: float) -> None:
     for name in ("sharpness", "gradient_l2"):
         sign = measures.info(name).sign
         assert sign is not None
@@ -39,7 +49,7 @@ def test_amounts_are_added_to_any_finite_reference() -> None:
     assert sign.limit(None) == 0.1
 
 
-def test_what_cannot_be_judged_is_named_and_not_called_absent() -> None:
+def test_unjudged_signs_are_named_and_not_called_absent() -> None:
     values = {"weight_l2": 3.0, "weight_l2/a": 3.0, "spectral_norm": math.nan, "feature_rank": 0.5, "sharpness": 2.0}
     reference = {"weight_l2": 1.0, "weight_l2/a": math.nan, "spectral_norm": 1.0, "sharpness": math.nan}
     found = diagnosis(values, reference)
@@ -58,7 +68,7 @@ def test_what_cannot_be_judged_is_named_and_not_called_absent() -> None:
     assert all(f"{name} could not be judged" in render_diagnosis(found, "") for name in reasons)
 
 
-def test_a_sign_that_single_layers_show_alone_is_told() -> None:
+def test_a_sign_in_a_single_layer_is_reported() -> None:
     """A layer whose units have gone dormant must not hide behind a larger one that is well."""
     values = {"dormant_fraction": 0.17, "dormant_fraction/0": 0.0, "dormant_fraction/2": 0.33, "weight_l2": 1.0}
     reference = {"dormant_fraction": 0.1, "dormant_fraction/0": 0.05, "dormant_fraction/2": 0.15, "weight_l2": 1.0}
@@ -69,7 +79,7 @@ def test_a_sign_that_single_layers_show_alone_is_told() -> None:
     assert "units have gone dormant only in single layers" in render_diagnosis(found, "")
 
 
-def test_what_is_skipped_for_one_reason_stands_in_one_line() -> None:
+def test_measures_skipped_for_one_reason_share_a_line() -> None:
     found = replace(
         diagnosis({}, {}), skipped={"a": "it needs a batch", "b": "it needs labels", "c": "it needs a batch"}
     )
@@ -77,7 +87,7 @@ def test_what_is_skipped_for_one_reason_stands_in_one_line() -> None:
     assert skipped == ["Skipped: a, c: it needs a batch", "Skipped: b: it needs labels"]
 
 
-def test_layers_are_named_in_the_order_of_what_made_them_a_sign() -> None:
+def test_layers_are_named_worst_first() -> None:
     """By amount a layer that went from 0 to 0.9 is worse than one from 0.01 to 0.2; by factor it is the other way."""
     dormant = {"dormant_fraction": 0.5, "dormant_fraction/a": 0.2, "dormant_fraction/b": 0.9}
     found = diagnosis(dormant, {"dormant_fraction": 0.1, "dormant_fraction/a": 0.01, "dormant_fraction/b": 0.5})
@@ -103,7 +113,7 @@ def test_no_sign_is_judged_by_a_reference_of_another_shape() -> None:
 
 
 @pytest.mark.parametrize("frozen", ["model", "reference", "all of the reference"])
-def test_frozen_layers_are_no_sign(frozen: str) -> None:
+def test_frozen_layers_do_not_cause_a_sign(frozen: str) -> None:
     """Gradients of both networks are taken by the same parameters, and what is frozen stays so."""
     model, reference = zoo.build("mlp"), zoo.build("mlp")
     (model if frozen == "model" else reference)[: 5 if frozen.startswith("all") else 3].requires_grad_(False)
@@ -116,7 +126,7 @@ def test_frozen_layers_are_no_sign(frozen: str) -> None:
     assert found.unjudged() == {}
 
 
-def test_without_any_reference_only_what_is_nan_is_named() -> None:
+def test_without_a_reference_only_nan_is_unjudged() -> None:
     found = diagnosis({"weight_l2": 3.0, "sharpness": math.nan, "dormant_fraction": 0.5}, {})
     assert found.unjudged() == {"sharpness": "its value is nan"}
     assert [finding.measure for finding in found.findings()] == ["dormant_fraction"]
@@ -157,3 +167,467 @@ def test_long_names_keep_the_columns_of_the_table() -> None:
     assert [line.index(number) for line, number in zip(lines[1:], "23", strict=True)] == [len(name) + 11] * 2
     assert lines[0].index("network") + len("network") == len(name) + 12
     assert diagnosis({}, {}).table().split() == ["network"]
+
+
+def trained(name: str = "mlp", steps: int = 20) -> tuple[nn.Module, nn.Module]:
+    """A network after some training, and as it was."""
+    model = zoo.build(name)
+    initial = copy.deepcopy(model)
+    x, y = zoo.batch(name)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model, initial
+
+
+def test_every_measure_has_a_value_for_a_network_with_everything() -> None:
+    model, initial = trained()
+    found = diagnose(model, zoo.batch("mlp"), cross_entropy, initial)
+    assert found.skipped == {}
+    infos = map(measures.info, measures.names())
+    expected = {info.name for info in infos if "step" not in info.needs and info.cost != "matrix"}
+    assert expected == {row.measure for row in found.rows()}
+    assert expected == {row.measure for row in found.rows() if not row.layer}, "each has a total"
+    assert all(math.isfinite(v) for k, v in found.values.items() if "condition_number" not in k)
+
+
+def test_values_are_those_of_the_formulas() -> None:
+    model, initial = trained()
+    x, y = zoo.batch("mlp")
+    v = diagnose(model, (x, y), cross_entropy, initial).to_dict()
+    w, w0 = ([m.weight.detach() for m in net if isinstance(m, nn.Linear)] for net in (model, initial))
+    theta, theta0 = (torch.cat([p.detach().flatten() for p in net.parameters()]) for net in (model, initial))
+    assert v["loss"] == pytest.approx(float(cross_entropy(model(x), y).detach()))
+    assert v["error"] == pytest.approx(float((model(x).argmax(1) != y).double().mean()))
+    assert v["weight_l1"] == pytest.approx(float(theta.abs().sum()))
+    assert v["weight_l2"] == pytest.approx(float(theta.norm()))
+    assert v["weight_growth"] == pytest.approx(float(theta.norm() / theta0.norm()))
+    assert v["weight_l2/2"] == pytest.approx(
+        float(torch.cat([p.detach().flatten() for p in model[2].parameters()]).norm())
+    )
+    tops = [float(torch.linalg.matrix_norm(m, 2)) for m in w]
+    assert v["spectral_norm"] == pytest.approx(sum(tops) / 3)
+    assert v["spectral_norm_max"] == pytest.approx(max(tops))
+    assert v["spectral_norm/0"] == pytest.approx(tops[0])
+    assert v["lipschitz_bound"] == pytest.approx(math.prod(tops))
+    assert v["frobenius_bound"] == pytest.approx(math.prod(float(m.norm()) for m in w))
+    assert v["stable_rank/4"] == pytest.approx(float(w[2].norm() ** 2) / tops[2] ** 2)
+    dfi = [min(float((m @ m.T - torch.eye(len(m))).norm() ** 2), float((m.T @ m - torch.eye(m.shape[1])).norm() ** 2))
+           for m in w]  # fmt: skip
+    assert v["isometry_deviation"] == pytest.approx(sum(dfi))
+    sfe = [float((a - b).norm() ** 2) for a, b in zip(w, w0, strict=True)]
+    assert v["frobenius_error"] == pytest.approx(sum(sfe))
+    assert v["frobenius_error_normalized"] == pytest.approx(sum(sfe) / sum(float(m.norm() ** 2) for m in w0))
+    assert v["distance_l2"] == pytest.approx(float((theta - theta0).norm()))
+    assert v["distance_wasserstein"] <= v["distance_l2"]
+    hidden = model[:4](x).detach()
+    sigma = torch.linalg.svdvals(hidden)
+    assert v["feature_rank"] == pytest.approx((int((sigma.cumsum(0) < 0.99 * sigma.sum()).sum()) + 1) / 8)
+    shares = sigma[sigma > 0] / sigma.sum()
+    assert v["feature_effective_rank"] == pytest.approx(math.exp(-float((shares * shares.log()).sum())), rel=1e-6)
+    layers = [model[:2](x).detach(), hidden]
+    dead = [float((h == 0).all(0).double().mean()) for h in layers]
+    assert v["dead_fraction/2"] == pytest.approx(dead[1])
+    assert v["dead_fraction"] == pytest.approx(sum(dead) / 2)
+    assert v["representation_change/0"] == pytest.approx(
+        float((layers[0] - initial[:2](x)).norm(dim=1).mean().detach())
+    )
+    gradient = torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters()))
+    assert v["gradient_l2"] == pytest.approx(float(torch.cat([g.flatten() for g in gradient]).norm()))
+
+
+def test_an_error_relative_to_nothing_is_infinite_unless_there_is_none() -> None:
+    model, zero = nn.Linear(3, 2), nn.Linear(3, 2)
+    nn.init.zeros_(zero.weight)
+    names = ["frobenius_error_normalized"]
+    assert diagnose(model, reference=zero, measures=names).values["frobenius_error_normalized"] == math.inf
+    assert diagnose(zero, reference=zero, measures=names).values["frobenius_error_normalized"] == 0
+
+
+def test_ranks_of_whole_matrices_come_on_demand_and_where_they_fit() -> None:
+    model, _ = trained()
+    names = [name for name in measures.names() if measures.info(name).cost == "matrix"]
+    x, y = zoo.batch("mlp")
+    assert set(diagnose(model, (x, y), cross_entropy, measures=names).values) == set(names)
+    assert not set(names) & set(diagnose(model, (x, y), cross_entropy).values)
+    wide = nn.Sequential(nn.Linear(x.shape[1], 3000), nn.ReLU(), nn.Linear(3000, 5)).double()
+    assert set(diagnose(wide, (x, y), cross_entropy, measures=names).skipped) == set(names)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "target", "loss_fn", "reason"),
+    [
+        (3, torch.randn(8, 3), mse_loss, "it needs a class for each sample, as an integer"),
+        (1, torch.randint(0, 2, (8, 1)), lambda out, y: mse_loss(out, y.float()), "of at least two classes"),
+        (3, torch.randint(0, 3, (8, 3)), lambda out, y: mse_loss(out, y.float()), "it needs a class for each sample"),
+    ],
+)
+def test_ranks_that_count_classes_need_classes(outputs: int, target: Tensor, loss_fn: LossFn, reason: str) -> None:
+    names = ["gauss_newton_rank", "fisher_rank"]
+    found = diagnose(nn.Linear(12, outputs), (torch.randn(8, 12), target), loss_fn, measures=names)
+    assert all(reason in found.skipped[name] for name in names)
+    tokens = diagnose(nn.Linear(3, 2), (torch.ones(2, 4, 3), torch.ones(2, 4, 2)), mse_loss, measures=names)
+    assert "it needs logits, [samples, classes]" in tokens.skipped["fisher_rank"]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_kind_of_network_is_measured(name: str) -> None:
+    model, batch, loss_fn = network(name)
+    found = diagnose(model, batch, loss_fn, copy.deepcopy(model))
+    assert "hessian_rank" in found.values
+    assert "sharpness" in found.values
+    allowed = {"balancedness", "feature_rank", "feature_srank", "feature_effective_rank", "dormant_fraction",
+               "dead_fraction", "dormancy", "feature_covariance_distance", "representation_change"}  # fmt: skip
+    if name == "language":  # the table that is added to its tokens may be a weight or not
+        allowed |= {"lipschitz_bound", "frobenius_bound"}
+    assert set(found.skipped) <= allowed
+    for measure in ("frobenius_error", "distance_l2", "distance_wasserstein", "layer_balance"):
+        assert found.values[measure] == 0
+    same = (k for k in found.values if not measures.info(k.partition("/")[0]).needs & {"reference"})
+    assert all(found.values[k] == pytest.approx(found.reference[k], nan_ok=True) for k in same)
+
+
+def test_nothing_of_the_model_is_changed() -> None:
+    model, batch, loss_fn = network("residual")
+    model.train()
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    diagnose(model, batch, loss_fn, copy.deepcopy(model))
+    assert all(v.equal(before[k]) for k, v in model.state_dict().items())
+    assert all(p.grad is not None and p.grad.eq(1).all() for p in model.parameters())
+    assert all(m.training for m in model.modules())
+    assert torch.get_rng_state().equal(random)
+
+
+def test_measures_without_what_they_need_are_skipped() -> None:
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp")
+    bare = diagnose(model)
+    assert bare.samples == 0
+    assert bare.skipped["hessian_rank"] == "it needs a batch"
+    assert bare.skipped["dead_fraction"] == "it needs a batch"
+    assert bare.skipped["weight_growth"] == "it needs a reference"
+    assert "weight_l2" in bare.values
+    assert diagnose(model, x).skipped["hessian_rank"] == "it needs a loss_fn"
+    unlabeled = diagnose(model, x, cross_entropy)
+    assert unlabeled.skipped["sharpness"] == "it needs labels, and the batch has none"
+    assert "feature_rank" in unlabeled.values
+    (line,) = [line for line in str(unlabeled).splitlines() if "it needs labels" in line]
+    assert line.startswith("Skipped: ")
+    assert "sharpness" in line
+    other = diagnose(model, (x, y), cross_entropy, zoo.build("tied"))
+    assert "the same names and shapes" in other.skipped["distance_l2"]
+    assert other.reference["weight_l2"] > 0
+
+
+def test_a_measure_that_does_not_apply_says_why() -> None:
+    model, _ = trained("cnn_bn")
+    found = diagnose(model, zoo.batch("cnn_bn"), cross_entropy)
+    assert "is a BatchNorm2d" in found.skipped["balancedness"]
+
+
+def test_chosen_measures_alone_are_taken() -> None:
+    model, initial = trained()
+    found = diagnose(model, zoo.batch("mlp"), cross_entropy, initial, measures=["hessian_rank", "weight_l2"])
+    assert {row.measure for row in found.rows()} == {"hessian_rank", "weight_l2"}
+    with pytest.raises(ValueError, match="there is no measure 'hesian_rank'; did you mean 'hessian_rank'"):
+        diagnose(model, measures=["hesian_rank"])
+    with pytest.raises(ValueError, match=r"statistics: .* is not allowed; it must be one of"):
+        diagnose(model, statistics="none")  # type: ignore[arg-type]
+
+
+def test_loaders_dicts_and_several_losses() -> None:
+    model = zoo.build("mlp")
+    x, y = zoo.batch("mlp", size=20)
+    loader = DataLoader(TensorDataset(x, y), batch_size=6)
+    from_loader = diagnose(model, loader, cross_entropy, measures=["loss", "hessian_rank"], samples=16)
+    assert from_loader.samples == 16
+    direct = diagnose(model, (x[:16], y[:16]), cross_entropy, measures=["loss", "hessian_rank"])
+    assert from_loader.values == direct.values
+    losses = {"all": cross_entropy, "first": lambda out, target: cross_entropy(out[:, :2], target.clamp(max=1))}
+    several = diagnose(model, {"input": x, "labels": y}, losses, measures=["weight_l2", "loss", "gradient_l2"])
+    keys = {row.measure for row in several.rows()}
+    assert keys == {"weight_l2", "loss@all", "loss@first", "gradient_l2@all", "gradient_l2@first"}
+    assert several.values["loss@all"] == pytest.approx(float(cross_entropy(model(x), y).detach()))
+    assert several.values["loss@first"] != several.values["loss@all"]
+
+
+def test_several_losses_are_named_so_that_keys_can_be_read() -> None:
+    model, batch = zoo.build("mlp"), zoo.batch("mlp")
+    with pytest.raises(ValueError, match="at least one loss, got an empty mapping"):
+        diagnose(model, batch, {})
+    for name in ("a/b", "", 3):
+        with pytest.raises(ValueError, match=f"names without '/', .* got {name!r}"):
+            diagnose(model, batch, {name: cross_entropy})  # type: ignore[dict-item]
+    with torch.no_grad():
+        model[4].bias[0] = math.nan
+    notes = diagnose(model, batch, {"a": cross_entropy, "b": cross_entropy}, measures=["loss"]).notes
+    assert sum("the model's output" in note for note in notes) == 1
+
+
+def test_a_model_that_has_nothing_to_learn_is_measured_for_the_rest() -> None:
+    x, y = zoo.batch("mlp")
+    frozen = diagnose(zoo.build("mlp").requires_grad_(False), (x, y), cross_entropy)
+    for name in ("gradient_l2", "hessian_rank", "sharpness"):
+        assert frozen.skipped[name] == "the model must have a parameter that requires gradients, got none"
+    assert frozen.values["balancedness"] > 1
+    matrix = [name for name in measures.names() if measures.info(name).cost == "matrix"]
+    assert set(diagnose(zoo.build("mlp").requires_grad_(False), (x, y), cross_entropy, measures=matrix).skipped) == set(
+        matrix
+    )
+    bare = diagnose(nn.ReLU(), (x, x), mse_loss)
+    assert bare.values["loss"] > 0
+    assert bare.skipped["balancedness"] == "weights must hold at least one layer, got none"
+
+
+def test_a_parameter_that_the_output_does_not_depend_on_has_no_gradient() -> None:
+    model = zoo.build("mlp").requires_grad_(False)
+    model.extra = nn.Linear(2, 2).double()
+    model.forward = lambda x: nn.Sequential.forward(model[:5], x)  # type: ignore[method-assign]
+    names = ["gradient_l2", "hessian_rank", "sharpness", "hessian_exact_rank"]
+    found = diagnose(model, zoo.batch("mlp"), cross_entropy, measures=names)
+    assert found.skipped == {}
+    assert {found.values[name] for name in names} == {0.0}
+
+
+def test_a_measure_whose_derivative_is_missing_is_skipped_alone() -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag, self.head = nn.EmbeddingBag(10, 6, mode="max"), nn.Linear(6, 4)
+
+        def forward(self, index: Tensor) -> Tensor:
+            return self.head(self.bag(index))
+
+    found = diagnose(Bag(), (torch.randint(0, 10, (8, 3)), torch.randint(0, 4, (8,))), cross_entropy)
+    assert "not implemented" in found.skipped["sharpness"]
+    assert found.values["hessian_rank"] > 0
+    sparse = nn.Sequential(nn.Embedding(10, 6, sparse=True), nn.Flatten(), nn.Linear(18, 4))
+    batch = torch.randint(0, 10, (8, 3)), torch.randint(0, 4, (8,))
+    found = diagnose(sparse, batch, cross_entropy, measures=["hessian_exact_rank", "sharpness"])
+    assert len(found.skipped["hessian_exact_rank"]) < 100, "not all of a message of pages"
+    assert found.values["sharpness"] > 0
+
+
+def test_inference_mode_does_not_matter() -> None:
+    model = zoo.build("mlp", dtype=torch.float32)
+    names = ["loss", "hessian_rank", "sharpness"]
+    with torch.inference_mode():
+        batch = zoo.batch("mlp", dtype=torch.float32)
+        inside = diagnose(model, batch, cross_entropy, measures=names)
+        made_there = zoo.build("mlp", dtype=torch.float32)
+    assert inside.values == diagnose(model, batch, cross_entropy, measures=names).values
+    found = diagnose(made_there, batch, cross_entropy)
+    assert "made in inference mode" in found.skipped["sharpness"]
+    assert found.values["loss"] > 0
+
+
+def test_a_model_without_shapes_is_named() -> None:
+    x, y = zoo.batch("mlp")
+    lazy = nn.Sequential(nn.Linear(12, 8), nn.LazyLinear(4))
+    with pytest.raises(ValueError, match=r"model must be initialized, but 1.weight has no shape yet"):
+        diagnose(lazy, (x, y), cross_entropy)
+    with pytest.raises(ValueError, match=r"reference must be initialized"):
+        diagnose(nn.Linear(12, 8), (x, y), cross_entropy, lazy)
+
+
+def test_a_model_without_values_or_units_is_named() -> None:
+    x, y = zoo.batch("mlp")
+    with pytest.raises(ValueError, match=r"model must hold values, but 0.weight is on the device 'meta'"):
+        diagnose(zoo.build("mlp").to("meta"))
+    with pytest.raises(ValueError, match=r"reference must hold values"):
+        diagnose(zoo.build("mlp"), reference=zoo.build("mlp").to("meta"))
+    empty = zoo.build("mlp")
+    empty[0].weight, empty[0].bias = nn.Parameter(torch.zeros(0, 12)), nn.Parameter(torch.zeros(0))
+    empty[2].weight = nn.Parameter(torch.zeros(8, 0))
+    with pytest.raises(
+        ValueError, match=r"model must have units in every layer, but the weight of '0' has shape \(0, 12\)"
+    ):
+        diagnose(empty, (x, y), cross_entropy)
+
+
+def test_planted_dead_and_dormant_units_are_counted_where_they_are() -> None:
+    model = zoo.build("mlp")
+    with torch.no_grad():
+        model[0].weight[:4] = 0
+        model[0].bias[:4] = -1
+        model[2].weight[:2] *= 1e-4
+        model[2].bias[:2] = 1e-4
+    found = diagnose(model, zoo.batch("mlp", size=64), measures=["dormant_fraction", "dead_fraction"])
+    assert found.values["dead_fraction/0"] >= 4 / 16
+    assert found.values["dormant_fraction/2"] >= 2 / 16
+    assert found.values["dormant_fraction/2"] > found.values["dead_fraction/2"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_non_finite_weights_are_named_and_other_measures_continue(bad: float) -> None:
+    model, initial = trained()
+    with torch.no_grad():
+        model[2].weight[0, 0] = bad
+    found = diagnose(model, zoo.batch("mlp"), cross_entropy, initial)
+    assert any("1 NaN or infinite entries in 2.weight" in note for note in found.notes)
+    assert any(note.startswith("not finite:") and "spectral_norm/2 is nan" in note for note in found.notes)
+    assert math.isfinite(found.values["spectral_norm/0"])
+    assert math.isfinite(found.values["weight_l2/4"])
+    assert any("the model's output" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("where", ["input", "bias"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_batch_or_bias_that_is_not_finite_gives_no_healthy_number(where: str, bad: float) -> None:
+    model, initial = trained()
+    x, y = zoo.batch("mlp")
+    with torch.no_grad():
+        (x if where == "input" else model[2].bias).view(-1)[0] = bad
+    found = diagnose(model, (x, y), cross_entropy, initial)
+    for key in ("dormant_fraction", "dead_fraction", "dormancy", "loss", "feature_rank", "error"):
+        assert math.isnan(found.values[key]), key
+    assert "finite" in found.skipped["balancedness"]
+    assert math.isfinite(found.values["spectral_norm_max"])
+
+
+@pytest.mark.parametrize("layer", [0, 2, 4])
+def test_largest_value_is_nan_if_a_layer_is_nan(layer: int) -> None:
+    model, initial = trained(steps=1)
+    with torch.no_grad():
+        model[layer].weight[0, 0] = math.nan
+    found = diagnose(model, reference=initial, measures=["spectral_norm_max", "layer_balance"])
+    assert math.isnan(found.values["spectral_norm_max"])
+    assert math.isnan(found.values["layer_balance"])
+
+
+def test_a_network_without_a_weight_has_no_spectrum() -> None:
+    model, x = nn.Sequential(nn.LayerNorm(6)), torch.randn(4, 6)
+    found = diagnose(model, (x, x), mse_loss, copy.deepcopy(model))
+    for name in ("spectral_norm", "lipschitz_bound", "frobenius_bound", "isometry_deviation", "layer_balance"):
+        assert found.skipped[name] == "it needs a weight of two or more dimensions, and the model has none"
+    assert found.values["hessian_rank"] > 0
+
+
+def test_half_precision() -> None:
+    model, initial = trained(steps=3)
+    exact = diagnose(model, zoo.batch("mlp"), cross_entropy, initial)
+    half = diagnose(copy.deepcopy(model).bfloat16(), zoo.batch("mlp"), cross_entropy, copy.deepcopy(initial).bfloat16())
+    for key in ("weight_l2", "spectral_norm", "gradient_l2", "distance_l2", "isometry_deviation"):
+        assert half.values[key] == pytest.approx(exact.values[key], rel=0.05)
+
+
+def test_fresh_batch_norm_is_compared_as_training_sees_it() -> None:
+    """A fresh network has running statistics that fit nothing: its eval-mode features are not those it trains with."""
+    model = zoo.build("cnn_bn", dtype=torch.float32)
+    x, y = zoo.batch("cnn_bn", size=32, dtype=torch.float32)
+    batch = diagnose(model, (100 * x, y), cross_entropy, measures=["loss"])
+    in_training = float(cross_entropy(copy.deepcopy(model).train()(100 * x), y).detach())
+    assert batch.values["loss"] == pytest.approx(in_training, rel=1e-4)
+    running = diagnose(model, (100 * x, y), cross_entropy, measures=["loss"], statistics="running")
+    assert running.values["loss"] == pytest.approx(float(cross_entropy(model.eval()(100 * x), y).detach()), rel=1e-4)
+    assert running.values["loss"] != pytest.approx(in_training, rel=0.01)
+
+
+def test_compiled_models_are_unwrapped() -> None:
+    model = zoo.build("mlp")
+    assert diagnose(torch.compile(model)).values == diagnose(model).values
+
+
+def test_verdict_names_signs_layers_and_what_they_explain() -> None:
+    model, initial = copy.deepcopy(zoo.build("mlp")), zoo.build("mlp")
+    with torch.no_grad():
+        model[2].weight *= 10
+        model[0].weight[:8] = 0
+        model[0].bias[:8] = -1
+    found = diagnose(model, zoo.batch("mlp"), cross_entropy, initial)
+    present = {finding.measure: finding for finding in found.findings() if finding.present}
+    assert present["weight_l2"].layers == ("2",)
+    assert present["dormant_fraction"].layers[0] == "0"
+    text = found.verdict
+    assert f"{len(present)} of {len(found.findings())} signs" in text
+    assert "the weights have grown: weight_l2 " in text
+    assert "largest in layer 2" in text
+    assert "leaky relu loses plasticity without it" in text
+    assert "No single sign explains" in text
+    healthy = diagnose(initial, zoo.batch("mlp"), cross_entropy, initial)
+    assert f"0 of {len(healthy.findings())} signs" in healthy.verdict
+
+
+def test_without_reference_the_verdict_says_what_it_lacks() -> None:
+    assert diagnose(zoo.build("mlp")).verdict.startswith("Without a reference")
+
+
+def test_signs_by_factor_by_amount_and_by_level() -> None:
+    higher = Sign("higher", "", "", factor=2)
+    assert higher.present(2.1, 1.0)
+    assert not higher.present(1.9, 1.0)
+    assert not higher.present(100.0, None)
+    lower = Sign("lower", "", "", factor=2)
+    assert lower.present(0.4, 1.0)
+    assert not lower.present(0.6, 1.0)
+    amount = Sign("higher", "", "", amount=0.1, level=0.3)
+    assert amount.present(0.25, 0.1)
+    assert not amount.present(0.25, None)
+    assert amount.present(0.35, None)
+    assert not higher.present(math.nan, 1.0)
+
+
+def test_table_has_a_line_for_every_measure_and_layer() -> None:
+    model, initial = trained()
+    found = diagnose(model, zoo.batch("mlp"), cross_entropy, initial)
+    table = found.table()
+    lines = table.splitlines()
+    assert lines[0].split() == ["network", "reference"]
+    assert any(line.startswith("weight_l2 ") and f"{found.values['weight_l2']:.4g}" in line for line in lines)
+    assert sum(line.startswith("4 ") for line in lines) >= 2
+    assert "weight_l2/0" not in table
+    assert str(found).startswith(table)
+    assert found.verdict in str(found)
+
+
+def test_parquet_and_tensorboard_hold_the_same_values(tmp_path: Path) -> None:
+    model, initial = trained()
+    found = diagnose(model, zoo.batch("mlp"), cross_entropy, initial)
+    found.to_parquet(tmp_path / "found.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "found.parquet").to_pylist()
+    assert {f"{r['measure']}/{r['layer']}".rstrip("/"): r["value"] for r in table} == found.values
+    assert {r["measure"]: r["reference"] for r in table if not r["layer"]}["weight_l2"] == found.reference["weight_l2"]
+    with SummaryWriter(tmp_path / "events") as writer:
+        found.write_scalars(writer, step=3)
+    events = EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    scalar = events.Scalars("diagnosis/weight_l2/0")[0]
+    assert (scalar.step, scalar.value) == (3, pytest.approx(found.values["weight_l2/0"]))
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_reentrant_checkpoint_costs_the_measures_of_gradients_alone() -> None:
+    class Checkpointed(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.relu(self[0](x))
+            return self[2](checkpoint(lambda h: torch.relu(self[1](h)), hidden, use_reentrant=True))
+
+    model = Checkpointed(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3))
+    found = diagnose(model, (torch.randn(16, 4), torch.randint(0, 3, (16,))), cross_entropy)
+    assert "use_reentrant=False" in found.skipped["gradient_l2"]
+    assert "use_reentrant=False" in found.skipped["sharpness"]
+    assert found.values["weight_l2"] > 0
+    assert found.values["feature_rank"] > 0
+
+
+def test_pliant_exports_diagnose() -> None:
+    assert pliant.diagnose is diagnose
+    assert isinstance(pliant.diagnose(nn.Linear(2, 2)), Diagnosis)
+
+
+def test_outputs_in_a_dictionary_skip_only_the_error(tmp_path: Path) -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = zoo.build("mlp")
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"logits": self.net(x)}
+
+    found = diagnose(Wrapped(), zoo.batch("mlp"), lambda out, y: cross_entropy(out["logits"], y))
+    assert found.skipped["error"] == "it needs a tensor of logits and integer labels"
+    assert found.values["hessian_rank"] > 0

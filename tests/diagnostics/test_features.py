@@ -6,8 +6,6 @@ from torch import Tensor, nn
 from torch.nn.functional import softmax
 
 from pliant.diagnostics import diagnose, features
-from pliant.diagnostics.batches import error_rate
-from pliant.diagnostics.plasticity import Plasticity, slope
 
 
 def hidden(samples: int, units: int, seed: int = 0) -> Tensor:
@@ -71,45 +69,3 @@ def test_mismatches_are_named() -> None:
         features.covariance_distance(torch.ones(2, 2), torch.ones(3, 2))
     with pytest.raises(ValueError, match="one shape"):
         features.representation_change(torch.ones(2, 2), torch.ones(2, 3))
-
-
-def test_plasticity_of_a_learner_that_gets_worse() -> None:
-    record = Plasticity((0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.5, 0.7), fresh=(0.1,))
-    assert record.change == pytest.approx(0.6 - 0.1)
-    assert record.trend == pytest.approx(torch.linalg.lstsq(
-        torch.stack([torch.arange(8.0), torch.ones(8)], 1).double(), torch.tensor(record.final).double()[:, None]
-    ).solution[0].item())  # fmt: skip
-    assert record.gap == pytest.approx([0, 0, 0.1, 0.1, 0.2, 0.2, 0.4, 0.6])
-    assert Plasticity((0.5,)).trend == 0
-    assert Plasticity((0.5,)).gap == ()
-    assert slope([3.0, 3.0, 3.0]) == 0
-
-
-def test_plasticity_wants_one_entry_a_task() -> None:
-    with pytest.raises(ValueError, match="at least one task"):
-        Plasticity(())
-    with pytest.raises(ValueError, match="online must have one of"):
-        Plasticity((0.1, 0.2), online=(0.1,))
-    with pytest.raises(ValueError, match="fresh must have one of"):
-        Plasticity((0.1, 0.2, 0.3), fresh=(0.1, 0.2))
-
-
-def test_error_rate_counts_positions() -> None:
-    output = torch.eye(3).expand(2, 3, 3)
-    assert error_rate(output, torch.tensor([[0, 1, 2], [0, 0, 0]])) == pytest.approx(2 / 6)
-    with pytest.raises(ValueError, match="target must have"):
-        error_rate(torch.eye(3), torch.zeros(2))
-
-
-def test_what_is_ignored_is_neither_right_nor_wrong() -> None:
-    output = torch.eye(4).repeat(2, 1, 1)
-    target = torch.tensor([[0, 1, 2, 0], [0, 1, -100, -100]])
-    assert error_rate(output, target) == pytest.approx(1 / 6)
-    assert math.isnan(error_rate(output, torch.full((2, 4), -100)))
-
-
-def test_an_output_that_is_not_a_number_leaves_no_error() -> None:
-    output, target = torch.eye(3), torch.tensor([0, 1, 2])
-    output[1, 0] = math.nan
-    assert math.isnan(error_rate(output, target))
-    assert error_rate(output, torch.tensor([0, -100, 0])) == 0.5

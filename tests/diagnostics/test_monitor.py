@@ -369,7 +369,7 @@ def test_defaults_are_cheap_and_fit_what_is_given() -> None:
     assert not any("reference" in m.needs for m in probed.measures)
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_needs_and_invalid_arguments_are_named() -> None:
     model = zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="feature_rank needs a probe batch"):
@@ -406,7 +406,7 @@ def test_a_measure_that_fails_on_the_way_does_not_stop_the_training() -> None:
     assert resumed.notes == monitor.notes
 
 
-def test_what_can_be_measured_again_is_no_longer_skipped() -> None:
+def test_a_measure_that_succeeds_again_is_no_longer_skipped() -> None:
     model, batch = zoo.build("mlp", dtype=torch.float32), data("mlp")
     optimizer = SGD(model.parameters(), 0.1)
     monitor = Monitor(model, optimizer, every=1, budget=None, measures=["loss"], probe=batch, loss_fn=cross_entropy)

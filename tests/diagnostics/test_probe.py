@@ -1,4 +1,5 @@
 import copy
+import math
 
 import pytest
 import torch
@@ -7,8 +8,9 @@ from torch.nn.functional import cross_entropy
 
 from pliant.diagnostics.batches import Batch
 from pliant.diagnostics.diagnosis import diagnose
-from pliant.diagnostics.probe import batch_statistics, find_batch_norms, unwrap
+from pliant.diagnostics.probe import batch_statistics, count_non_finite, find_batch_norms, unwrap
 from pliant.running import undisturbed
+from tests.diagnostics.networks import BATCH, IMAGES
 
 X, Y = torch.randn(16, 6), torch.randint(0, 4, (16,))
 
@@ -84,3 +86,25 @@ def test_hooks_are_gone_after_a_forward_pass_that_fails() -> None:
     with pytest.raises(RuntimeError), undisturbed(model), batch_statistics(model, Batch.of(torch.ones(3, 5))):
         pass
     assert not model[1]._forward_pre_hooks
+
+
+def test_batch_statistics_are_what_training_normalizes_with() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2))
+    before = copy.deepcopy(model.state_dict())
+    in_training = copy.deepcopy(model).train()(IMAGES.args[0])
+    with undisturbed(model), batch_statistics(model, IMAGES):
+        torch.testing.assert_close(model(IMAGES.args[0]), in_training)
+    assert all(v.equal(before[k]) for k, v in model.state_dict().items())
+
+
+def test_batch_statistics_come_back_after_an_error() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(RuntimeError, match="on purpose"), undisturbed(model), batch_statistics(model, BATCH):
+        raise RuntimeError("on purpose")
+    assert all(v.equal(before[k]) for k, v in model.state_dict().items())
+    assert model.training
+
+
+def test_non_finite_entries_are_counted() -> None:
+    assert count_non_finite(torch.tensor([math.nan, 1.0, -math.inf])) == 2

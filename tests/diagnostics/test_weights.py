@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from pliant.diagnostics import diagnose, weights
-from pliant.diagnostics.probe import count_non_finite
 from pliant.diagnostics.spectra import singular_values
 
 
@@ -156,7 +155,7 @@ def test_a_weight_that_is_computed_is_measured_as_it_is_used(
     assert all(value.equal(before[name]) for name, value in model.state_dict().items()), "reading it is no step"
 
 
-def test_no_bound_is_told_of_a_weight_that_a_hook_computes() -> None:
+def test_weights_computed_by_hooks_have_no_bound() -> None:
     model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 3)))
     found = diagnose(model, measures=["spectral_norm", "lipschitz_bound", "frobenius_bound"])
     for name in ("lipschitz_bound", "frobenius_bound"):
@@ -173,14 +172,14 @@ class Positions(nn.Module):
         self.positions, self.layer = nn.Parameter(torch.zeros(5, 4)), nn.Linear(4, 3)
 
 
-def test_no_bound_is_told_of_what_may_be_no_weight() -> None:
+def test_parameters_that_may_not_be_weights_have_no_bound() -> None:
     found = diagnose(Positions(), measures=["spectral_norm", "lipschitz_bound", "frobenius_bound"])
     for name in ("lipschitz_bound", "frobenius_bound"):
         assert "positions may be a table of positions" in found.skipped[name]
     assert found.values["spectral_norm/positions"] == 0
 
 
-def test_scales_shifts_and_counters_are_no_weights() -> None:
+def test_scales_shifts_and_counters_are_not_weights() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.LayerNorm([4, 6, 6]), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4))
     model[0].register_parameter("place_bias", nn.Parameter(torch.zeros(6, 6)))
     model[0].register_parameter("steps", nn.Parameter(torch.ones(2, 2, dtype=torch.long), requires_grad=False))
@@ -191,7 +190,7 @@ def test_scales_shifts_and_counters_are_no_weights() -> None:
     )
 
 
-def test_a_weight_of_many_dimensions_is_no_convolution() -> None:
+def test_a_bilinear_weight_is_not_a_convolution() -> None:
     """Its third dimension is not one of places."""
     found = diagnose(nn.Bilinear(3, 4, 5), measures=["spectral_norm", "lipschitz_bound"]).to_dict()
     assert found["lipschitz_bound"] == pytest.approx(found["spectral_norm"])
@@ -222,10 +221,6 @@ def test_mismatches_are_named() -> None:
         weights.isometry_deviation(torch.ones(2), (2, 2), side="left")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="same length, got 1 and 2"):
         weights.layer_balance([1.0], [1.0, 2.0])
-
-
-def test_non_finite_entries_are_counted() -> None:
-    assert count_non_finite(torch.tensor([math.nan, 1.0, -math.inf])) == 2
 
 
 def test_complex_numbers_count_with_both_parts() -> None:
