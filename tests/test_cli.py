@@ -93,7 +93,7 @@ def test_mistakes_end_in_a_line(
         ("models", ["resnet18", "FILE.py:FUNCTION"]),
         ("data", ["tiny_imagenet", "PATH", "skip_corrupt (False)", "Crop and resize", "project (None)"]),
         ("training", [f"{field.name} (" for field in fields(Settings)]),
-        ("training", ["decay_epochs ([])", "BatchNorm has no variance of that.", "evaluated."]),
+        ("training", ["decay_epochs ([])", "It is dropped if it has a single", "evaluated."]),
         ("measures", ["weight_l2", "hessian_rank"]),
         ("recipes", ["demo"]),
     ],

@@ -89,7 +89,7 @@ STATES, ACTIONS = torch.zeros(3, 4), torch.zeros(3, dtype=torch.long)
     [
         lambda agent: pliant.ReDo(agent, STATES),
         lambda agent: pliant.SWR(agent, STATES),
-        lambda agent: pliant.SWR(agent, STATES, order="forward"),
+        lambda agent: pliant.SWR(agent, STATES, plan={"order": "forward"}),
         lambda agent: pliant.FeatureRankRegularization(agent, STATES),
         lambda agent: pliant.HeadReset(agent, STATES),
         lambda agent: pliant.diagnose(agent, (STATES, ACTIONS), cross_entropy),

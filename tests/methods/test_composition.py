@@ -20,7 +20,7 @@ def test_swr_with_l2_on_the_head() -> None:
     model, plain = zoo.build("mlp"), zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
     L2(model, lam={"4.*": 0.2}).attach(optimizer)
-    swr = SWR(model, order=["0", "2"], lam=1.0).attach(optimizer)
+    swr = SWR(model, plan={"order": ["0", "2"]}, lam=1.0).attach(optimizer)
     train(model, optimizer, "mlp", range(20))
     train(plain, SGD(plain.parameters(), lr=0.1), "mlp", range(20))
     assert swr.receipt is not None

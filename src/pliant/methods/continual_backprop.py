@@ -30,8 +30,8 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from pliant._precision import wide_dtype, without_autocast
 from pliant._validation import check_number, check_positive_int, check_seed
 from pliant.anatomy.units import Reader, UnitGroup
+from pliant.methods._core.filters import Filter
 from pliant.methods._core.initial import seeded
-from pliant.methods._core.method import Filter
 from pliant.methods._core.recycler import Activity, Recycler, SumByUnit, sum_except
 from pliant.methods._core.surgery import slice_mask
 

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from pliant._validation import check_choice, check_seed
 from pliant.anatomy.units import Reader, UnitGroup
 from pliant.methods._core.architecture import Architecture, replace_module, replaceable
+from pliant.methods._core.filters import Filter, is_linear_or_convolution
 from pliant.methods._core.initial import reset_function, seeded
-from pliant.methods._core.method import Filter
-from pliant.methods._core.selection import is_linear_or_convolution
 
 Weights = Literal["keep", "fresh"]
 

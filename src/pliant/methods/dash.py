@@ -21,10 +21,10 @@ from pliant._precision import wide_dtype, widen
 from pliant._validation import check_choice, check_number, check_positive_int
 from pliant.anatomy.layers import NORM_LAYERS
 from pliant.anatomy.parameters import find_matrices
-from pliant.methods._core.method import Batches, Filter, LossFunction
+from pliant.methods._core.filters import Filter, learnable_parameters, warn_of_computed
+from pliant.methods._core.method import Batches, LossFunction
 from pliant.methods._core.module_hooks import silent_hooks
 from pliant.methods._core.reinitializer import OptimizerState, Reinitializer
-from pliant.methods._core.selection import learnable_parameters, warn_of_computed
 from pliant.running import call_with, left_as_it_was
 
 Accumulate = Literal["chunk", "batch"]

@@ -26,7 +26,8 @@ from pliant._precision import wide_dtype, without_autocast
 from pliant._validation import check_choice, check_number
 from pliant._warnings import warn_user
 from pliant.anatomy.parameters import Matrix, Packed, find_computed, find_matrices, role_of
-from pliant.methods._core.method import Batches, Filter, LossFunction
+from pliant.methods._core.filters import Filter, learnable_parameters
+from pliant.methods._core.method import Batches, LossFunction
 from pliant.methods._core.orthogonal import (
     Iteration,
     Orthogonalized,
@@ -37,7 +38,6 @@ from pliant.methods._core.orthogonal import (
     orthogonalize,
 )
 from pliant.methods._core.reinitializer import Reinitializer
-from pliant.methods._core.selection import learnable_parameters
 from pliant.methods._core.surgery import forget_state_, map_moments_, zero_moments_
 
 Layers = Literal["auto", "all", "qk"]

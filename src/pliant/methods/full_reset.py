@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 from torch import nn
 
 from pliant._validation import check_seed
+from pliant.methods._core.filters import Filter
 from pliant.methods._core.initial import Init, bare_modules, check_redrawable, redraw_, seeded
-from pliant.methods._core.method import Batches, Filter, LossFunction
+from pliant.methods._core.method import Batches, LossFunction
 from pliant.methods._core.reinitializer import OptimizerState, Reinitializer
 
 

@@ -23,7 +23,8 @@ from pliant._warnings import warn_user
 from pliant.anatomy.plan import Block, BlockTensors
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, check_timing, count_step, found_inf_of, is_due
-from pliant.methods._core.method import Batches, Filter, LossFunction, Receipt
+from pliant.methods._core.filters import Filter
+from pliant.methods._core.method import Batches, LossFunction, Receipt
 
 
 def follow_(tortoise: Sequence[Tensor], hare: Sequence[Tensor], weight: float, found_inf: Tensor | None = None) -> None:

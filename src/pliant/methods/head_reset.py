@@ -10,9 +10,9 @@ from torch import nn
 
 from pliant._validation import check_modules
 from pliant.anatomy.layers import called_layers, classifier_names
+from pliant.methods._core.filters import learnable_parameters
 from pliant.methods._core.initial import Init, bare_modules
 from pliant.methods._core.reinitializer import OptimizerState
-from pliant.methods._core.selection import learnable_parameters
 from pliant.methods.full_reset import FullReset
 
 

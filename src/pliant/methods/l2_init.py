@@ -10,10 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from pliant.methods._core.filters import Filter, Strength
 from pliant.methods._core.learning_rate import Schedule
-from pliant.methods._core.method import Filter
 from pliant.methods._core.penalty import Penalty, add_scaled_, half_squared_norm
-from pliant.methods._core.selection import Strength
 
 
 def l2_init_penalty(

@@ -18,8 +18,9 @@ from pliant._precision import widen
 from pliant._validation import check_modules, check_seed
 from pliant.anatomy.layers import Layer, called_layers
 from pliant.anatomy.parameters import role_of
+from pliant.methods._core.filters import Filter
 from pliant.methods._core.initial import Init, bare_modules, check_redrawable, redraw_, seeded
-from pliant.methods._core.method import Batches, Filter, LossFunction
+from pliant.methods._core.method import Batches, LossFunction
 from pliant.methods._core.reinitializer import OptimizerState, Reinitializer
 
 

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from pliant._precision import without_autocast
 from pliant._validation import check_number
 from pliant.anatomy.parameters import Role, as_matrix, role_of
+from pliant.methods._core.filters import Filter, Strength, having_role, warn_of_computed, without_stacks
 from pliant.methods._core.learning_rate import Schedule
-from pliant.methods._core.method import Filter
 from pliant.methods._core.orthogonal import gram
 from pliant.methods._core.penalty import Penalty, add_scaled_, half_squared_norm
-from pliant.methods._core.selection import Strength, having_role, warn_of_computed, without_stacks
 
 
 @without_autocast

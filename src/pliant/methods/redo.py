@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from pliant._validation import check_number, check_seed
 from pliant.anatomy.units import UnitGroup
 from pliant.methods._core.attachment import check_timing, is_due
+from pliant.methods._core.filters import Filter
 from pliant.methods._core.initial import Init, check_redrawable, draw_fresh, seeded
-from pliant.methods._core.method import Filter
 from pliant.methods._core.recycler import Activity, Recycler
 
 

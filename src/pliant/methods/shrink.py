@@ -16,9 +16,9 @@ from pliant._validation import check_number
 from pliant.anatomy.export import GraphError
 from pliant.anatomy.plan import BlockTensors
 from pliant.anatomy.rescaling import analyze
-from pliant.methods._core.method import Batches, Filter, LossFunction
+from pliant.methods._core.filters import Filter, check_not_frozen
+from pliant.methods._core.method import Batches, LossFunction
 from pliant.methods._core.reinitializer import OptimizerState, Reinitializer
-from pliant.methods._core.selection import check_not_frozen
 
 
 def rescaling_factors(matrix: Tensor, chosen: Tensor, lam: float) -> Tensor:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from pliant._validation import check_choice, check_number, check_seed
+from pliant.methods._core.filters import Filter
 from pliant.methods._core.initial import Init, check_redrawable, draw_fresh, draw_normal, seeded
-from pliant.methods._core.method import Batches, Filter, LossFunction
+from pliant.methods._core.method import Batches, LossFunction
 from pliant.methods._core.reinitializer import OptimizerState, Reinitializer
 
 Toward = Literal["initial", "fresh", "noise"]

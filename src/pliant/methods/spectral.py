@@ -23,10 +23,9 @@ from torch import Tensor, nn
 from pliant._precision import widen
 from pliant._validation import check_number
 from pliant.anatomy.parameters import ROLES
+from pliant.methods._core.filters import Filter, Strength, having_role, without_stacks
 from pliant.methods._core.learning_rate import Schedule
-from pliant.methods._core.method import Filter
 from pliant.methods._core.power_iteration import SingularValuePenalty
-from pliant.methods._core.selection import Strength, having_role, without_stacks
 
 
 def spectral_cost(sigma: Tensor, k: float) -> Tensor:

@@ -7,10 +7,9 @@ tracks it, with its singular vectors u and v kept between steps and held fixed i
 
 from torch import Tensor, nn
 
+from pliant.methods._core.filters import Filter, Strength, having_role, without_stacks
 from pliant.methods._core.learning_rate import Schedule
-from pliant.methods._core.method import Filter
 from pliant.methods._core.power_iteration import SingularValuePenalty
-from pliant.methods._core.selection import Strength, having_role, without_stacks
 
 
 def spectral_norm_cost(sigma: Tensor) -> Tensor:

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from pliant._precision import widen
 from pliant._validation import check_number
 from pliant.methods._core.averages import start_averages, update_averages_
+from pliant.methods._core.filters import Filter, Strength
 from pliant.methods._core.learning_rate import Schedule
-from pliant.methods._core.method import Filter
 from pliant.methods._core.penalty import Penalty, add_scaled_, half_squared_norm
-from pliant.methods._core.selection import Strength
 
 
 def weighted_distances(values: list[Tensor], means: list[Tensor], weights: list[Tensor]) -> list[Tensor]:

@@ -30,9 +30,9 @@ from pliant.anatomy.planning import plan_rescaling
 from pliant.anatomy.verify import drift, run_graph
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, count_step, found_inf_of
+from pliant.methods._core.filters import Filter, Strength, check_not_frozen, resolve_strengths
 from pliant.methods._core.learning_rate import LearningRateSchedule, Schedule
-from pliant.methods._core.method import Filter, Receipt
-from pliant.methods._core.selection import Strength, check_not_frozen, resolve_strengths
+from pliant.methods._core.method import Receipt
 
 Number = TypeVar("Number", float, Tensor)
 LogFactors = Tensor | Sequence[float]

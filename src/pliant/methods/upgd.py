@@ -36,8 +36,9 @@ from pliant._validation import check_number, check_seed
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, ascending_names, check_rates, found_inf_of
 from pliant.methods._core.averages import start_averages, update_averages_
+from pliant.methods._core.filters import Filter
 from pliant.methods._core.initial import draw_normal, seeded
-from pliant.methods._core.method import Filter, Receipt
+from pliant.methods._core.method import Receipt
 
 
 def plasticity_gates(utilities: Sequence[Tensor]) -> list[Tensor]:

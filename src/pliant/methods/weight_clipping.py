@@ -20,8 +20,8 @@ from pliant._validation import check_number
 from pliant.anatomy.parameters import is_linear, is_stack, role_of
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, count_step
-from pliant.methods._core.method import Filter, Receipt
-from pliant.methods._core.selection import learnable_parameters, warn_of_computed, without_stacks
+from pliant.methods._core.filters import Filter, learnable_parameters, warn_of_computed, without_stacks
+from pliant.methods._core.method import Receipt
 from pliant.running import eval_mode
 
 

@@ -19,8 +19,8 @@ from pliant._precision import widen
 from pliant._warnings import warn_user
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, check_timing, count_step, found_inf_of
-from pliant.methods._core.method import Filter, Receipt
-from pliant.methods._core.selection import having_role, warn_of_computed
+from pliant.methods._core.filters import Filter, having_role, warn_of_computed
+from pliant.methods._core.method import Receipt
 
 
 def standard_deviation(weight: Tensor) -> Tensor:

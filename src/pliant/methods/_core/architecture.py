@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from pliant.anatomy.units import Passage, UnitGroup
 from pliant.methods._core.attachment import Attachment
-from pliant.methods._core.method import Filter, Kind, Method, Receipt
-from pliant.methods._core.selection import choose_units, learnable_parameters
+from pliant.methods._core.filters import Filter, choose_units, learnable_parameters
+from pliant.methods._core.method import Kind, Method, Receipt
 from pliant.running import call_with, eval_mode
 
 

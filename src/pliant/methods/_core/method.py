@@ -26,9 +26,8 @@ from torch.utils.hooks import RemovableHandle
 from pliant._step_hooks import owners_of_hooks, place_hook
 from pliant._warnings import warn_user
 from pliant.methods._core.attachment import Attachment, check_optimizer, free_slot, warn_of_average
+from pliant.methods._core.filters import Filter, check_not_replaced, learnable_parameters, warn_of_unknown
 from pliant.methods._core.learning_rate import LearningRateSchedule
-from pliant.methods._core.selection import Filter as Filter
-from pliant.methods._core.selection import check_not_replaced, learnable_parameters, warn_of_unknown
 
 Kind = Literal["penalty", "after_step", "reinitializer", "recycler", "architecture"]
 Batches = Iterable[tuple[Any, Any]]

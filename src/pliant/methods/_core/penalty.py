@@ -24,9 +24,9 @@ from torch.utils.hooks import RemovableHandle
 from pliant._precision import widen
 from pliant._step_hooks import before_step
 from pliant.methods._core.attachment import ascending_names, closure_of, count_step, found_inf_of, with_closure
+from pliant.methods._core.filters import Filter, Strength, resolve_strengths
 from pliant.methods._core.learning_rate import LearningRateSchedule, Schedule
-from pliant.methods._core.method import Filter, Kind, Method, Receipt
-from pliant.methods._core.selection import Strength, resolve_strengths
+from pliant.methods._core.method import Kind, Method, Receipt
 
 
 class Penalty(Method):

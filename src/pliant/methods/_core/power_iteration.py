@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from pliant._precision import widen, without_autocast
 from pliant._seeding import generator
 from pliant.anatomy.parameters import as_matrix, role_of
+from pliant.methods._core.filters import Filter, Strength, warn_of_computed
 from pliant.methods._core.learning_rate import Schedule
-from pliant.methods._core.method import Filter
 from pliant.methods._core.penalty import Penalty
-from pliant.methods._core.selection import Strength, warn_of_computed
 
 _TINY = 1e-18
 """Far below the rounding error of any nonzero product; its square is still representable in float32."""

@@ -25,9 +25,9 @@ from pliant._step_hooks import after_step
 from pliant._warnings import warn_user
 from pliant.anatomy.units import Reader, Slices, UnitGroup
 from pliant.methods._core.attachment import Attachment, count_step, was_skipped
-from pliant.methods._core.method import Filter, Kind, Method, Receipt
+from pliant.methods._core.filters import Filter, check_not_replaced, choose_units, is_linear_or_convolution
+from pliant.methods._core.method import Kind, Method, Receipt
 from pliant.methods._core.module_hooks import ModuleHook, input_of
-from pliant.methods._core.selection import check_not_replaced, choose_units, is_linear_or_convolution
 from pliant.methods._core.surgery import keeper_of, slice_mask, write_, zero_moments_
 
 _FEW = 32

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from pliant._validation import check_choice
 from pliant._warnings import warn_user
 from pliant.methods._core.attachment import Attachment, check_optimizer, warn_of_average
-from pliant.methods._core.method import Batches, Filter, Kind, LossFunction, Method, Receipt
-from pliant.methods._core.selection import check_not_replaced
+from pliant.methods._core.filters import Filter, check_not_replaced
+from pliant.methods._core.method import Batches, Kind, LossFunction, Method, Receipt
 from pliant.methods._core.surgery import forget_state_
 
 OptimizerState = Literal["keep", "reset"]
