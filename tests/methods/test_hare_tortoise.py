@@ -7,18 +7,18 @@ from torch.optim import SGD, Adam
 
 from pliant import HareTortoise
 from tests import zoo
-from tests.loops import assert_same, differs, snapshot, train
+from tests.loops import assert_same, differs, snapshot, steady_adam, train
 from tests.reference import rules
 
 
 @pytest.mark.parametrize("name", [*zoo.PAPER_MODELS, "tied"])
 def test_same_trajectory_as_the_reference(name: str) -> None:
     model, slow = zoo.build(name), zoo.build(name)
-    optimizer = Adam(model.parameters(), lr=1e-2)
+    optimizer = steady_adam(model)
     method = HareTortoise(model, beta=0.9, every=5).attach(optimizer)
     train(model, optimizer, name, range(12))
     reference = rules.HareTortoise(slow, zoo.build(name), beta=0.9, every=5)
-    other = Adam(slow.parameters(), lr=1e-2)
+    other = steady_adam(slow)
     for step in range(12):
         train(slow, other, name, [step])
         reference.step()

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD
 
 from pliant import SWR, WeightRescaling
 from pliant.methods._core.after_step import AfterStep
 from tests import zoo
-from tests.loops import assert_same, snapshot, train
+from tests.loops import assert_same, snapshot, steady_adam, train
 from tests.methods.trajectories import assert_close
 from tests.reference import rules
 
@@ -22,10 +22,10 @@ X = zoo.batch("mlp")[0]
 def test_same_trajectory_as_the_reference(name: str, every: int) -> None:
     model, slow = zoo.build(name), zoo.build(name)
     deviations = {key: rules.deviation(layer.weight) for key, layer in rules.weight_layers(slow)}
-    optimizer = Adam(model.parameters(), lr=1e-2)
+    optimizer = steady_adam(model)
     method = WeightRescaling(model, every=every).attach(optimizer)
     train(model, optimizer, name, range(7))
-    other = Adam(slow.parameters(), lr=1e-2)
+    other = steady_adam(slow)
     for step in range(7):
         train(slow, other, name, [step])
         if (step + 1) % every == 0:

@@ -5,14 +5,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import SGD, Optimizer
 
 from tests import zoo
+from tests.loops import steady_adam
 
 STEPS = {"mlp": 110, "cnn": 110, "cnn_bn": 110, "vgg": 110, "tied": 110, "resnet18": 25, "vit_tiny": 25}
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "sgd": lambda model: SGD(model.parameters(), lr=0.02),
-    "adam": lambda model: Adam(model.parameters(), lr=1e-3),
+    "adam": lambda model: steady_adam(model, lr=1e-3),
 }
 
 

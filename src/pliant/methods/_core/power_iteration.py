@@ -59,7 +59,8 @@ def leading_pair(weight: Tensor, size: int = 30) -> tuple[Tensor, Tensor]:
         basis = torch.cat([basis, direction.unsqueeze(0)])
         vector = (matrix @ basis[-1]) @ matrix
     u, _, v = torch.linalg.svd(matrix @ basis.mT, full_matrices=False)
-    return u[:, 0].contiguous(), v[0] @ basis
+    v = v[0] @ basis
+    return u[:, 0].contiguous(), v / v.norm()  # the basis is orthonormal only up to 1e-4
 
 
 @without_autocast
