@@ -1,5 +1,5 @@
-"""What is measured and kept: speed, and what became of the papers' statements.
+"""Benchmarks of speed, and reproductions of the papers' statements.
 
-Speed, as ratios inside one run (absolute times on a shared machine mean nothing): `python -m benchmarks`, outputs in
-`results/*.txt`. The papers: `reproduction/`.
+`python -m benchmarks` measures speed as ratios within one run, because absolute times on a shared machine vary; outputs
+are kept in `results/*.txt`. The reproductions are in `reproduction/`.
 """

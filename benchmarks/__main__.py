@@ -1,6 +1,6 @@
-"""Run the benchmarks and keep what they print: `python -m benchmarks [NAME …]`.
+"""Run the benchmarks and keep their output: `python -m benchmarks [NAME …]`.
 
-Each module here that has a `main()` prints a table of ratios; its output is kept in `results/NAME.txt`.
+Each module with a `main()` prints a table of ratios, which is kept in `results/NAME.txt`.
 """
 
 import argparse
@@ -20,10 +20,10 @@ RESULTS = Path(__file__).parent / "results"
 
 
 class Tee(io.StringIO):
-    """Text that is shown as it comes and kept."""
+    """A buffer that also prints."""
 
     def write(self, text: str) -> int:
-        """Show and keep the text."""
+        """Print and keep the text."""
         sys.__stdout__.write(text)
         sys.__stdout__.flush()
         return super().write(text)
@@ -37,7 +37,9 @@ def names() -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which to run; all if none: {', '.join(names())}")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"the benchmarks to run; all by default: {', '.join(names())}"
+    )
     chosen = parser.parse_args().names or names()
     if unknown := [name for name in chosen if name not in names()]:
         parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(names())}")

@@ -1,4 +1,4 @@
-"""What the diagnostics cost: against `torch.func.vmap(grad)` in time and memory, and in training as a monitor."""
+"""Cost of the diagnostics: time and memory against `torch.func.vmap(grad)`, and training with a monitor."""
 
 import statistics
 import subprocess
@@ -21,7 +21,7 @@ from pliant.models import create, mlp
 
 
 def by_vmap(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Return the inner products of per-sample gradients the way that holds all of them."""
+    """Return the inner products of per-sample gradients by holding all gradients in memory."""
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
 
     def loss(p: dict[str, Tensor], xi: Tensor, yi: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def against_vmap(what: str, model: nn.Module, shape: tuple[int, ...], rounds: in
 
 
 def peak_of_resnet(samples: int) -> float:
-    """Return the GiB that the inner products of a ResNet-18 take above model and data, in a process of their own."""
+    """Return the peak GiB of the inner products of a ResNet-18, without model and data, in a separate process."""
     code = f"from benchmarks import diagnostics; print(diagnostics.resnet_peak({samples}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return float(done.stdout)
@@ -57,24 +57,24 @@ def resnet_peak(samples: int) -> float:
     model = create("resnet18", (3, 32, 32), 10).eval()
     batch = Batch.of((torch.randn(samples, 3, 32, 32), torch.randint(0, 10, (samples,))))
     with torch.no_grad():
-        batch.select(slice(0, 2)).forward(model)  # libraries allocate their own at the first call
+        batch.select(slice(0, 2)).forward(model)  # Libraries allocate memory at the first call.
     before = high_water()
     gradient_gram(model, batch, cross_entropy)
     return high_water() - before
 
 
 def high_water() -> float:
-    """Return the most GiB that this process has held; `getrusage` would tell its parent's, if that held more."""
+    """Return the peak GiB of this process; `getrusage` would return the parent's peak if that was higher."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) / 2**20
 
 
 def monitored(what: str, name: str, shape: tuple[int, ...], turns: int, measures: list[str] | None) -> None:
-    """Compare training with a monitor and without: one network, in turns of 100 steps, the monitor attached or not.
+    """Compare training with and without a monitor: one network, in turns of 100 steps, the monitor attached or not.
 
-    One network, since where the allocator puts it moves its steps by some per cent. Measurements are rare: their cost
-    is summed, beside the median of the steps without one. All in processor time, and with enough turns for the first
-    measurement, which is taken at once, to be paid for.
+    It is the same network because the memory layout changes the time of a step by some percent. Measurements are rare,
+    so their cost is summed and added to the median step without one. Times are processor times. There are enough turns
+    to amortize the first measurement, which is taken at once.
     """
     x, y = torch.randn(256, *shape), torch.randint(0, 10, (256,))
     network = create(name, shape, 10)
@@ -106,13 +106,13 @@ def monitored(what: str, name: str, shape: tuple[int, ...], turns: int, measures
     usual = statistics.median(plain)
     row(f"training with a monitor / without its measurements, {what}", (idle + extra) / idle, "≤ 1.03")
     row("    steps between two measurements / without a monitor", idle / usual, "")
-    row("    steps without a monitor / others without one: what chance does", statistics.median(twin) / usual, "")
-    row("    the share that it says it spent", monitor.share, "≤ 0.03")
-    row("    measurements in 100 steps (10 asked for)", len(measured) / turns, "")
+    row("    steps without a monitor / other steps without one (noise)", statistics.median(twin) / usual, "")
+    row("    the share of time that it reports", monitor.share, "≤ 0.03")
+    row("    measurements in 100 steps (10 requested)", len(measured) / turns, "")
 
 
 def main() -> None:
-    """Print the ratios that the design promises."""
+    """Print the ratios of the design's limits."""
     torch.manual_seed(0)
     against_vmap("MLP of width 1 000", mlp((784,), 10, widths=(1000, 1000, 1000)), (784,), 3, "≥ 3", 256)
     against_vmap("CNN, 2 convolutions", create("cnn", (3, 32, 32), 10), (3, 32, 32), 9, "≥ 1", 256)

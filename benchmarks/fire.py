@@ -1,4 +1,4 @@
-"""What FIRE costs on whole models: against the paper's loop, against SVD, and against the training that it serves."""
+"""Cost of FIRE on whole models: against the paper's loop, SVD, and an epoch of training."""
 
 from collections.abc import Callable
 from itertools import product
@@ -16,7 +16,7 @@ from pliant.models import create
 
 
 class Block(nn.Module):
-    """A block of GPT-2's shape."""
+    """A block with the shapes of GPT-2."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class GPT(nn.Module):
 
 
 def each_matrix(model: nn.Module, orthogonalize: Callable[[Tensor], Tensor]) -> Callable[[], None]:
-    """Return a run that rewrites every matrix of the model, one at a time."""
+    """Return a function that rewrites every matrix of the model, one at a time."""
     views = [m.view(model.get_parameter(m.parameter).detach()) for m in find_matrices(model)]
 
     def run() -> None:
@@ -62,7 +62,7 @@ def each_matrix(model: nn.Module, orthogonalize: Callable[[Tensor], Tensor]) -> 
 
 
 def on_the_same_weights(model: nn.Module, act: Callable[[], object]) -> Callable[[], None]:
-    """Return a run that first puts the weights back: on matrices that are orthogonal already, everything is faster."""
+    """Return a function that first restores the weights, since orthogonal matrices make everything faster."""
     parameters: list[Tensor] = [p.detach() for p in model.parameters()]
     initial = [p.clone() for p in parameters]
 
@@ -124,7 +124,7 @@ def whole_model(
 
 
 def main() -> None:
-    """Print the ratios that the design promises."""
+    """Print the ratios of the design's limits."""
     torch.manual_seed(0)
     images = torch.randn(32, 3, 32, 32)
     whole_model("ResNet-18", lambda: create("resnet18", (3, 32, 32), 10), 10, images, 10, 50_000, rounds=5)

@@ -1,4 +1,4 @@
-"""How long the analysis of a large model takes, and what SWR adds to a step of a residual network."""
+"""Time of the analysis of large models, and cost of SWR in a step of a residual network."""
 
 import time
 from collections.abc import Callable
@@ -69,10 +69,10 @@ def analysis_time(what: str, build: Callable[[], tuple[nn.Module, Any]]) -> None
 
 
 def swr_on_resnet18() -> None:
-    """Time SWR's own step beside the training step.
+    """Time SWR's own step and the training step separately.
 
-    The difference of two training steps, one with SWR and one without, is no use here: a step of more than a second
-    varies by more than the few milliseconds that are looked for.
+    A training step takes more than a second and varies by more than SWR's few milliseconds, so the difference of steps
+    with and without SWR would be noise.
     """
     batch = torch.randn(32, 3, 32, 32)
     model = create("resnet18", (3, 32, 32), 10)
@@ -82,7 +82,7 @@ def swr_on_resnet18() -> None:
 
 
 def main() -> None:
-    """Print the times and the ratio that the design promises."""
+    """Print the times and the ratio of the design's limits."""
     torch.manual_seed(0)
     print("seconds of one core, limit 10:")
     analysis_time("GPT-2 small", gpt2_small)

@@ -1,15 +1,14 @@
-"""Train a residual network and a vision transformer with and without SWR: norms, bounds, and drift.
+"""Train a residual network and a vision transformer with and without SWR: norms, bounds and drift.
 
 `python -m benchmarks.graph_training [resnet18] [vit]` prints the tables and keeps them in
 `results/graph_training_NAME.txt`.
 
-Per weight: the growth of its norm without SWR and with it, and for free weights the bound. With δ the largest growth
-of the norm in one optimizer step, ‖W_t‖ ≤ ‖W₀‖ + δ/λ (docs/proportionality.md); the paper's theorem 2, with B the
-largest growth of the squared norm, says √B for δ, which is never smaller.
+The first table has one line per weight: the growth of its norm without and with SWR, and for free weights the bound.
+With δ the largest growth of the norm in one optimizer step, ‖W_t‖ ≤ ‖W₀‖ + δ/λ (docs/proportionality.md). Theorem 2 of
+the paper has √B instead of δ, with B the largest growth of the squared norm; √B is never smaller.
 
-Then the drift: from the trained network, rescalings alone. How far the outputs are from any multiple of what they
-were, for the scale graph and for scaling layer by layer in the order of their call, which is right for chains and
-ignores what residual connections join.
+The second table rescales the trained network without training and shows how far its outputs drift from a multiple of
+the original outputs: with the scale graph, and with scaling layer by layer, which ignores residual connections.
 """
 
 import contextlib
@@ -48,7 +47,7 @@ def batches(examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
 def train(
     model: nn.Module, examples: Examples, watched: BlockTensors, swr: SWR | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Train for less than an epoch; return the last norms, and their and their squares' largest growth in a step."""
+    """Train for less than an epoch; return the last norms, and the largest growth per step of norms and squares."""
     optimizer = Adam(model.parameters(), lr=1e-3)
     growth = squared = torch.zeros(len(watched.get()))
     for x, y in batches(examples):
@@ -77,7 +76,7 @@ def accuracy(model: nn.Module, examples: Examples) -> float:
 
 
 def is_free(graph: ScaleGraph, position: int) -> bool:
-    """Say whether a wish is granted to the letter, and heeds no other."""
+    """Return whether a block gets exactly the factor it wants, independent of other blocks."""
     plan = graph.plan()
     row = plan.matrix[plan.targets.index(plan.wishes[position])]
     expected = torch.zeros_like(row)
@@ -86,7 +85,7 @@ def is_free(graph: ScaleGraph, position: int) -> bool:
 
 
 def compare_norms(what: str, build: Callable[[], nn.Module], examples: Examples, test: Examples) -> nn.Module:
-    """Train both ways and print a line a weight."""
+    """Train with and without SWR, and print one line per weight."""
     vanilla, rescaled = build(), build()
     graph = analyze(rescaled, examples.batch(torch.arange(4))[0])
     blocks = graph.plan().wishes
@@ -118,7 +117,7 @@ def outputs(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def compare_drift(what: str, build: Callable[[], nn.Module], trained: nn.Module, test: Examples) -> None:
-    """Rescale a trained network again and again, without training, and print how far its outputs drift."""
+    """Rescale a trained network repeatedly without training, and print how far its outputs drift."""
     x = test.batch(torch.arange(256))[0]
     before = outputs(trained, x)
     print(f"## {what}: rescaling alone, after training without it, λ = {LAM}")

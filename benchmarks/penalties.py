@@ -1,4 +1,4 @@
-"""What each penalty adds to a training step: its closed form against the same term in the loss by autograd."""
+"""Cost of each penalty in a training step: its closed form against the same term in the loss by autograd."""
 
 from collections.abc import Callable
 
@@ -83,7 +83,7 @@ def parseval(model: nn.Module) -> Term:
 
 
 def streaming_ewc(model: nn.Module) -> Term:
-    """In the loss there is no gradient to average yet; zeros in its place cost the same."""
+    """Use zeros for the gradient, which is unknown when the loss is computed; the cost is the same."""
     parameters = list(model.parameters())
     averages, importances, gradients = ([torch.zeros_like(p) for p in parameters] for _ in range(3))
     steps = 0

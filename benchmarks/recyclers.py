@@ -1,4 +1,4 @@
-"""What watching units adds to a training step: ReDo between two renewals, and continual backprop at every step."""
+"""Cost of watching units in a training step: ReDo between two renewals, continual backprop at every step."""
 
 import torch
 
@@ -13,7 +13,7 @@ LIMITS = {"ReDo, between two renewals": "≤ 1.05"}
 
 
 def main() -> None:
-    """Print the ratios that the design promises."""
+    """Print the ratios of the design's limits."""
     torch.manual_seed(0)
     print_overheads("mlp", torch.randn(256, 1, 28, 28), METHODS, rounds=150, limits=LIMITS)
     print_overheads("mlp_4x256", torch.randn(256, 1, 28, 28), METHODS, rounds=60, limits=LIMITS)

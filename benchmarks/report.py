@@ -1,4 +1,4 @@
-"""What a report costs, and how often its intervals hold what they promise."""
+"""Cost of a report, and coverage of its intervals."""
 
 import math
 import os
@@ -64,7 +64,7 @@ def write_run(root: Path, method: int, seed: int, tasks: int, epochs: int, measu
 
 def build(methods: int, seeds: int, tasks: int, epochs: int, limit: str, measured: bool) -> None:
     """Write a store, then time reading it, analyzing it and writing the page."""
-    # Files that are gone in a minute need no disk.
+    # Temporary files stay in memory.
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
         root = Path(name)
@@ -81,18 +81,16 @@ def build(methods: int, seeds: int, tasks: int, epochs: int, limit: str, measure
 
 
 def coverage() -> None:
-    """Count how often 95 % intervals of normal draws hold the true mean."""
+    """Print how often 95 % intervals of normal samples cover the true mean."""
     draw = np.random.default_rng(0)
     for seeds in (2, 3, 4, 5, 10, 20):
         _, low, high = bands(draw.standard_normal((seeds, 10_000)))
-        row(f"share of 95 % intervals of {seeds} seeds that hold the true mean", ((low <= 0) & (high >= 0)).mean(), "")
+        row(f"share of 95 % intervals of {seeds} seeds that cover the true mean", ((low <= 0) & (high >= 0)).mean(), "")
 
 
 def main() -> None:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    row(
-        "processes that want each core, this one not counted", load / cores, "≤ 0.5 for times by the clock to mean much"
-    )
+    row("other processes per core", load / cores, "≤ 0.5 for wall-clock times to be meaningful")
     build(20, 10, 10, 20, "≤ 15", measured=True)
     build(50, 200, 5, 10, "≤ 60", measured=False)
     coverage()

@@ -1,4 +1,4 @@
-"""What the methods cost that act once when data is new, counted in training steps; FIRE has `fire.py`."""
+"""Cost of methods that act when data is new, in training steps; for FIRE see `fire.py`."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from pliant.methods import create
 
 METHODS = {
     "shrink": {},
-    "shrink_perturb": {"toward": "fresh"},  # towards the initial weights it would soon have nothing to move
+    "shrink_perturb": {"toward": "fresh"},  # Toward the initial weights, repeated calls would soon change nothing.
     "layerwise": {},
     "head_reset": {},
     "full_reset": {},
@@ -26,7 +26,7 @@ def cost(name: str, batch: Tensor, rounds: int) -> None:
     for method, settings in METHODS.items():
         model = models.create(name, shape, 10)
         step, optimizer = training_step(model, batch)
-        step()  # the optimizer has moments then, which resets have to clear
+        step()  # Gives the optimizer moments, which resets must clear.
         made = create(method, model, example=batch[:2], seed=0, **settings)
         contestants[method] = lambda made=made, optimizer=optimizer: made.apply(
             optimizer, batches=data, loss_fn=cross_entropy

@@ -1,4 +1,4 @@
-"""What running many experiments costs: scheduling, a second process, a store of ten thousand runs."""
+"""Cost of many experiments: scheduling, a second process, a store of ten thousand runs."""
 
 import json
 import os
@@ -27,7 +27,7 @@ class Silent:
         """Show nothing."""
 
     def ended(self, config: RunConfig, outcome: Outcome) -> None:
-        """Check that it ended well."""
+        """Check that the run finished."""
         assert outcome.status == "finished", outcome.error
 
 
@@ -55,7 +55,7 @@ def timed(engine: ProcessEngine, configs: Sequence[RunConfig], root: Path) -> fl
 
 
 def warm(engine: ProcessEngine, root: Path) -> None:
-    """Have all processes up, with everything imported."""
+    """Start all processes and import everything."""
     run_all([config(10**6 + i, 1) for i in range(2 * engine.capacity())], root, engine, Silent())
 
 
@@ -87,11 +87,11 @@ def speedup(root: Path) -> None:
     two.close()
     load = os.getloadavg()[0]
     row("a sweep of 8 runs in one process / in two, median of 3 turns", sorted(ratios)[1], "≥ 1.8")
-    print(f"  (load average {load:.1f} on {usable_cores()} cores; says little where others compute too)")
+    print(f"  (load average {load:.1f} on {usable_cores()} cores; unreliable on a busy machine)")
 
 
 def ten_thousand(root: Path) -> None:
-    """Finished runs as they lie on disk: listing, loading, tabulating."""
+    """Time listing and loading ten thousand finished runs, and finding that none is left to do."""
     base = config(0, 200)
     result = {f"{kind}_{name}": 0.5 for kind in ("final", "mean") for name in ("test_accuracy", "train_accuracy")}
     for index in range(10_000):

@@ -1,4 +1,4 @@
-"""A training step to be timed, and what methods add to it."""
+"""A training step to time, and the cost of methods in it."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -22,11 +22,11 @@ def training_step(
     Args:
         model: The network.
         batch: The inputs of every step.
-        term: What is added to the loss; nothing if None.
-        fused: Whether Adam is the fused one.
+        term: A term to add to the loss.
+        fused: Whether Adam is fused.
 
     Returns:
-        What does a step, and the optimizer.
+        The function that does a step, and the optimizer.
     """
     labels = torch.randint(0, 10, (len(batch),), generator=torch.Generator().manual_seed(0))
     optimizer = Adam(model.parameters(), lr=1e-3, fused=fused)
@@ -49,14 +49,14 @@ def print_overheads(
     rounds: int,
     limits: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Print how much longer a step of a network is with each method.
+    """Print the time of a training step with each method, relative to the step without it.
 
     Args:
         model_name: The network, one of `models.names()`.
         batch: The inputs of every step.
-        methods: For each label the method and its settings.
-        rounds: How often each takes its turn, for every building of the networks.
-        limits: What is promised of a label's ratio.
+        methods: The method and its settings for each label.
+        rounds: Timed steps for every build of the networks.
+        limits: The limit of a label's ratio.
     """
     shape = tuple(batch.shape[1:])
 

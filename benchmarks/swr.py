@@ -1,4 +1,4 @@
-"""What SWR, L2 and L2 Init add to a training step."""
+"""Cost of SWR, L2 and L2 Init in a training step."""
 
 from collections.abc import Callable
 
@@ -83,7 +83,7 @@ def penalty_against_autograd(name: str, batch: Tensor) -> None:
 
 
 def main() -> None:
-    """Print the ratios that the design promises."""
+    """Print the ratios of the design's limits."""
     torch.manual_seed(0)
     images = torch.randn(256, 784)
     swr_overhead("MLP-3×100, batch 256", mlp, images, 150, "≤ 1.05, aim 1.03")

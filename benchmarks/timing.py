@@ -1,4 +1,4 @@
-"""Timing that survives a noisy machine: contestants take turns, and what counts is how they compare in each round."""
+"""Timing on a noisy machine: contestants take turns and are compared within each round."""
 
 import statistics
 import time
@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 
 def rounds_of(contestants: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 5) -> dict[str, list[float]]:
-    """Return each contestant's seconds in every round; in a round each is called once, one after the other.
+    """Return each contestant's processor seconds in every round; each is called once per round.
 
-    Seconds of the processor: on a machine that others use too, waiting for a turn is not the contestant's time.
+    Processor time does not include waiting for other processes.
     """
     for _ in range(warmup):
         for run in contestants.values():
@@ -16,7 +16,7 @@ def rounds_of(contestants: Mapping[str, Callable[[], object]], rounds: int, warm
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     order = list(contestants)
     for _ in range(rounds):
-        order.append(order.pop(0))  # nobody always runs in the cache that the same neighbor left behind
+        order.append(order.pop(0))  # Vary which contestant ran before, since it leaves its data in the cache.
         for name in order:
             start = time.process_time()
             contestants[name]()
@@ -25,12 +25,12 @@ def rounds_of(contestants: Mapping[str, Callable[[], object]], rounds: int, warm
 
 
 def medians(contestants: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 5) -> dict[str, float]:
-    """Return each contestant's median seconds a call."""
+    """Return each contestant's median seconds per call."""
     return {name: statistics.median(values) for name, values in rounds_of(contestants, rounds, warmup).items()}
 
 
 def added(contestants: Mapping[str, Callable[[], object]], *, base: str, rounds: int) -> dict[str, float]:
-    """Return what each contestant takes beyond the base, as a fraction of it: the median over rounds."""
+    """Return the extra time of each contestant as a fraction of the base: the median over rounds."""
     seconds = rounds_of(contestants, rounds)
     middle = statistics.median(seconds[base])
     return {
@@ -41,10 +41,9 @@ def added(contestants: Mapping[str, Callable[[], object]], *, base: str, rounds:
 
 
 def over_builds(measure: Callable[[], Mapping[str, float]], builds: int = 9) -> dict[str, float]:
-    """Return the medians of a measurement that builds its contestants anew each time.
+    """Return the medians of a measurement that rebuilds its contestants each time.
 
-    Where the allocator happens to put their tensors moves a step of a small network by several per cent, for as long as
-    they live.
+    The memory layout of a network changes the time of a small step by several percent until it is rebuilt.
     """
     found = [measure() for _ in range(builds)]
     return {name: statistics.median(each[name] for each in found) for name in found[0]}

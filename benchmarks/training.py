@@ -1,4 +1,4 @@
-"""How fast the training loop is: beside the same loop written by hand, and beside the usual data loaders."""
+"""Speed of the training loop against the same loop written by hand, and against data loaders."""
 
 import torch
 from PIL import Image
@@ -14,7 +14,7 @@ EXAMPLES, BATCH = 12_800, 256
 
 
 class PilImages(Dataset[tuple[Tensor, int]]):
-    """Images as most code keeps them: opened, converted and normalized one by one."""
+    """A data set of PIL images that are converted and normalized one by one."""
 
     def __init__(self, images: Tensor, labels: Tensor, mean: float, std: float) -> None:
         self.images = [Image.fromarray(image.squeeze(0).numpy()) for image in images]

@@ -1,4 +1,4 @@
-"""What the methods add to a step that rewrite weights around it: clipping, rescaling, UPGD, averaging."""
+"""Cost of methods that rewrite weights at every step: clipping, rescaling, UPGD, averaging."""
 
 import torch
 
@@ -13,7 +13,7 @@ METHODS = {
 
 
 def main() -> None:
-    """Print a table for small networks, where whatever is done per weight counts most."""
+    """Print a table for small networks, where work per weight matters most."""
     torch.manual_seed(0)
     print_overheads("mlp", torch.randn(256, 1, 28, 28), METHODS, rounds=100)
     print_overheads("mlp_4x256", torch.randn(256, 1, 28, 28), METHODS, rounds=40)

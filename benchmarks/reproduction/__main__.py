@@ -1,4 +1,4 @@
-"""Write the documentation's generated blocks and figures anew: `python -m benchmarks.reproduction`."""
+"""Regenerate the blocks and figures of the documentation: `python -m benchmarks.reproduction`."""
 
 from benchmarks.reproduction.documents import write_documents
 

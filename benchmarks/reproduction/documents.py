@@ -1,4 +1,4 @@
-"""The pages of the documentation that hold what the kept runs say, in generated blocks with prose around them."""
+"""The pages of the documentation with blocks generated from the kept runs."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ BLOCK = re.compile(r"<!-- (found|statements|table|effect|explanations|figures): 
 
 
 def table_block(name: str) -> str:
-    """Make the table of an experiment: published and ours."""
+    """Make the table of an experiment: published numbers and ours."""
     kept = load_kept(name)
     if kept is None:
         return NOTHING
@@ -55,7 +55,7 @@ def table_block(name: str) -> str:
 
 
 def render(page: str) -> str:
-    """Make every generated block of a page anew."""
+    """Regenerate every block of a page."""
     makers = {
         "found": found_block,
         "statements": statements_block,
@@ -73,7 +73,7 @@ def render(page: str) -> str:
 
 
 def write_documents() -> None:
-    """Draw every figure and make every generated block anew."""
+    """Regenerate every figure and every block."""
     for drawing in known_drawings():
         write_drawing(drawing, DOCS / "images")
     for page in PAGES:

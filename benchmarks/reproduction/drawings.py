@@ -1,4 +1,4 @@
-"""The figures of docs/results.md, drawn from the kept runs task by task, or epoch by epoch of a single task."""
+"""The figures of docs/results.md, over tasks, or over the epochs of a single task."""
 
 import hashlib
 import json
@@ -19,12 +19,12 @@ from pliant.experiments.run_config import Part
 from pliant.experiments.store import Run
 
 ERROR = "train_error"
-"""The error on a task's own images at its end."""
+"""The training error at the end of a task."""
 TEST = "test_accuracy"
-"""The accuracy on the test images after each epoch."""
+"""The test accuracy after each epoch."""
 SHARES = {ERROR, TEST, "feature_rank", "hessian_rank", "hessian_exact_rank", "gauss_newton_rank", "fisher_rank"}
-"""What lies from 0 to 1, so that no interval has to be drawn beyond."""
-NOTHING_DONE = "doing nothing"
+"""Quantities in [0, 1], whose intervals are clipped to this range."""
+PLAIN = "plain training"
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Drawing:
 
     Args:
         name: The kept experiment.
-        quantities: What is shown, and what it is called: measures, the error or, of a single task, the test accuracy.
-        panel_is: What has a panel of its own, "quantity" or "label"; the other is told apart by color.
-        shared: Whether all panels have one scale.
-        over: What the values follow each other in, "task" or, in a single task, "epoch".
-        settings: Of a sweep, what the settings are called, in the order of each method's grid: they are the lines then,
-            beside doing nothing, each method has a panel, and one quantity is shown.
+        quantities: The quantities and their names: measures, the error or, for a single task, the test accuracy.
+        panel_is: Which gets one panel each, "quantity" or "label"; the other is shown by color.
+        shared: Whether all panels share one scale.
+        over: The x axis: "task" or, for a single task, "epoch".
+        settings: For a sweep, the names of the settings in the order of each method's grid. Then each method has a
+            panel with a line per setting and one for plain training, and one quantity is shown.
     """
 
     name: str
@@ -86,7 +86,7 @@ DRAWINGS = (
 
 
 def read_series(run: Run, quantity: str) -> list[float]:
-    """Return a quantity of a run in each of its tasks, or epochs of a single one; [] if it was not measured."""
+    """Return a quantity of a run over its tasks, or over the epochs of a single task; [] if it was not measured."""
     tasks = split_tasks(run)
     if quantity == ERROR:
         return end_errors(tasks)
@@ -96,7 +96,7 @@ def read_series(run: Run, quantity: str) -> list[float]:
 
 
 def make_rows(drawing: Drawing) -> list[dict[str, Any]]:
-    """Average the quantities of a figure over seeds, place by place, with 95 % intervals where there are enough."""
+    """Average the quantities of a figure over seeds, with 95 % intervals if there are enough seeds."""
     found: dict[tuple[str, str, str, int], list[float]] = defaultdict(list)
     recipe = find_recipe(drawing.name)
     runs, _ = kept_runs(drawing.name)
@@ -125,19 +125,19 @@ def make_rows(drawing: Drawing) -> list[dict[str, Any]]:
 def find_lines(
     drawing: Drawing, run: Run, quantity: str, grids: Mapping[str, Sequence[tuple[Part, ...]]]
 ) -> list[tuple[str, str]]:
-    """Return the labels and lines that a quantity of a run belongs to; doing nothing stands beside every sweep."""
+    """Return the labels and lines of a quantity of a run; plain training is in the panel of every sweep."""
     label = run.config.label
     if not drawing.settings:
         return [(label, drawing.quantities[quantity])]
     if len(grids[label]) > 1:
         return [(label, drawing.settings[grids[label].index(run.config.methods)])]
-    return [(swept, NOTHING_DONE) for swept, grid in grids.items() if len(grid) > 1]
+    return [(swept, PLAIN) for swept, grid in grids.items() if len(grid) > 1]
 
 
 def choose_looks(lines: Sequence[str]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return a color's slot and a line pattern for each line: doing nothing has the same in every figure."""
+    """Return the color slot and line pattern of each line; plain training has the same in every figure."""
     methods = (look_of(place) for place in count())
-    return [("vanilla", look_of(0)[1]) if line in ("vanilla", NOTHING_DONE) else next(methods) for line in lines]
+    return [("vanilla", look_of(0)[1]) if line in ("vanilla", PLAIN) else next(methods) for line in lines]
 
 
 def draw(drawing: Drawing, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def draw(drawing: Drawing, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     panel, line = ("quantity", "label") if drawing.panel_is == "quantity" else ("label", "quantity")
     panels, lines = (list(dict.fromkeys(row[name] for row in rows)) for name in (panel, line))
     if drawing.settings:
-        lines = [*drawing.settings, NOTHING_DONE]
+        lines = [*drawing.settings, PLAIN]
     legend = alt.Legend(symbolType="stroke", symbolOpacity=1, symbolStrokeWidth=2.5, orient="bottom", labelFontSize=12)
     looks = choose_looks(lines)
     hues, dashes = [color(slot, LIGHT) for slot, _ in looks], [list(dash) for _, dash in looks]
@@ -169,7 +169,7 @@ def draw(drawing: Drawing, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def digest(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a mark of the numbers behind a figure, by which a test knows them again."""
+    """Return a digest of the numbers of a figure, which a test compares."""
     return hashlib.sha256(json.dumps(list(rows)).encode()).hexdigest()[:16]
 
 
@@ -177,8 +177,8 @@ def write_drawing(drawing: Drawing, folder: Path) -> Path:
     """Draw a figure into a file.
 
     Args:
-        drawing: What to draw.
-        folder: Where.
+        drawing: The figure.
+        folder: The folder of the file.
 
     Returns:
         The file.
@@ -191,5 +191,5 @@ def write_drawing(drawing: Drawing, folder: Path) -> Path:
 
 
 def known_drawings() -> list[Drawing]:
-    """Return the figures of which runs are kept."""
+    """Return the figures with kept runs."""
     return [drawing for drawing in DRAWINGS if (KEPT / f"{drawing.name}.jsonl.gz").exists()]

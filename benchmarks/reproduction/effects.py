@@ -1,4 +1,4 @@
-"""What each method does to plasticity on one small stream: the tables of the method cards."""
+"""The effect of each method on plasticity on one small stream: the tables of the method cards."""
 
 from benchmarks.reproduction.kept import FEWEST, NOTHING, Estimate, Kept, count_seeds, estimate, find_recipe, load_kept
 from benchmarks.reproduction.markdown import write_table
@@ -6,25 +6,25 @@ from pliant.experiments.report.formatting import join_names
 
 EFFECT = "methods_effect"
 """The experiment behind the tables."""
-BASELINES = {"vanilla": "*doing nothing*", "fresh": "*a fresh network for every task*"}
+BASELINES = {"vanilla": "*plain training*", "fresh": "*a fresh network for every task*"}
 
 
 def effect_block(method: str) -> str:
-    """Make the table of a method's effect on plasticity, beside doing nothing and fresh networks; `all` for all."""
+    """Make the table of a method's effect on plasticity, with plain training and fresh networks; `all` for all."""
     kept = load_kept(EFFECT)
     if kept is None:
         return NOTHING
     recipe = find_recipe(EFFECT)
     names = {entry.label: {part.name for part in entry.parts} for entry in recipe.methods}
     own = [label for label in kept.labels if not names[label] or method == "all" or method in names[label]]
-    rows = [["", "mean over tasks", "last task", "mean − doing nothing", "verdict", "seeds"]]
+    rows = [["", "mean over tasks", "last task", "mean − plain training", "verdict", "seeds"]]
     verdicts: dict[str, list[str]] = {}
     unknown = kept.diverged("vanilla", kept.headline)
     for label in own:
         errors = [show_error(kept, label, accuracy) for accuracy in ("mean_train_accuracy", "final_train_accuracy")]
         effect = ["", ""]
         if names[label]:
-            # Accuracies the other way round: a difference of errors.
+            # Exchanged accuracies give the difference of errors.
             gap = None if unknown else kept.difference("vanilla", label, "mean_train_accuracy")
             verdict = "diverges" if kept.diverged(label, kept.headline) else name_effect(gap)
             verdicts.setdefault(verdict, []).append(f"`{label}`")
@@ -45,13 +45,13 @@ def effect_block(method: str) -> str:
 
 
 def show_error(kept: Kept, label: str, accuracy: str) -> str:
-    """Write down the error of a label, in percent."""
+    """Write the error of a label in percent."""
     values = kept.values(label, accuracy).values()
     return estimate([1 - value for value in values]).show(1, 100) if values else "–"
 
 
 def name_effect(gap: Estimate | None) -> str:
-    """Say in a word what a difference in error, method − doing nothing, comes to."""
+    """Return the verdict on a difference in error, method − plain training."""
     if gap is None or gap.count < FEWEST:
         return "too few seeds"
     if gap.high < 0:
@@ -60,10 +60,10 @@ def name_effect(gap: Estimate | None) -> str:
 
 
 def sum_up(verdicts: dict[str, list[str]]) -> str:
-    """Say in a sentence what the settings of a method come to.
+    """Summarize the verdicts on a method's settings in a sentence.
 
     Args:
-        verdicts: Labels by what the table says of them.
+        verdicts: The labels by verdict.
 
     Example:
         >>> sum_up({"helps": ["a"], "hurts": ["b", "c"]})

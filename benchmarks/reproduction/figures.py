@@ -1,4 +1,4 @@
-"""Which recipe repeats which table or figure of the papers, and which of them have been run."""
+"""Which recipe reproduces which table or figure of the papers, and which have kept runs."""
 
 import re
 
@@ -11,7 +11,7 @@ _NUMBERS = re.compile(r"\b(figure|table)s? (\d+[a-z]?(?:(?:, | and | to )\d+[a-z
 
 
 def read_source(source: str) -> list[tuple[str, str]]:
-    """Find the tables and figures that a recipe's source names; what stands behind a semicolon is no result.
+    """Find the tables and figures named in a recipe's source, up to the first semicolon.
 
     Example:
         >>> read_source("Curvature, C.2, figures 3 and 10 to 12; strengths from table 6")

@@ -1,4 +1,4 @@
-"""What the kept runs of an experiment say, in numbers: means over seeds, differences seed by seed.
+"""Numbers of the kept runs of an experiment: means over seeds, and differences paired by seed.
 
 The runs are in `results/reproduction/RECIPE.jsonl.gz`, packed by `pliant pack`.
 """
@@ -24,13 +24,13 @@ from pliant.experiments.store import Run, load_runs, load_selection
 
 KEPT = Path(__file__).parents[1] / "results" / "reproduction"
 FEWEST = 3
-"""Seeds below which nothing is said about a difference."""
+"""The fewest seeds for a verdict."""
 NOTHING = "No run has ended yet."
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds, half the width of its 95 % interval (NaN for a single value), and how many values."""
+    """A mean over seeds, half the width of its 95 % interval (NaN for a single value), and the number of values."""
 
     mean: float
     half: float
@@ -47,13 +47,13 @@ class Estimate:
         return self.mean + self.half
 
     def show(self, digits: int = 4, factor: float = 1.0, sign: str = "") -> str:
-        """Write it down, multiplied by a factor; `sign="+"` shows the sign of positive means too."""
+        """Write mean and interval, multiplied by a factor; `sign="+"` writes the sign of positive means."""
         mean = f"{self.mean * factor:{sign}.{digits}f}"
         return mean if math.isnan(self.half) else f"{mean} ± {self.half * factor:.{digits}f}"
 
 
 def estimate(values: Collection[float]) -> Estimate:
-    """Estimate a mean by Student's t, which unlike a bootstrap is honest about three seeds.
+    """Estimate a mean with Student's t interval, which is wide enough for three seeds, unlike a bootstrap.
 
     Example:
         >>> estimate([1.0, 2.0, 3.0]).show()
@@ -65,7 +65,7 @@ def estimate(values: Collection[float]) -> Estimate:
 
 
 def difference(one: dict[int, float], other: dict[int, float]) -> Estimate | None:
-    """Estimate by how much one number is above another, on the seeds that both have."""
+    """Estimate the difference of two numbers on their shared seeds."""
     shared = sorted(one.keys() & other.keys())
     return estimate([one[seed] - other[seed] for seed in shared]) if shared else None
 
@@ -75,13 +75,13 @@ class Kept:
     """The results of one experiment.
 
     Args:
-        headline: The number that its tables show.
-        published: The source's own numbers, by label.
+        headline: The metric of its tables.
+        published: The source's numbers, by label.
         labels: The rows, in the order of the recipe.
-        numbers: By label, seed and name: the numbers of every finished run, with the chosen settings; the headlines of
-            all settings of a grid.
-        bad: By label: how many runs diverged, with each setting of its grid (most have one).
-        chosen: By label: the place of its chosen setting in the grid, once it is chosen.
+        numbers: The numbers of every finished run with the chosen settings, by label, seed and name; also the headlines
+            of all settings of a grid.
+        bad: The number of diverged runs by label, for each setting of its grid.
+        chosen: The index of the chosen setting in the grid by label, if it is chosen.
     """
 
     headline: str
@@ -92,11 +92,11 @@ class Kept:
     chosen: dict[str, int]
 
     def values(self, label: str, name: str) -> dict[int, float]:
-        """The values of a number by seed."""
+        """Return the values of a number by seed."""
         return {seed: numbers[name] for seed, numbers in self.numbers.get(label, {}).items() if name in numbers}
 
     def diverged(self, label: str, name: str) -> int:
-        """Count the runs that diverged of those that a number would be taken from."""
+        """Return how many of the runs behind a number diverged."""
         bad = self.bad[label]
         if name in ("worst_setting", "setting_range"):
             return sum(bad)
@@ -105,12 +105,12 @@ class Kept:
         return bad[self.chosen[label]] if label in self.chosen else 0
 
     def difference(self, one: str, other: str, name: str) -> Estimate | None:
-        """Estimate by how much one label is above another, on the seeds that both have."""
+        """Estimate the difference of two labels on their shared seeds."""
         return difference(self.values(one, name), self.values(other, name))
 
 
 def count_seeds(kept: Kept, label: str) -> str:
-    """Count the runs behind a row, and those that diverged."""
+    """Write the number of seeds of a row, and how many diverged."""
     bad = kept.diverged(label, kept.headline)
     return f"{len(kept.values(label, kept.headline))}" + (f", {bad} diverged" if bad else "")
 
@@ -147,11 +147,11 @@ def load_kept(name: str) -> Kept | None:
 
 
 def summarize(name: str, recipe: Recipe, runs: list[Run], selection: dict[str, Any]) -> Kept:
-    """Gather the numbers of the runs that a recipe asks for.
+    """Collect the numbers of the runs that a recipe asks for.
 
-    A grid counts with the setting that was chosen, once it is. `setting_1` … are the headlines of all its settings, in
-    the order of the grid. `worst_setting` is that of the worst and `setting_range` how far the best is above it, which
-    the means over those seeds decide that have run all settings. A setting of which a run diverged has none of these.
+    A grid is represented by its chosen setting. `setting_1` … are the headlines of all its settings, in the order of
+    the grid. `worst_setting` is the headline of the worst setting, and `setting_range` the best minus the worst; the
+    means over seeds with all settings decide which they are. Settings with a diverged run have none of these.
     """
     headline = recipe.deciding
     entries = {entry.label: entry for entry in recipe.methods}
@@ -182,11 +182,11 @@ def summarize(name: str, recipe: Recipe, runs: list[Run], selection: dict[str, A
 
 
 def compare_settings(scores: dict[int, dict[int, float]], bad: list[int]) -> dict[int, dict[str, float]]:
-    """Return by seed what the settings of a grid come to: `setting_1` …, `worst_setting` and `setting_range`.
+    """Return `setting_1` …, `worst_setting` and `setting_range` of a grid, by seed.
 
     Args:
         scores: By seed and place in the grid.
-        bad: How many runs diverged at each place.
+        bad: The number of diverged runs at each place.
 
     Example:
         >>> compare_settings({0: {0: 0.5, 1: 0.75}, 1: {0: 0.75, 1: 0.625}}, [0, 0])[1]
@@ -208,10 +208,7 @@ def compare_settings(scores: dict[int, dict[int, float]], bad: list[int]) -> dic
 
 
 def asks_for(recipe: Recipe, run: Run) -> bool:
-    """Whether a recipe asks for a run, whatever is measured on its way, which changes nothing of it.
-
-    Runs of an earlier form of the recipe do not count.
-    """
+    """Return whether a recipe asks for a run; its measures may differ, as they do not affect training."""
     for entry in recipe.methods:
         if entry.label == run.config.label and run.config.methods in entry.variants():
             asked = recipe.config(entry, run.config.methods, run.config.seed, "result")

@@ -1,4 +1,4 @@
-"""Numbers that a run's records tell beyond its result."""
+"""Numbers computed from a run's records, beyond its result."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,32 +13,31 @@ from pliant.experiments.store import Run
 EXACT, APPROXIMATIONS = "hessian_exact_rank", {"hessian_rank", "fisher_rank", "gauss_newton_rank"}
 LATE_TESTS = 10
 Record = dict[str, Any]
-"""What is known after an epoch."""
+"""The metrics of an epoch."""
 
 
 def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
-    """Yield numbers that a run's records tell beyond its result.
+    """Yield numbers computed from a run's records, beyond its result.
 
-    - `best_test_accuracy` is that of the last task, if it has several tests; `best_gain` is how far its best is above
-      the best of the first. `late_test_accuracy` is the mean of its last 10 tests, which single epochs move less than
-      the last one.
-    - `mean_drop` is the test accuracy that is lost when a task begins, before any step on it; `mean_first_loss` what is
-      lost after the first epoch on it. Both are means over all tasks but the first. With BatchNorm the former says
-      little: its running statistics are still those of the weights as they were before a method changed them.
+    - `best_test_accuracy` is the best of the last task, if it has several tests; `best_gain` is this minus the best of
+      the first task. `late_test_accuracy` is the mean of the last 10 tests, which varies less than the last test.
+    - `mean_drop` is the test accuracy lost at the start of a task, before its first step; `mean_first_loss` the
+      accuracy lost after its first epoch. Both are means over all tasks but the first. With BatchNorm `mean_drop` means
+      little, because the running statistics belong to the weights before a method changed them.
     - `least_gain` is the smallest difference between the mean of a task's last 10 tests and that of the task before.
     - `early_train_error` and `late_train_error` are the training error at the ends of the first and of the last fifth
-      of the tasks, `first_train_error` that at the end of the first task. `train_error_growth` is the late one minus
-      that of the first task: what is lost in the second task is lost already. `train_error_trend` is the late one minus
-      the early one, which differs less between seeds. `online_error_growth` is that of a task's average online error,
-      from the first fifth too: an untrained network has to get going in its first task.
+      of the tasks, `first_train_error` that at the end of the first task. `train_error_growth` is the late error minus
+      the first, because plasticity may be lost as early as the second task. `train_error_trend` is the late error minus
+      the early one, which varies less between seeds. `online_error_growth` is the same trend of the online error, since
+      an untrained network learns slowly in its first task.
     - `MEASURE_change` is the difference of a measure between the first fifth of the tasks and the last, divided by its
-      value in the first; there is none if that is zero and the other is not. `MEASURE_mean` is over all tasks. A
-      measure counts as it is at a task's first step; that of an optimizer's step as its mean over the measured steps of
-      the task but the first, which is like no other. `MEASURE_late_change` is from the last fifth but one to the last.
-    - `MEASURE_last` is its last value, in runs of a single task.
+      value in the first; it is missing if only the first value is zero. `MEASURE_mean` is over all tasks. The value of
+      a measure in a task is that at its first step; for measures of an optimizer step it is the mean over all measured
+      steps but the first, which is atypical. `MEASURE_late_change` is from the second to last fifth to the last.
+    - `MEASURE_last` is the last value, in runs of a single task.
     - `MEASURE_first_gap` and `MEASURE_late_gap` of an approximation of the Hessian's rank are its mean distance from
       that rank in the first and the last fifth of the tasks, `MEASURE_gap_growth` their difference, and
-      `MEASURE_correlation` is Pearson's, over tasks; there is none with a rank that never changes.
+      `MEASURE_correlation` is Pearson's, over tasks; it is missing if a rank never changes.
     """
     tasks = split_tasks(run)
     yield from test_numbers(tasks)
@@ -74,7 +73,7 @@ def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
 
 
 def split_tasks(run: Run) -> list[list[Record]]:
-    """Return a run's records, task by task."""
+    """Return a run's records by task."""
     by_task: dict[int, list[Record]] = {}
     for record in run.records:
         by_task.setdefault(record["task"], []).append(record)
@@ -87,7 +86,7 @@ def end_errors(tasks: list[list[Record]]) -> list[float]:
 
 
 def test_numbers(tasks: list[list[Record]]) -> Iterator[tuple[str, float]]:
-    """Yield what becomes of the test accuracy, in streams that have a test."""
+    """Yield numbers of the test accuracy, in streams with a test set."""
     tested = [[record["test_accuracy"] for record in records if "test_accuracy" in record] for records in tasks]
     if not tested[-1]:
         return
@@ -108,7 +107,7 @@ def test_numbers(tasks: list[list[Record]]) -> Iterator[tuple[str, float]]:
 
 
 def take_measure(name: str, tasks: list[list[Record]]) -> list[float]:
-    """Return a measure's value in each task, or all values of a single task; [] if one of these is not a number."""
+    """Return a measure's value in each task, or all values of a single task; [] if a value is missing."""
     taken = [[record["measures"].get(name) for record in records if "measures" in record] for records in tasks]
     if len(tasks) > 1:
         stepwise = "step" in measures.info(name).needs
@@ -119,7 +118,7 @@ def take_measure(name: str, tasks: list[list[Record]]) -> list[float]:
 
 
 def ends_of(values: list[float]) -> tuple[float, float]:
-    """Return the mean over the first fifth of some values, and over the last.
+    """Return the means over the first and the last fifth of the values.
 
     Example:
         >>> ends_of([1.0, 3.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 5.0, 7.0])
@@ -130,5 +129,5 @@ def ends_of(values: list[float]) -> tuple[float, float]:
 
 
 def fifth_of(values: list[float]) -> int:
-    """Return how many a fifth of some values is, at least one."""
+    """Return the number of values in a fifth, at least one."""
     return max(1, len(values) // 5)

@@ -1,7 +1,7 @@
 """Make the report of each kept experiment: `python -m benchmarks.reproduction.pages [NAME …]`.
 
-It writes `runs/pages/NAME/report.html`. Beside the page are the runs again, for `pliant report runs/pages/NAME
---format …` and `load_runs`.
+It writes `runs/pages/NAME/report.html` and unpacks the runs beside it, for `pliant report runs/pages/NAME --format …`
+and `load_runs`.
 """
 
 import argparse
@@ -18,12 +18,11 @@ PAGES = Path("runs/pages")
 def make_page(name: str, folder: Path) -> Path:
     """Unpack a kept experiment and write its page.
 
-    The recipe is the one in this repository: a kept file has that of the last command, which may have asked for a part
-    of the methods or seeds.
+    The page uses the recipe in this repository, because the kept recipe may have only part of the methods or seeds.
 
     Args:
         name: The recipe, `RECIPE-quick` for its quick scale.
-        folder: What to make anew.
+        folder: The folder to replace.
 
     Returns:
         The page.
@@ -36,13 +35,13 @@ def make_page(name: str, folder: Path) -> Path:
 
 
 def run_command() -> None:
-    """Make the pages that the command line asks for."""
+    """Make the pages named on the command line."""
     known = sorted(file.name.removesuffix(".jsonl.gz") for file in KEPT.glob("*.jsonl.gz"))
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reproduction.pages", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which; all if none: {', '.join(known)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"the experiments; all by default: {', '.join(known)}")
     names = parser.parse_args().names
     if unknown := sorted(set(names) - set(known)):
-        parser.error(f"nothing is kept of {unknown[0]!r}; there are {', '.join(known)}")
+        parser.error(f"there are no kept runs of {unknown[0]!r}; there are {', '.join(known)}")
     for name in names or known:
         page = make_page(name, PAGES / name)
         print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")

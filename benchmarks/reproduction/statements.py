@@ -1,11 +1,11 @@
-"""What the papers state, in `claims/PAPER.toml`, and what the kept runs say to it.
+"""The papers' statements in `claims/PAPER.toml`, judged by the kept runs.
 
-A statement has its `claim` in words and is about a number: the headline of the recipe's stream unless `number` names
-another one (`numbers.py` says what they are). It compares two labels, `higher` minus `lower`, or speaks of one `label`;
-`claimed` is the range in which it says that the number lies, above zero by default. Margins ("at most 0.002 below",
-"within 0.1") are ours, since no paper gives any. What was not tried says what it `needs`. With `counted = false` it is
-judged and shown, but neither counted nor listed: another reading of a statement that is counted, or settings that are
-not the paper's.
+A statement has a `claim` in words and is about a number: the headline of the recipe's stream, or the `number` that it
+names (see `numbers.py`). It compares two labels, `higher` minus `lower`, or is about one `label`. `claimed` is the range
+of the number according to the paper, above zero by default. Margins ("at most 0.002 below", "within 0.1") are ours,
+since the papers give none. A statement that was not tried names what it `needs`. A statement with `counted = false` is
+judged and shown but not counted or listed: it is another reading of a counted statement, or has other settings than the
+paper.
 """
 
 import tomllib
@@ -22,7 +22,7 @@ Statement = dict[str, Any]
 VERDICTS = ("reproduced", "**not reproduced**", "not decided", "open", "not tried here")
 TOO_FEW = f"{{}} of {FEWEST} seeds that it takes at least"
 OURS = {"reproduced": "holds", "**not reproduced**": "**does not hold**"}
-"""What is said of expectations of our own, which nobody has published."""
+"""The verdicts on our own, unpublished expectations."""
 SECTIONS = PAPERS | {"ours": "Beyond the papers"}
 
 
@@ -38,10 +38,10 @@ def load_statements() -> list[Statement]:
 
 
 def judge(statement: Statement) -> tuple[str, str]:
-    """Return the verdict on a statement, and the numbers it rests on.
+    """Return the verdict on a statement, and its numbers.
 
-    `lower_recipe` is where `lower` is from, if from elsewhere. What a run that diverged would have shown is not known,
-    so nothing is decided by the others alone. The ends of a range are not in it: a tie is no difference.
+    `lower_recipe` is the recipe of `lower`, if it is another one. If a run diverged, the statement is not decided,
+    because its number is unknown. The ends of a range do not belong to it: a tie is not a difference.
     """
     if "needs" in statement:
         return "not tried here", f"needs {statement['needs']}"
@@ -64,7 +64,7 @@ def judge(statement: Statement) -> tuple[str, str]:
 
 
 def find_number(statement: Statement, name: str, kept: Kept, other: Kept) -> Estimate | None:
-    """Estimate the number that a statement is about, `lower` being from `other`; None if there is no run to tell."""
+    """Estimate the number of a statement, with `lower` from `other`; None without runs."""
     if "label" in statement:
         values = kept.values(statement["label"], name)
         return estimate(values.values()) if values else None
@@ -72,14 +72,14 @@ def find_number(statement: Statement, name: str, kept: Kept, other: Kept) -> Est
 
 
 def is_counted(statement: Statement) -> bool:
-    """Whether a statement enters the counts and lists."""
+    """Return whether a statement is counted and listed."""
     return bool(statement.get("counted", True))
 
 
 def statements_block(paper: str) -> str:
-    """Make the table of a paper's statements, and count those that are open by the runs that they wait for.
+    """Make the table of a paper's statements, and count the open ones by the recipe whose runs are missing.
 
-    The verdict on a statement that is not counted stands in parentheses.
+    Verdicts on statements that are not counted are in parentheses.
     """
     rows = [["statement", "verdict", "number, 95 % interval", "runs"]]
     waiting: Counter[str] = Counter()
@@ -97,11 +97,11 @@ def statements_block(paper: str) -> str:
     counts = ", ".join(f"{count} for `{recipe}`" for recipe, count in waiting.items() if count)
     if not counts:
         return table
-    return f"{table}\n\nOpen, for want of runs: {counts} (`benchmarks/reproduction/claims/{paper}.toml` has them)."
+    return f"{table}\n\nOpen because runs are missing: {counts} (see `benchmarks/reproduction/claims/{paper}.toml`)."
 
 
 def _lacking(statement: Statement) -> str:
-    """Return which recipe an open statement waits for: of two the one with fewer seeds."""
+    """Return the recipe whose runs an open statement lacks: the one with fewer seeds."""
     places = [("recipe", "higher" if "higher" in statement else "label"), ("lower_recipe", "lower")]
     seeds = {}
     for key, label in places:
@@ -114,7 +114,7 @@ def _lacking(statement: Statement) -> str:
 
 
 def found_block(which: str) -> str:
-    """Count the verdicts by paper (`all`), or list the statements that got one of them (`not-reproduced`)."""
+    """Count the verdicts by paper (`all`), or list the statements with one verdict (`not-reproduced`)."""
     judged = [(statement, *judge(statement)) for statement in load_statements() if is_counted(statement)]
     if which == "all":
         rows = [["", *VERDICTS]]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from benchmarks.reproduction import effects, explanations
 from benchmarks.reproduction.documents import BLOCK, DOCS, PAGES, render
-from benchmarks.reproduction.drawings import NOTHING_DONE, Drawing, digest, known_drawings, make_rows
+from benchmarks.reproduction.drawings import PLAIN, Drawing, digest, known_drawings, make_rows
 from benchmarks.reproduction.effects import EFFECT, effect_block, name_effect, sum_up
 from benchmarks.reproduction.explanations import explanations_block
 from benchmarks.reproduction.figures import PAPERS
@@ -52,7 +52,7 @@ def test_figure_shows_the_kept_runs(drawing: Drawing) -> None:
     assert {row["label"] for row in rows} == {
         entry.label for entry in find_recipe(drawing.name).methods if not drawing.settings or len(entry.variants()) > 1
     }
-    lines = {*drawing.settings, NOTHING_DONE} if drawing.settings else set(drawing.quantities.values())
+    lines = {*drawing.settings, PLAIN} if drawing.settings else set(drawing.quantities.values())
     assert {row["quantity"] for row in rows} == lines
 
 
@@ -113,10 +113,10 @@ def test_explanations_sort_measures_by_what_they_tell_apart(monkeypatch: pytest.
     }
     monkeypatch.setattr(explanations, "load_kept", lambda name: make_kept(numbers | {"not run": {}}))
     assert explanations_block("any").splitlines() == [
-        "- (of not run the runs do not tell whether it was kept)",
-        "- falls more, or rises less, in those that lost it (lost) than in those that kept it (kept): `hessian_rank`",
-        "- rises more, or falls less, in those that lost it: `dormancy`",
-        "- does not tell them apart: `weight_l1`",
+        "- (the runs do not show whether not run kept it)",
+        "- falls more, or rises less, in networks that lost it (lost) than in networks that kept it (kept): `hessian_rank`",
+        "- rises more, or falls less, in networks that lost it: `dormancy`",
+        "- does not separate them: `weight_l1`",
         "- is not defined for all of them, or starts from zero: `sharpness`",
     ]
 
@@ -134,7 +134,7 @@ def test_effect_is_named_by_the_difference_in_error(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(effects, "load_kept", lambda name: make_kept(numbers, "mean_train_accuracy"))
     rows = effect_block("fire").splitlines()[4:]
     assert rows == [
-        "| *doing nothing* | 49.0 ± 2.5 | 74.5 ± 1.2 |  |  | 3 |",
+        "| *plain training* | 49.0 ± 2.5 | 74.5 ± 1.2 |  |  | 3 |",
         "| *a fresh network for every task* | 1.0 | 50.5 |  |  | 1 |",
         "| FIRE | 9.0 ± 2.5 | 54.5 ± 1.2 | -40.0 ± 0.0 | helps | 3 |",
         "",

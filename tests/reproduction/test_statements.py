@@ -183,7 +183,7 @@ def test_statement_that_is_not_counted_is_shown_in_parentheses_alone(monkeypatch
     assert found_block("not-reproduced") == "- Soft weight rescaling, as printed: -1"
     assert "| Soft weight rescaling | 0 | 1 | 0 | 0 | 0 |" in found_block("all").splitlines()
     monkeypatch.setattr(statements, "judge", lambda statement: ("open", "0 of 3"))
-    assert statements_block("P0").splitlines()[-1].startswith("Open, for want of runs: 1 for `r`")
+    assert statements_block("P0").splitlines()[-1].startswith("Open because runs are missing: 1 for `r`")
 
 
 def test_open_statement_waits_for_the_recipe_that_lacks_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,4 +191,4 @@ def test_open_statement_waits_for_the_recipe_that_lacks_runs(monkeypatch: pytest
     said = {"paper": "P0", "claim": "", "recipe": "one", "higher": "a", "lower": "a", "lower_recipe": "other"}
     monkeypatch.setattr(statements, "load_kept", kept.get)
     monkeypatch.setattr(statements, "load_statements", lambda: [said, said | {"lower_recipe": "never run"}])
-    assert "Open, for want of runs: 1 for `other`, 1 for `never run`" in statements_block("P0")
+    assert "Open because runs are missing: 1 for `other`, 1 for `never run`" in statements_block("P0")
