@@ -1,11 +1,11 @@
 """The papers' statements in `claims/PAPER.toml`, judged by the kept runs.
 
 A statement has a `claim` in words and is about a number: the headline of the recipe's stream, or the `number` that it
-names (see `numbers.py`). It compares two labels, `higher` minus `lower`, or is about one `label`. `claimed` is the range
-of the number according to the paper, above zero by default. Margins ("at most 0.002 below", "within 0.1") are ours,
-since the papers give none. A statement that was not tried names what it `needs`. A statement with `counted = false` is
-judged and shown but not counted or listed: it is another reading of a counted statement, or has other settings than the
-paper.
+names (see `numbers.py`). It compares two labels, `higher` minus `lower`, or is about one `label`. `claimed` is the
+range of the number according to the paper, above zero by default. Margins ("at most 0.002 below", "within 0.1") are
+ours, since the papers give none. A statement that was not tried names what it `needs`. A statement with `counted =
+false` is judged and shown but not counted or listed: it is another reading of a counted statement, or has other
+settings than the paper.
 """
 
 import tomllib

@@ -114,7 +114,8 @@ def test_explanations_sort_measures_by_what_they_tell_apart(monkeypatch: pytest.
     monkeypatch.setattr(explanations, "load_kept", lambda name: make_kept(numbers | {"not run": {}}))
     assert explanations_block("any").splitlines() == [
         "- (the runs do not show whether not run kept it)",
-        "- falls more, or rises less, in networks that lost it (lost) than in networks that kept it (kept): `hessian_rank`",
+        "- falls more, or rises less, in networks that lost it (lost) than in networks that kept it (kept): "
+        "`hessian_rank`",
         "- rises more, or falls less, in networks that lost it: `dormancy`",
         "- does not separate them: `weight_l1`",
         "- is not defined for all of them, or starts from zero: `sharpness`",
