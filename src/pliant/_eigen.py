@@ -1,8 +1,7 @@
-"""Eigenvalues of symmetric matrices, also where float32 does not find them.
+"""Eigenvalues of symmetric matrices, with float64 as a fallback.
 
-On matrices that are mostly zero and of low rank up to rounding (Gram matrices of features whose units are dead, of
-weights that were pruned) LAPACK's algorithm fails to converge in float32, or returns NaN without a word. In float64 it
-converges on them.
+On sparse matrices of low rank (Gram matrices of dead units or of pruned weights), LAPACK may fail to converge in
+float32 or return NaN. In float64 it converges.
 """
 
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from torch import Tensor
 
 
 def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the eigenvalues, smallest first, and the eigenvectors of symmetric matrices.
+    """Return the eigenvalues in ascending order and the eigenvectors of symmetric matrices.
 
     Args:
         matrices: [..., n, n].
@@ -30,7 +29,7 @@ def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def eigvalsh(matrices: Tensor) -> Tensor:
-    """Return the eigenvalues of symmetric matrices, smallest first, at a third of the cost of `eigh`.
+    """Return the eigenvalues of symmetric matrices in ascending order, at a third of the cost of `eigh`.
 
     Example:
         >>> eigvalsh(torch.tensor([[2.0, 0.0], [0.0, -1.0]])).tolist()

@@ -1,4 +1,4 @@
-"""Numbers in which sums and averages are not lost to rounding."""
+"""Precision for sums and averages: at least float32, and no autocast."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _DEVICES = ("cpu", "cuda", "xpu", "mps")
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return float32 for floats of fewer bits, anything else as it is.
+    """Return float32 for floats of fewer bits, and any other dtype unchanged.
 
     Example:
         >>> wide_dtype(torch.bfloat16), wide_dtype(torch.float64)
@@ -25,14 +25,14 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """Return a tensor in its `wide_dtype`; the tensor itself if it is wide enough."""
+    """Return a tensor in its `wide_dtype`, without a copy if it has that dtype."""
     return tensor.to(wide_dtype(tensor.dtype))
 
 
 def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function compute in the precision of its arguments, also where its caller has autocast enabled.
+    """Make a function compute in the precision of its arguments even if its caller has autocast enabled.
 
-    Optimizers do so as well: what they compute is not on autocast's lists. Products of matrices are.
+    Autocast would compute matrix products in half precision.
 
     Example:
         >>> @without_autocast

@@ -1,8 +1,8 @@
-"""Hooks on an optimizer's steps that run once a step.
+"""Hooks on an optimizer's step that run once per step.
 
-torch runs the hooks of an optimizer in every `step` of its classes that it has wrapped, and it wraps that of a class
-when the first optimizer of exactly that class is made. A subclass whose step calls the one above it so has its hooks
-run twice a step, from the moment that an optimizer of the class above exists, wherever that is.
+torch wraps the `step` of a class when the first optimizer of exactly that class is created, and every wrapped `step`
+runs the hooks. If the step of a subclass calls the step of its parent, and an optimizer of the parent class exists, the
+hooks run twice per step. The hooks here ignore the inner call.
 """
 
 import inspect
@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 Hook = Callable[[Optimizer, Any, Any], Any]
 
 _STEP: CodeType = Optimizer.profile_hook_step(lambda: None).__code__
-"""The code of every step that torch has wrapped."""
+"""The code of a step that torch has wrapped."""
 
 
 def before_step(optimizer: Optimizer, hook: Hook) -> RemovableHandle:
@@ -31,7 +31,7 @@ def after_step(optimizer: Optimizer, hook: Hook) -> RemovableHandle:
 
 
 def owners_of_hooks(optimizer: Optimizer) -> list[object]:
-    """Return the objects whose methods are called before or after the steps of an optimizer; None for functions."""
+    """Return the objects whose methods are hooks of the optimizer's step; None for a plain function."""
     hooks = (*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values())
     return [_owner_of(hook) for hook in hooks]
 
@@ -57,13 +57,13 @@ def _owner_of(hook: Hook) -> object:
 
 
 class _Outermost:
-    """A hook that passes over the steps which a step of the same optimizer calls."""
+    """A hook that ignores a step called by another step of the same optimizer."""
 
     def __init__(self, hook: Hook) -> None:
         self.hook = hook
 
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        frame: FrameType | None = sys._getframe(2)  # past this call and the step that makes it
+        frame: FrameType | None = sys._getframe(2)  # skip this call and the step that makes it
         while frame is not None:
             if frame.f_code is _STEP and frame.f_locals["self"] is optimizer:
                 return None
@@ -73,4 +73,4 @@ class _Outermost:
 
 def _once(optimizer: Optimizer, hook: Hook) -> Hook:
     steps = {inspect.unwrap(vars(c)["step"]) for c in type(optimizer).__mro__ if "step" in vars(c) and c != Optimizer}
-    return hook if len(steps) < 2 else _Outermost(hook)  # most need no look at the stack
+    return hook if len(steps) < 2 else _Outermost(hook)  # most optimizers need no look at the stack

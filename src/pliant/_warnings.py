@@ -1,4 +1,4 @@
-"""Warnings that name the line of the user's own code that led to them."""
+"""Warnings that point to the line of the user's code that caused them."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ _INSIDE = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__fi
 
 
 def warn_user(message: str) -> None:
-    """Warn at the innermost line outside this package and torch, however many calls and hooks lie between."""
+    """Warn at the innermost line of the call stack outside this package and torch."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
         level, frame = level + 1, frame.f_back

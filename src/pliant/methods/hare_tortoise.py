@@ -1,11 +1,9 @@
-"""Hare & Tortoise: a slow average of the network, to which the fast one goes back from time to time (Lee et al. 2024).
+"""Hare & Tortoise: return to a slow average of the network every n steps (Lee et al. 2024).
 
-Paper: "Slow and Steady Wins the Race: Maintaining Plasticity with Hare and Tortoise Networks". The hare is the model
-that is trained. The tortoise follows it by an exponential moving average, τ ← βτ + (1 − β)θ after every step, over
-parameters and floating-point buffers; buffers that count are copied. Every n steps, and on `apply()`, the hare goes
-back to the tortoise: θ ← τ. The optimizer's state is kept. Recyclers on the same optimizer act afterwards, in whatever
-order they were attached. To evaluate the tortoise:
-`with method.tortoise_weights(): …`.
+Paper: "Slow and Steady Wins the Race: Maintaining Plasticity with Hare and Tortoise Networks". The hare is the trained
+model. After every step the tortoise follows it, τ ← βτ + (1 − β)θ, over parameters and floating-point buffers; integer
+buffers are copied. Every n steps, and on `apply()`, the hare goes back to the tortoise: θ ← τ. The optimizer's state is
+kept. To evaluate the tortoise: `with method.tortoise_weights(): …`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,13 +57,13 @@ class HareTortoise(AfterStep):
     """Keep a slow average of the model and return to it every n steps.
 
     Args:
-        model: The model, the hare; its present values are where the tortoise starts.
+        model: The model, the hare. The tortoise starts at its present values.
         beta: β of the average, in [0, 1).
-        every: After how many steps the hare goes back to the tortoise; only on `apply()` if None.
-        first: The step of the first return, counted from 1; `every` if None. Where tasks last a multiple of
-            `every`, it says how far from their ends the method acts.
-        where: Which parameters to average; all learnable ones if None. The buffers of their modules go with them,
-            those of modules without parameters with the first one.
+        every: The number of steps between two returns; None to return only on `apply()`.
+        first: The step of the first return, counted from 1; `every` if None. If tasks last a multiple of `every`
+            steps, `first` shifts the returns away from the ends of tasks.
+        where: Which parameters to average; all learnable ones if None. Buffers go with the parameters of their module;
+            buffers of modules without parameters go with the first parameter.
 
     Attributes:
         tortoise: The slow values of parameters and buffers, by name.
@@ -101,7 +99,7 @@ class HareTortoise(AfterStep):
         self.returns = 0
 
     def step(self) -> None:
-        """Let the tortoise follow once, and the hare go back if it is time."""
+        """Let the tortoise follow once, and the hare go back if a return is due."""
         names = tuple(self.parameters)
         self._follow(names, None)
         if is_due(count_step(self.steps), self.every, self.first):
@@ -110,9 +108,9 @@ class HareTortoise(AfterStep):
     def apply(
         self, *optimizers: Optimizer, batches: Batches | None = None, loss_fn: LossFunction | None = None
     ) -> Receipt:
-        """Let the hare go back to the tortoise now; arguments are not needed, and optimizers keep their state.
+        """Let the hare go back to the tortoise now. The arguments are not used, and optimizers keep their state.
 
-        What no attached optimizer trains stays as it is, if there is one: the tortoise did not follow it.
+        If the method is attached, only parameters of attached optimizers change: the tortoise follows only those.
         """
         returns = self.returns
         self._go_back(self._served(), None)
@@ -124,7 +122,7 @@ class HareTortoise(AfterStep):
 
     @contextmanager
     def tortoise_weights(self) -> Iterator[None]:
-        """Give the model the tortoise's values for a while, to evaluate it; the hare's come back at the end."""
+        """Temporarily give the model the tortoise's values, to evaluate it."""
         names, hare = self._hare(self._served())
         with torch.no_grad():
             kept = [tensor.clone() for tensor in hare]
@@ -137,7 +135,7 @@ class HareTortoise(AfterStep):
 
     @property
     def receipt(self) -> Receipt | None:
-        """How far hare and tortoise are apart, and how often the hare went back."""
+        """The distance between hare and tortoise, and the number of returns."""
         return self._make_receipt() if self.steps or self.returns else None
 
     def _make_receipt(self) -> Receipt:
@@ -161,7 +159,7 @@ class HareTortoise(AfterStep):
 
     @torch.no_grad()
     def _go_back(self, parameters: tuple[str, ...], found_inf: Tensor | None) -> None:
-        # What was frozen since stays as it is.
+        # Parameters that were frozen since construction keep their values.
         names, hare = self._hare(tuple(name for name in parameters if self.parameters[name].requires_grad))
         if not names:
             return
@@ -186,7 +184,7 @@ def _copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 def _companions(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> dict[str, str]:
-    """Return, for each saved buffer that is averaged, the parameter with which it is."""
+    """Return the parameter that each averaged buffer goes with, by the buffer's name."""
     owners = {}
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""

@@ -1,4 +1,4 @@
-"""One frozen record a method: what drives its tests, the command line's listing and the docs."""
+"""One frozen record per method; it drives the contract tests, the command line's listing and the docs."""
 
 import inspect
 from dataclasses import dataclass
@@ -41,10 +41,10 @@ class Tunable:
     Attributes:
         name: The keyword.
         meaning: What it does, in a few words.
-        default: Its default.
-        low: The smallest value that makes sense.
-        high: The largest value that makes sense; None if there is no bound.
-        sweep: The values that the sources sweep.
+        default: The default.
+        low: The smallest sensible value.
+        high: The largest sensible value; None if there is no bound.
+        sweep: The values that the papers sweep.
     """
 
     name: str
@@ -57,15 +57,15 @@ class Tunable:
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """What there is to know of a method.
+    """The record of a method.
 
     Attributes:
         name: The name in the registry, on the command line and in recipes.
         cls: The class.
-        paper: Where it comes from.
+        paper: The source.
         summary: What it does, in a sentence.
-        tunables: What to tune.
-        timing: When it acts, if its kind does not tell.
+        tunables: The settings to tune.
+        timing: When it acts, if not as usual for its kind.
     """
 
     name: str
@@ -77,7 +77,7 @@ class MethodInfo:
 
     @property
     def kind(self) -> Kind:
-        """What kind of method it is."""
+        """The kind of the method."""
         return self.cls.kind
 
     @property
@@ -164,7 +164,7 @@ _RECORDS = (
         "renew a small fraction of the units, those of least utility, at every step",
         (
             Tunable("rate", "the fraction renewed at each step", 1e-4, 0.0, 1.0, (1e-4, 1e-5, 1e-6)),
-            Tunable("maturity", "the age in steps up to which a unit is left in peace", 100, 1, None, (100, 1000)),
+            Tunable("maturity", "the age in steps before a unit may be renewed", 100, 1, None, (100, 1000)),
         ),
     ),
     MethodInfo(
@@ -299,7 +299,7 @@ _RECORDS = (
 _BY_NAME = {record.name: record for record in _RECORDS}
 
 CONTEXT = ("example", "seed")
-"""What `create` takes for any method and passes on only to those that want it."""
+"""Arguments of `create` that are dropped for methods that do not take them."""
 
 
 def names() -> tuple[str, ...]:
@@ -311,7 +311,7 @@ def info(name: str) -> MethodInfo:
     """Return the record of a method.
 
     Raises:
-        ValueError: If there is none of that name; says which is the nearest.
+        ValueError: If there is no method of that name; the message suggests the nearest one.
     """
     if name not in _BY_NAME:
         raise ValueError(f"name: there is no method {name!r}; {suggest(name, names())}")
@@ -329,8 +329,7 @@ def create(name: str, model: nn.Module, **settings: Any) -> Method:
     Args:
         name: One of `names()`.
         model: The model.
-        settings: The method's own keyword arguments; `example` and `seed` may be given to any method and are dropped
-            where they are not wanted.
+        settings: The method's keyword arguments. `example` and `seed` may be given to any method.
 
     Returns:
         The method, not attached yet.

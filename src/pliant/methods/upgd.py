@@ -5,21 +5,19 @@ bias-corrected moving average of −g·θ, a first-order estimate of how much th
 
     θ ← (1 − ηw)θ − η(g + σε) ⊙ (1 − sigmoid(u / max u)),    ε ~ N(0, 1),
 
-η the learning rate, w the weight decay and the maximum over all weights of the optimizer.
+where η is the learning rate, w the weight decay, and the maximum is over all weights of the optimizer.
 
-It is written as an optimizer; here it is laid around one. The optimizer's own move Δ of the parameters stands for −ηg:
+The paper defines an optimizer; here the method wraps any optimizer. The optimizer's own move Δ takes the place of −ηg:
 
     θ ← (1 − ηw)θ + (Δ − ησε) ⊙ (1 − sigmoid(u / max u)).
 
-Around plain SGD that is UPGD as its experiments ran it. Around Adam it is the form of the authors' adaptive UPGD, the
-gate on Adam's move: gating the gradient instead would be all but undone by Adam, which divides by the gradient's size.
-(The code for reinforcement learning, and the one in the authors' README, double the step, which undoes the halving of
-a gate of ½, and decay weights by 1e-3; here the learning rate is the optimizer's, and w is 0 unless given.) The
-optimizer's own weight decay and momentum are part of Δ, so they are gated; `weight_decay` here is not. What else acts
-after the step (SWR, ReDo) acts after UPGD, in whatever order they were attached, or it would be gated too.
+Around plain SGD this is UPGD as in the paper's experiments. Around Adam it is the authors' adaptive UPGD, which gates
+Adam's move; Adam would undo a gate on the gradient, because it divides by the gradient's size. The optimizer's own
+weight decay and momentum are part of Δ, so they are gated; `weight_decay` here is not.
 
-Where no weight has a positive utility, the printed ratio would turn its sign; then all weights with a negative
-utility take the whole step.
+Where we deviate. The authors' code for reinforcement learning and their README double the step and decay weights by
+1e-3; here the learning rate is the optimizer's, and w is 0 by default. If no weight has a positive utility, the printed
+ratio would change its sign; here all weights with a negative utility then take the whole step.
 """
 
 from collections.abc import Sequence
@@ -60,16 +58,15 @@ def plasticity_gates(utilities: Sequence[Tensor]) -> list[Tensor]:
 
 
 class UPGD(AfterStep):
-    """Gate each weight's move by its utility and add noise where it is low.
+    """Gate each weight's move by its utility, and add noise where the utility is low.
 
     Args:
         model: The model.
         sigma: The noise's standard deviation σ, in units of a gradient.
         beta: β of the utilities' average, in [0, 1).
         weight_decay: w, decoupled and not gated.
-        seed: Draw the noise from a stream of its own; from torch's global generators if None.
-        where: Which parameters to gate; all learnable ones if None. Noise does not spare the row of an embedding that
-            stands for padding.
+        seed: The seed of the noise; torch's global generators if None.
+        where: Which parameters to gate; all learnable ones if None. The padding row of an embedding gets noise too.
     """
 
     name = "upgd"
@@ -97,12 +94,12 @@ class UPGD(AfterStep):
         self._before: dict[tuple[str, ...], list[Tensor]] = {}
 
     def step(self) -> None:
-        """Raise a TypeError: there is no move to gate without an optimizer's step."""
+        """Raise a TypeError: without an optimizer's step there is nothing to gate."""
         raise TypeError(f"{self.name} acts on an optimizer's step: call attach()")
 
     @property
     def receipt(self) -> Receipt | None:
-        """The mean gate now and how often the method acted."""
+        """The mean gate now, and the number of steps."""
         if not self.steps:
             return None
         gates: dict[str, Tensor] = {}
@@ -124,14 +121,14 @@ class UPGD(AfterStep):
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         names = self._attachment(optimizer).names
-        self._gradients(names)  # What cannot be gated is refused before anything moves.
+        self._gradients(names)  # refuse sparse gradients before anything moves
         self._before[names] = list(torch._foreach_clone([self.parameters[name] for name in names]))
 
     @torch.no_grad()
     def _act(self, optimizer: Optimizer, attachment: Attachment) -> None:
         before = dict(zip(attachment.names, self._before.pop(attachment.names), strict=True))
         groups = dict(zip(attachment.names, attachment.groups, strict=True))
-        # The gradients of the step: a closure has filled them by now, and a fused optimizer has unscaled them.
+        # By now a closure has computed the gradients, and a fused optimizer has unscaled them.
         gradients = self._gradients(attachment.names)
         ascending = ascending_names(optimizer, attachment.names, attachment.groups)
         names = list(gradients)
@@ -148,7 +145,7 @@ class UPGD(AfterStep):
         for name, gate, epsilon in zip(names, gates, noise, strict=True):
             parameter, old = self.parameters[name], before[name]
             lr = optimizer.param_groups[groups[name]]["lr"]
-            # In place: on a CPU, memory for one more copy of the weights costs more than the arithmetic.
+            # In place: on a CPU, allocating another copy of the weights costs more than the arithmetic.
             move = parameter.sub_(old).sub_(epsilon.mul_(lr * self.sigma))
             new = gate.mul_(move).add_((1 - lr * self.weight_decay) * old if self.weight_decay else old)
             parameter.copy_(new if found_inf is None else torch.where(found_inf == 0, new, old))

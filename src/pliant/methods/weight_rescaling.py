@@ -1,11 +1,10 @@
 """Weight rescaling: set the standard deviation of every weight back to its initial one (Niehaus et al. 2024).
 
-Paper: "Weight Rescaling: Applying Initialization Strategies During Training". W ← W·std(W₀)/std(W) at once, every n
-steps: the hard form of what SWR does softly, and without its care for biases, so that the function of the
-network changes. (SWR with λ = 1 is the hard form by norms that keeps the function.)
+Paper: "Weight Rescaling: Applying Initialization Strategies During Training". Every n steps, W ← W·std(W₀)/std(W).
+Biases are not rescaled, so the function of the network changes. SWR with λ = 1 rescales norms and keeps the function.
 
-The paper takes the standard deviation that the initializer promises; here it is the one that the weight has at
-construction, which also serves weights that were initialized in other ways.
+Where we deviate. The paper uses the standard deviation of the initializer's distribution; here it is that of the weight
+at construction, which also works for weights that were initialized in other ways.
 """
 
 from collections.abc import Sequence
@@ -39,7 +38,7 @@ def standard_deviation(weight: Tensor) -> Tensor:
 
 
 def rescaling_factor(weight: Tensor, deviation: Tensor) -> Tensor:
-    """Return what gives a weight this standard deviation; 1 if nothing can, or if the deviation is zero.
+    """Return the factor that gives a weight this standard deviation; 1 if there is none, or if it is zero.
 
     Args:
         weight: The weight.
@@ -57,10 +56,10 @@ class WeightRescaling(AfterStep):
     """Scale every weight to its initial standard deviation, every n steps.
 
     Args:
-        model: The model; its weights' present standard deviations are the ones to keep.
+        model: The model; its weights' present standard deviations are kept.
         every: Act only on every n-th step.
-        first: The step of the first action, counted from 1; `every` if None. Where tasks last a multiple of
-            `every`, it says how far from their ends the method acts.
+        first: The step of the first action, counted from 1; `every` if None. If tasks last a multiple of `every`
+            steps, `first` shifts the actions away from the ends of tasks.
         where: Which weights to rescale; all learnable ones if None. Biases and norm layers are left alone.
 
     Example:
@@ -95,7 +94,7 @@ class WeightRescaling(AfterStep):
 
     @property
     def receipt(self) -> Receipt | None:
-        """The factors of the last rescaling, and how many steps the method has seen."""
+        """The factors of the last rescaling, and the number of steps."""
         if not self._last:
             return None
         factors = {name: float(factor) for name, factor in self._last.items()}
@@ -108,7 +107,7 @@ class WeightRescaling(AfterStep):
 
     @torch.no_grad()
     def _rescale(self, names: Sequence[str], found_inf: Tensor | None) -> None:
-        names = [name for name in names if self.parameters[name].requires_grad]  # the others were frozen since
+        names = [name for name in names if self.parameters[name].requires_grad]  # the others were frozen
         if not names:
             return
         weights: list[Tensor] = [self.parameters[name] for name in names]

@@ -1,8 +1,8 @@
-"""What changes of architecture share: they are made once, when the method is constructed, before the optimizer is.
+"""Methods that change the architecture once, at construction, before the optimizer is created.
 
-Such a method replaces modules, and where widths change, parameters. An optimizer that was made before would go on with
-the old ones, and so would another method; `attach()` refuses an optimizer that holds a parameter which was replaced, or
-a layer's parameters without those that were added to it.
+Such a method replaces modules and, where widths change, parameters. An optimizer or method that was created earlier
+still holds the old parameters. So `attach()` refuses an optimizer that holds a replaced parameter, or that holds the
+parameters of a layer but not those added to it.
 """
 
 import weakref
@@ -26,19 +26,19 @@ class Architecture(Method):
 
     Args:
         model: The model; it is changed at once.
-        example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), from which the units
+        example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), on which the units
             are found.
-        where: Behind which layers, as a predicate on name and value of their weight; all if None.
+        where: After which layers, as a predicate on name and value of their weight; all if None.
 
     Attributes:
-        changed: The layers behind which the model was changed.
-        skipped: The others, with the reason.
+        changed: The layers after which the model was changed.
+        skipped: The other layers, with the reason.
     """
 
     kind: ClassVar[Kind] = "architecture"
 
     def __init__(self, model: nn.Module, example: Any = None, *, where: Filter | None = None) -> None:
-        learnable_parameters(model)  # says what is wrong with them before anything is changed
+        learnable_parameters(model)  # raises before anything is changed
         groups, self.skipped = choose_units(
             self.name,
             model,
@@ -49,7 +49,7 @@ class Architecture(Method):
         )
         self.changed: list[str] = []
         self._replaced: list[weakref.ref[nn.Parameter]] = []
-        # Parameters that were added, each with the one of a layer that whoever trains the layer holds.
+        # Each added parameter, with a parameter of its layer that an optimizer of the layer holds.
         self._companions: dict[str, str] = {}
         self._tensors = self._entries = 0
         for group in groups:
@@ -60,19 +60,19 @@ class Architecture(Method):
 
     @abstractmethod
     def _reason_against(self, model: nn.Module, group: UnitGroup) -> str | None:
-        """Return why the model cannot be changed behind a layer, or None if it can."""
+        """Return why the model cannot be changed after a layer, or None if it can."""
 
     @abstractmethod
     def _change(self, model: nn.Module, group: UnitGroup) -> None:
-        """Change the model behind a layer."""
+        """Change the model after a layer."""
 
     def step(self) -> None:
-        """Raise a TypeError: there is nothing to do at a step."""
+        """Raise a TypeError: the method acts only at construction."""
         raise TypeError(f"{self.name} changed the model when it was made; there is nothing to do at a step")
 
     @property
     def receipt(self) -> Receipt:
-        """Behind which layers the model was changed, how many tensors and entries that made, and what was skipped."""
+        """The changed and skipped layers, and the numbers of new tensors and entries."""
         details = {"changed": self.changed, "skipped": self.skipped}
         return Receipt(self.name, "change layers", self._tensors, self._entries, details)
 
@@ -109,20 +109,20 @@ class Architecture(Method):
 
 
 def replaceable(model: nn.Module, passage: Passage) -> bool:
-    """Say whether a call is all that a module of its own does, so that to replace the module replaces the call."""
+    """Return whether the call is the only one of its module, so that replacing the module replaces the call."""
     module = model.get_submodule(passage.module)
     return passage.alone and passage.module != "" and next(module.children(), None) is None
 
 
 def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Put a module in the place of another, in the mode that the other was in."""
+    """Replace a module; the new one gets the training mode of the old one."""
     parent, _, leaf = path.rpartition(".")
     module.train(model.get_submodule(path).training)
     setattr(model.get_submodule(parent), leaf, module)
 
 
 def _check_runs(model: nn.Module, example: Any, name: str, changed: list[str]) -> None:
-    """Call the changed model: sizes that its forward() has as numbers are not seen before."""
+    """Call the changed model, because sizes that are hard-coded in forward() show only then."""
     try:
         with eval_mode(model), torch.no_grad():
             call_with(model, example)

@@ -10,13 +10,13 @@ from torch import Tensor
 from pliant._precision import widen
 
 Averages = dict[str, Any]
-"""`counts`, one number a parameter, and for each averaged quantity a dictionary of tensors by parameter."""
+"""`counts`, one number per parameter, and for each averaged quantity a dictionary of tensors by parameter name."""
 
 
 def average_weights(counts: Tensor, beta: float) -> Tensor:
     """Return (1 − β)/(1 − βᵗ): the weight of the t-th value in a bias-corrected exponential moving average.
 
-    With it the corrected average itself is carried on, x̄ ← x̄ + w(x − x̄).
+    The corrected average itself is updated: x̄ ← x̄ + w(x − x̄).
 
     Args:
         counts: t ≥ 1 of each average.
@@ -30,15 +30,15 @@ def average_weights(counts: Tensor, beta: float) -> Tensor:
 
 
 def start_averages(parameters: Mapping[str, Tensor], *quantities: str) -> Averages:
-    """Return averages of no values yet.
+    """Return empty averages.
 
     Args:
-        parameters: What the values belong to, and are shaped like, by name.
-        quantities: What is averaged.
+        parameters: Parameters by name; the averaged values have their shapes.
+        quantities: The names of the averaged quantities.
     """
     wide = {name: widen(parameter.detach()) for name, parameter in parameters.items()}
     first = next(iter(wide.values()))
-    # The counts live on the device, since only the device knows whether a step under a GradScaler is skipped.
+    # The counts are on the device because only the device knows whether a GradScaler skips the step.
     averages: Averages = {"counts": torch.zeros(len(wide), dtype=first.dtype, device=first.device)}
     for quantity in quantities:
         averages[quantity] = {name: torch.zeros_like(tensor) for name, tensor in wide.items()}
@@ -52,14 +52,14 @@ def update_averages_(
     values: Mapping[str, Sequence[Tensor]],
     found_inf: Tensor | None,
 ) -> None:
-    """Take one more value of each quantity into the averages of these parameters.
+    """Add one value of each quantity to the averages of these parameters.
 
     Args:
         averages: The averages.
         beta: β in [0, 1).
         names: The parameters.
         values: For each quantity, the value of each of these parameters.
-        found_inf: If given and not zero, nothing changes.
+        found_inf: If it is given and not zero, nothing changes.
     """
     counts: Tensor = averages["counts"]
     positions = _positions(averages, names)
@@ -67,7 +67,7 @@ def update_averages_(
     counts[positions] += taken
     weights = average_weights(counts[positions], beta)
     if found_inf is not None:
-        # A value that is not finite times a weight of zero would still spoil the average.
+        # A value that is not finite times a weight of zero would be NaN.
         weights = torch.where(found_inf == 0, weights, 0)
         values = {key: [torch.where(found_inf == 0, value, 0) for value in each] for key, each in values.items()}
     for quantity, each in values.items():

@@ -1,4 +1,4 @@
-"""Fresh draws of a model's initial values, in the distribution that its own modules initialize themselves with."""
+"""Draw new initial values for a model, from the distributions of its own initializers."""
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -17,19 +17,19 @@ Init = Callable[[nn.Module], object]
 
 
 def reset_function(module: nn.Module) -> Callable[[], object] | None:
-    """Return the module's own initializer (torch names it in two ways), or None if it has none."""
+    """Return the module's `reset_parameters` or `_reset_parameters`, or None."""
     function = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
     return function if callable(function) else None
 
 
 def check_redrawable(model: nn.Module, init: Init | None, parameters: Iterable[str], *, whole: bool = True) -> None:
-    """Raise a ValueError naming the first of these parameters that cannot be re-drawn, or what cannot be copied.
+    """Raise a ValueError if one of these parameters cannot be re-drawn, or if the model cannot be copied.
 
     Args:
         model: The model.
         init: A function that initializes a model in place, after each module's own `reset_parameters`.
-        parameters: The parameters to re-draw, by their names in the model.
-        whole: Whether the model is re-drawn, and so copied, as a whole, not only modules of it.
+        parameters: The names of the parameters to re-draw.
+        whole: Whether the whole model is re-drawn, not only some of its modules.
     """
     names = list(parameters)
     if init is None:
@@ -50,7 +50,7 @@ def check_redrawable(model: nn.Module, init: Init | None, parameters: Iterable[s
 
 
 def _check_resets(model: nn.Module, names: Iterable[str]) -> None:
-    """Raise a ValueError naming the first parameter that its module's own initializer does not write."""
+    """Raise a ValueError if a module's own initializer does not write one of its parameters."""
     written: dict[str, set[str]] = {}
     for name in names:
         path, _, leaf = name.rpartition(".")
@@ -70,9 +70,9 @@ def _check_resets(model: nn.Module, names: Iterable[str]) -> None:
 
 
 def _check_init(module: nn.Module, shown: str, init: Init, names: Iterable[str], *, given_whole: bool) -> None:
-    """Try on a copy whether an initializer runs, and whether all that is to be drawn is written.
+    """Try on a copy whether `init` runs, and whether it or the modules' initializers write these parameters.
 
-    A single layer may be none of those that it initializes; that it writes nothing in a whole model is a mistake.
+    `init` may ignore a single layer, but it must write something in a whole model.
     """
     given = "the whole model: init=lambda model: model.apply(…)" if given_whole else "single layers"
 
@@ -97,7 +97,7 @@ def _check_init(module: nn.Module, shown: str, init: Init, names: Iterable[str],
 
 
 def _warn_of_tied(model: nn.Module, names: Iterable[str]) -> None:
-    """Warn of parameters that modules of several kinds hold, each of which would draw them in its own way."""
+    """Warn of parameters that modules of different types share, since each type initializes them differently."""
     chosen = {id(model.get_parameter(name)): name for name in names}
     holders: dict[int, dict[str, nn.Module]] = {}
     for path, module in model.named_modules():
@@ -119,13 +119,13 @@ def _warn_of_tied(model: nn.Module, names: Iterable[str]) -> None:
 
 @contextmanager
 def seeded(seed: int | None, draw: int) -> Iterator[None]:
-    """Draw from torch's global generators, or, given a seed, from a stream of our own that leaves them as they are.
+    """Seed torch's global generators inside the block and restore them afterwards; do nothing if the seed is None.
 
-    They are the same for all threads: what another one draws meanwhile comes from our stream too.
+    The generators are shared by all threads: draws of other threads inside the block use the seed too.
 
     Args:
-        seed: The stream; None for the global generators.
-        draw: Which draw of the stream this is, counted from 0, so that a resumed run goes on where it stopped.
+        seed: The seed.
+        draw: The number of the draw, counted from 0. A resumed run continues with the next number.
     """
     if seed is None:
         yield
@@ -136,21 +136,21 @@ def seeded(seed: int | None, draw: int) -> Iterator[None]:
 
 
 def draw_fresh(model: nn.Module, init: Init | None = None) -> dict[str, Tensor]:
-    """Return newly initialized values of all parameters and buffers by name; the model itself is not touched.
+    """Return newly initialized values of all parameters and buffers by name; the model keeps its values.
 
     Args:
         model: The model.
-        init: A function that initializes a model in place, after each module's own `reset_parameters`: what it does
-            not write is new all the same. Where it is given, a `reset_parameters` that fails does not matter.
+        init: A function that initializes a model in place, after each module's own `reset_parameters`. If it is given,
+            a `reset_parameters` that fails is ignored.
     """
     fresh = _copy(model, type(model).__name__)
     for parameter in fresh.parameters():
-        # A draw fills memory in order: the layout of the weights must not decide which entry gets which value.
+        # A draw fills memory in order, so the result must not depend on the memory layout of the weights.
         parameter.data = parameter.data.contiguous()
     _reset_all(fresh, strict=init is None)
     if init is not None:
         init(fresh)
-    # Tied tensors appear under each of their names, so that a caller finds whichever it knows.
+    # Tied tensors appear under each of their names.
     return {
         name: tensor.detach()
         for tensors in (
@@ -165,13 +165,13 @@ def draw_fresh(model: nn.Module, init: Init | None = None) -> dict[str, Tensor]:
 def redraw_(
     model: nn.Module, parameters: Mapping[str, nn.Parameter], init: Init | None = None, bare: Collection[str] = ()
 ) -> None:
-    """Re-draw these parameters in place, and start the buffers of the modules that own them anew.
+    """Re-draw these parameters in place, and reset the buffers of their modules.
 
     Args:
         model: The model.
-        parameters: The parameters to re-draw, by their names in the model.
+        parameters: The parameters to re-draw, by name.
         init: A function that initializes a model in place, after each module's own `reset_parameters`.
-        bare: Modules without parameters whose buffers start anew too.
+        bare: Modules without parameters whose buffers are reset too.
     """
     fresh = draw_fresh(model, init)
     if parameters:
@@ -183,7 +183,7 @@ def redraw_(
 
 
 def bare_modules(model: nn.Module, below: Iterable[str] = ("",)) -> list[str]:
-    """Return the modules that are, or lie below, one of these and hold buffers but no parameter of their own.
+    """Return the modules at or below these paths that have buffers but no parameters of their own.
 
     Example:
         >>> bare_modules(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, affine=False)))
@@ -200,11 +200,11 @@ def bare_modules(model: nn.Module, below: Iterable[str] = ("",)) -> list[str]:
 
 
 def _reset_all(model: nn.Module, *, strict: bool = True) -> None:
-    """Run the initializers of all modules, a parent's before its children's unless it writes to these.
+    """Run the initializers of all modules: parents before children, unless a parent's initializer writes to children.
 
     Args:
         model: The model.
-        strict: Whether one that fails is an error; one that another initializer follows may be passed over.
+        strict: Whether an initializer that fails is an error.
     """
     first, last = _split_resets(model, strict=strict)
     for module in (*first, *reversed(last)):
@@ -212,7 +212,7 @@ def _reset_all(model: nn.Module, *, strict: bool = True) -> None:
 
 
 def _split_resets(model: nn.Module, *, strict: bool = True) -> tuple[list[nn.Module], list[nn.Module]]:
-    """Return the modules whose initializers write to themselves alone, and those that write to their children."""
+    """Return the modules whose initializers write only their own parameters, and the others."""
     first: list[nn.Module] = []
     last: list[nn.Module] = []
     for module in model.modules():
@@ -226,7 +226,7 @@ def _reset(module: nn.Module, *, strict: bool = True) -> None:
     assert reset is not None
     try:
         reset()
-    except Exception as error:  # whatever it says: an argument that is missing, or that it is not meant to be called
+    except Exception as error:  # a missing argument, or an initializer that refuses to be called
         if strict:
             raise ValueError(
                 f"model: reset_parameters() of {type(module).__name__} fails: {type(error).__name__}: {error}; "
@@ -235,7 +235,7 @@ def _reset(module: nn.Module, *, strict: bool = True) -> None:
 
 
 def _writes_to_children(module: nn.Module, *, strict: bool = True) -> bool:
-    """Try on a copy whether a module's initializer changes parameters of its children."""
+    """Try on a copy whether a module's initializer writes parameters of its children."""
     if all(next(child.parameters(), None) is None for child in module.children()):
         return False
     reset = partial(_reset, strict=strict)
@@ -243,7 +243,7 @@ def _writes_to_children(module: nn.Module, *, strict: bool = True) -> bool:
 
 
 def _parameters_written(module: nn.Module, shown: str, initialize: Init) -> set[str]:
-    """Try on a copy which parameters of a module an initializer writes, its own and those of what it holds."""
+    """Return the parameters of a module and its children that an initializer writes, as tried on a copy."""
     mark, trial = 0.123, _copy(module, shown)
     named = trial.named_parameters(remove_duplicate=False)
     marked = {name: parameter.detach().fill_(mark) for name, parameter in named}
@@ -256,14 +256,14 @@ def _copy(module: nn.Module, shown: str) -> nn.Module:
     try:
         with _DetachedCopies():
             return copy.deepcopy(module)
-    except Exception as error:  # whatever the parts of a model say: a lock, sharded parameters
+    except Exception as error:  # e.g. a lock, or sharded parameters
         raise ValueError(
             f"model: {shown} cannot be copied, to be re-drawn aside: {type(error).__name__}: {error}"
         ) from error
 
 
 class _DetachedCopies(TorchFunctionMode):
-    """Copy tensors that have a graph without it: a policy may hold its last distribution, which could not be copied."""
+    """Let deepcopy detach tensors that have a graph, such as the last distribution that a policy holds."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -275,8 +275,5 @@ class _DetachedCopies(TorchFunctionMode):
 
 
 def draw_normal(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Draw standard normal noise for each tensor.
-
-    By shape: `randn_like` fills in the order of memory, so that another layout would get another noise.
-    """
+    """Draw standard normal noise for each tensor, independent of its memory layout (unlike `randn_like`)."""
     return [torch.randn(each.shape, dtype=each.dtype, device=each.device) for each in tensors]

@@ -36,14 +36,14 @@ LossFunction = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True)
 class Receipt:
-    """What an action of a method did, in plain types.
+    """What the last action of a method did, in plain types.
 
     Attributes:
         method: The method's registry name.
-        action: What it did, as a verb.
-        tensors: How many tensors it wrote (a reinitializer: changed).
-        entries: How many entries it wrote (a reinitializer: changed).
-        details: What else is worth knowing, by name; measured when the receipt is read.
+        action: The action, as a verb.
+        tensors: The number of tensors written (a reinitializer: changed).
+        entries: The number of entries written (a reinitializer: changed).
+        details: Further facts by name, measured when the receipt is read.
     """
 
     method: str
@@ -53,7 +53,7 @@ class Receipt:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Write the receipt for people: what was done, then a line for each detail."""
+        """Return the receipt as text: the action, then one line per detail."""
         lines = [f"{self.method}: {self.action}, {self.tensors} tensors, {self.entries} entries"]
         return "\n".join([*lines, *(f"  {name}: {_write(value)}" for name, value in self.details.items())])
 
@@ -95,11 +95,11 @@ class Method(ABC):
     result; 40 recyclers, so that nothing undoes a renewed unit.
     """
     saved: ClassVar[tuple[str, ...]] = ()
-    """The attributes that make up the state: tensors, dictionaries of tensors, plain numbers."""
+    """The names of the attributes to save: tensors, dictionaries of tensors, plain numbers."""
     pins_placement: ClassVar[bool] = False
-    """Whether the parameters must keep the dtype and device that they had when the method was made."""
+    """Whether parameters must keep the dtype and device that they had at construction."""
     joint: ClassVar[bool] = False
-    """Whether parameters are acted on together, those that an optimizer does not hold included."""
+    """Whether an action also concerns parameters that the stepping optimizer does not hold."""
     takes_complex: ClassVar[bool] = False
     """Whether the method's formula holds for complex parameters too."""
 
@@ -160,7 +160,7 @@ class Method(ABC):
         return self
 
     def detach(self, *optimizers: Optimizer) -> None:
-        """Stop acting on these optimizers, or on all if none is given; no hook is left."""
+        """Remove the hooks from these optimizers, or from all if none is given."""
         for optimizer in optimizers:
             if optimizer not in self._attachments:
                 raise ValueError(f"{self.name} is not attached to this {type(optimizer).__name__}")
@@ -174,7 +174,7 @@ class Method(ABC):
         return tuple(self._attachments)
 
     def step(self) -> None:
-        """Do once by hand, on all of the method's parameters, what the hook does."""
+        """Act once by hand, on all parameters of the method."""
         raise TypeError(f"{self.name} acts when data is new: call apply()")
 
     def apply(
@@ -189,15 +189,14 @@ class Method(ABC):
         """What the last action did, or None before the first one. Reading it may synchronize the device."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a resumed run needs: references to tensors, plain types (`weights_only=True` loads it)."""
+        """Return the state of the method; it holds references to tensors, and `weights_only=True` can load it."""
         return {"method": self.name, "shapes": self._shapes(), "steps": list(self.steps), "state": self._state()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a state made by `state_dict()`; settings come from construction, not from here.
+        """Restore a state made by `state_dict()`. Settings are not part of it: they come from the constructor.
 
         Raises:
-            ValueError: If the state is another method's or another architecture's; names the first difference and
-                changes nothing.
+            ValueError: If the state is of another method or another architecture. Nothing is changed then.
         """
         if state_dict.get("method") != self.name:
             raise ValueError(f"state_dict: made by method {state_dict.get('method')!r}, this is {self.name!r}")
@@ -227,17 +226,17 @@ class Method(ABC):
         return (owner.order if isinstance(owner, Method) else Method.order) > self.order
 
     def _acted_on(self) -> Iterable[nn.Parameter]:
-        """Return the parameters that the method changes, or whose gradient it does."""
+        """Return the parameters that the method changes, or whose gradients it changes."""
         return self.parameters.values()
 
     def _warn_of_another(self, optimizer: Optimizer) -> None:
-        """Warn if one like this acts on some of the same parameters already: that of a cell that was run again."""
+        """Warn if another instance already acts on these parameters, as after running a notebook cell twice."""
         others = [other for other in owners_of_hooks(optimizer) if type(other) is type(self)]
         own = {id(parameter) for parameter in self._acted_on()}
         if any(id(parameter) in own for other in others for parameter in other._acted_on()):
             warn_user(
                 f"another {self.name} is attached to this {type(optimizer).__name__} and acts on the same parameters: "
-                "both will act; detach() that one, or make the optimizer anew"
+                "both will act; detach() the other one, or create a new optimizer"
             )
 
     def _shapes(self) -> dict[str, list[int]]:
@@ -254,7 +253,7 @@ class Method(ABC):
         return []
 
     def _attachment(self, optimizer: Optimizer) -> Attachment:
-        """Return what is known of an optimizer, brought up to date if its parameters are others, or learned now."""
+        """Return the attachment of an optimizer, matched again if its parameters changed."""
         attachment = self._attachments[optimizer]
         if not attachment.is_current(optimizer):
             self._match_again(optimizer, attachment)
@@ -282,7 +281,7 @@ class Method(ABC):
                 )
 
     def _gradients(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Return the gradients that are there, by name; of what was frozen a loop may keep one of zeros."""
+        """Return the gradients of learnable parameters that have one, by name."""
         gradients = {}
         for name in names:
             gradient = self.parameters[name].grad
@@ -297,7 +296,7 @@ class Method(ABC):
         return gradients
 
     def _served(self) -> tuple[str, ...]:
-        """Return the parameters that the attached optimizers hold, or all if there is none."""
+        """Return the parameters that the attached optimizers hold, or all if the method is not attached."""
         held = {name for attachment in self._attachments.values() for name in attachment.names}
         return tuple(name for name in self.parameters if not held or name in held)
 
@@ -313,7 +312,7 @@ class Method(ABC):
 
 
 def check_same_shapes(ours: Mapping[str, list[int]], theirs: Mapping[str, list[int]]) -> None:
-    """Raise a ValueError naming the first parameter that a state was made for in another shape, or that one lacks."""
+    """Raise a ValueError if a parameter is missing in one state or has another shape."""
     for name in {**ours, **theirs}:
         if ours.get(name) != theirs.get(name):
             then, now = theirs.get(name, "none"), ours.get(name, "none")
@@ -321,7 +320,7 @@ def check_same_shapes(ours: Mapping[str, list[int]], theirs: Mapping[str, list[i
 
 
 def check_same_structure(mine: Any, theirs: Any, path: str) -> None:
-    """Raise a ValueError that names the first place where two states differ in keys, types or shapes."""
+    """Raise a ValueError if two states differ in keys, types or shapes."""
     if isinstance(mine, Mapping):
         if not isinstance(theirs, Mapping):
             raise ValueError(f"{path}: a dictionary here, {type(theirs).__name__} in the given state")
@@ -343,7 +342,7 @@ def check_same_structure(mine: Any, theirs: Any, path: str) -> None:
 
 
 def copy_state_(mine: Any, theirs: Any) -> Any:
-    """Copy tensors in place, so that their device and dtype stay; return the state with the plain values replaced."""
+    """Copy tensors in place, which keeps their device and dtype; return the state with plain values replaced."""
     if isinstance(mine, Mapping):
         return {key: copy_state_(value, theirs[key]) for key, value in mine.items()}
     if isinstance(mine, Tensor):

@@ -1,4 +1,4 @@
-"""Hooks on modules that stay with the module they were made for."""
+"""Hooks on modules that are not copied with the module."""
 
 import threading
 import weakref
@@ -11,7 +11,7 @@ from torch import nn
 
 
 class _Thread(threading.local):
-    """What is set for one thread alone."""
+    """State of one thread."""
 
     silent = False
 
@@ -21,7 +21,7 @@ _thread = _Thread()
 
 @contextmanager
 def silent_hooks() -> Iterator[None]:
-    """Keep all of these hooks from seeing passes of this thread that are no training: a method's look at the data."""
+    """Silence all these hooks in this thread, while a method runs the model for its own purposes."""
     before, _thread.silent = _thread.silent, True
     try:
         yield
@@ -30,17 +30,17 @@ def silent_hooks() -> Iterator[None]:
 
 
 class ModuleHook:
-    """A hook for one module, to be registered on it, that calls a method of an object as long as that lives.
+    """A hook that calls a bound method as long as its object exists.
 
-    It is silent while the model is traced: other methods trace it to find their way, on tensors that hold no numbers.
-    So it is inside a transform of torch.func, whose tensors may not leave it: per-example gradients are no training.
+    The hook is silent while the model is traced, and inside transforms of torch.func, whose tensors must not leave
+    them.
 
-    Copying or pickling a model takes its hooks along, and with them whatever they hold: a copy of the object, acting on
-    the copied model without anyone having attached it. This hook holds both ends weakly, and a copy of it does nothing.
+    Copying or pickling a model copies its hooks and everything they hold. This hook holds the module and the object by
+    weak references, and a copy of the hook does nothing.
 
     Args:
         module: The module.
-        function: A bound method, called with what the module passes to the hook.
+        function: The bound method, called with the arguments of the hook.
     """
 
     def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
@@ -48,7 +48,7 @@ class ModuleHook:
         self._function = weakref.WeakMethod(function)
 
     def __call__(self, module: nn.Module, *args: Any) -> Any:
-        """Pass on what the module says, if it is the one that this hook was made for."""
+        """Call the method, if this is the module that the hook was made for."""
         if _thread.silent or torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active():
             return None
         function = self._function()
@@ -59,7 +59,7 @@ class ModuleHook:
 
 
 def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the first argument that a module was called with, given by its place or by its name."""
+    """Return the first argument of a module's call, positional or keyword."""
     return args[0] if args else next(iter(kwargs.values()))
 
 
@@ -68,4 +68,4 @@ def _silence() -> Callable[..., None]:
 
 
 def _do_nothing(*_: Any) -> None:
-    """Stand where a hook was before its module was copied."""
+    """Replace the hook in a copied module."""

@@ -1,4 +1,4 @@
-"""Nearest orthogonal matrices: Newton–Schulz iteration and its limit, the polar factor, each in the cheapest way.
+"""Nearest orthogonal matrices by Newton–Schulz iteration or its limit, the polar factor; and Gram matrices.
 
 One iteration maps X to X·q(XᵀX) with a polynomial q: it multiplies every singular value by q(σ²) and turns no singular
 vector. N of them are X·T, where T is a function of the Gram matrix XᵀX alone. Four ways lead to the same result:
@@ -34,7 +34,7 @@ _SPLIT_FROM = 128
 
 
 class Orthogonalized(NamedTuple):
-    """What became of a batch of matrices.
+    """The result for a batch of matrices.
 
     Attributes:
         matrices: The results X, shaped as the matrices.

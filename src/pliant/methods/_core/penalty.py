@@ -173,11 +173,11 @@ def add_scaled_(
     """Add strength · scale · (direction − origin) to each gradient in place, in batches of equal strength.
 
     Args:
-        gradients: What is added to, by name.
-        directions: What is added, by name; a superset of the gradients that have a strength.
-        strengths: A factor for each name; a name without one is left alone.
-        scale: One more factor for all of them, on the device (a loss scale); none if None.
-        origins: What is taken off the directions, by name; nothing if None.
+        gradients: The gradients by name.
+        directions: The directions by name, for every gradient with a strength.
+        strengths: The strengths by name; a gradient without one is left alone.
+        scale: A factor for all of them (the loss scale); 1 if None.
+        origins: The origins by name; 0 if None.
     """
     by_strength: dict[float, list[str]] = {}
     for name in gradients:
@@ -193,7 +193,7 @@ def add_scaled_(
 
 
 def half_squared_norm(directions: Mapping[str, Tensor], strengths: Mapping[str, float]) -> Tensor:
-    """Return Σ strength/2 · ‖direction‖² over the names that have a strength, accumulated in float32 at least."""
+    """Return Σ strength/2 · ‖direction‖² over the names with a strength, accumulated in at least float32."""
     names = [name for name in directions if name in strengths]
     tensors = [directions[name] for name in names]
     if not tensors:

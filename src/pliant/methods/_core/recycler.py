@@ -1,10 +1,9 @@
-"""What recyclers share: they watch the units of a model at work, and renew some of them.
+"""Methods that watch the units of a model during training and renew some of them.
 
-A unit is watched where it is read: at the input of the next layer, after its norm layer, nonlinearity and pooling, in
-training mode, in passes that gradients of the next layer's weight are taken of. To renew it is to make it anew in all
-its parts: the weights that make it, its bias, its share of norm layers and of their running statistics, the weights
-that read it, and all that optimizers remember of those entries, the step count excepted. Without the latter it is born
-with the momentum of the unit that it replaces.
+A unit is watched at the input of the next layer, after its norm layer, nonlinearity and pooling. Only passes in
+training mode that compute gradients of the next layer's weight count. Renewing a unit rewrites all its parts: its
+incoming weights, its bias, its entries in norm layers and their running statistics, its outgoing weights, and the
+optimizers' state of all these entries except the step count. Otherwise the new unit would start with the old momentum.
 """
 
 from abc import abstractmethod
@@ -31,18 +30,18 @@ from pliant.methods._core.module_hooks import ModuleHook, input_of
 from pliant.methods._core.surgery import keeper_of, slice_mask, write_, zero_moments_
 
 _FEW = 32
-"""Entries in a row below which torch sums slowly."""
+"""Torch sums rows with fewer entries slowly."""
 
 
 class SumByUnit:
-    """Adds up values of the slices of a tensor that belong to each unit.
+    """Sums the values of the slices of each unit.
 
     Args:
         units: For each slice the unit that it belongs to, or −1.
-        count: How many units there are.
+        count: The number of units.
 
     Attributes:
-        slices: How many slices each unit has: a number if it is the same for all.
+        slices: The number of slices of each unit; a single number if it is the same for all units.
 
     Example:
         >>> SumByUnit(torch.tensor([0, 0, 1, -1]), 2)(torch.tensor([1.0, 2.0, 4.0, 8.0]))
@@ -51,7 +50,7 @@ class SumByUnit:
 
     def __init__(self, units: Tensor, count: int) -> None:
         self._is_identity = torch.equal(units, torch.arange(count))
-        # Slices that belong to no unit go to one more, which is dropped.
+        # Slices without a unit go to an extra unit, which is dropped.
         self._index = units.where(units >= 0, count)
         self._count = count
         slices = torch.bincount(self._index, minlength=count + 1)[:count]
@@ -70,7 +69,7 @@ class SumByUnit:
 
         Args:
             totals: The sum over the entries of each slice.
-            entries: How many entries each slice has.
+            entries: The number of entries of each slice.
         """
         slices = self.slices if isinstance(self.slices, int) else self.slices.to(totals.device)
         return self(totals) / (entries * slices)
@@ -78,12 +77,12 @@ class SumByUnit:
 
 @dataclass
 class Activity:
-    """What the inputs of a layer that reads units were since the last step.
+    """Sums over the inputs of a layer that reads units, since the last step.
 
     Attributes:
-        total: Σ h over examples and places, for each input: one a unit, or as many as a flattened channel has pixels.
+        total: Σ h over examples and positions for each input. A unit has one input, a flattened channel has several.
         total_size: Σ |h|.
-        entries: How many entries each of these sums is over.
+        entries: The number of entries in each sum.
     """
 
     total: Tensor
@@ -102,10 +101,10 @@ class Activity:
 
 
 def add_finite(*passes: Activity) -> Activity:
-    """Add up the passes in which all activations were finite.
+    """Add up the passes whose activations are all finite.
 
-    A pass that overflowed has most likely had its step skipped, by a GradScaler or by the loop, and nobody tells: it
-    would come into the next step's sums, and spoil all averages for ever. Only the device knows, so it decides.
+    A GradScaler usually skips the step of a pass that overflowed, without telling the method. Counting such a pass
+    would make all later averages NaN. The test runs on the device, without a synchronization.
     """
     finite = [each.total_size.isfinite().all() for each in passes]
     return Activity(
@@ -116,24 +115,24 @@ def add_finite(*passes: Activity) -> Activity:
 
 
 def sum_where(chosen: Sequence[Tensor], tensors: Sequence[Tensor]) -> Tensor:
-    """Return the sum of the tensors that are chosen."""
+    """Return the sum of the chosen tensors."""
     kept = [tensor.where(flag, 0) for flag, tensor in zip(chosen, tensors, strict=True)]
     return sum(kept[1:], start=kept[0])
 
 
 class Recycler(Method):
-    """A rule that renews units of the model, after steps of the optimizer.
+    """A method that renews units of the model after steps of the optimizer.
 
     Args:
         model: The model.
-        example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), from which the units
+        example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), on which the units
             are found.
-        where: Whose units to renew, as a predicate on name and value of the weight that makes them; all if None.
+        where: The layers whose units to renew, as a predicate on name and value of their weight; all if None.
 
     Attributes:
         groups: The layers whose units may be renewed, by name.
-        skipped: The layers whose units may not, by name, with the reason.
-        renewals: How often each unit was renewed, by layer.
+        skipped: The reason for each other layer, by name.
+        renewals: The number of renewals of each unit, by layer.
     """
 
     kind: ClassVar[Kind] = "recycler"
@@ -174,7 +173,7 @@ class Recycler(Method):
         super().attach(*optimizers)
         self._find_holders()
         for optimizer in optimizers if self._probes else ():
-            # What was seen while no optimizer held these units belongs to none of its steps.
+            # Passes before the attachment do not belong to a step of this optimizer.
             self._forget(self._attachment(optimizer).names)
         if not self._probes:
             self._probes = [
@@ -183,7 +182,7 @@ class Recycler(Method):
         return self
 
     def detach(self, *optimizers: Optimizer) -> None:
-        """Stop acting on these optimizers, or on all if none is given; no hook is left when it was the last."""
+        """Remove the hooks from these optimizers, or from all if none is given; with the last one the probes go too."""
         super().detach(*optimizers)
         self._find_holders()
         if not self._attachments:
@@ -192,7 +191,7 @@ class Recycler(Method):
             self._probes = []
 
     def step(self) -> None:
-        """Act once by hand on what was seen of all units since the last step; without attach() nothing was."""
+        """Act once by hand on all units, using the passes since the last step; needs attach() for the probes."""
         if not self._probes:
             raise TypeError(f"{self.name} acts on activations, which it sees once attached: call attach()")
         step = count_step(self.steps)
@@ -201,7 +200,7 @@ class Recycler(Method):
 
     @property
     def receipt(self) -> Receipt | None:
-        """Which units the last action renewed, how many entries that wrote, and how many units it were so far."""
+        """The units that the last action renewed, the entries written, and the total number of units renewed so far."""
         if self._chosen is None:
             return None
         renewed = {name: chosen.cpu() for name, chosen in self._chosen.items() if chosen.any()}
@@ -220,11 +219,11 @@ class Recycler(Method):
         return Receipt(self.name, "renew units", len(written), entries, details)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a resumed run needs, what was seen since the last step included."""
+        """Return the state of the method, including the activity since the last step."""
         return {**super().state_dict(), "seen": {name: vars(activity) for name, activity in self._seen.items()}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a state made by `state_dict()`; settings come from construction, not from here."""
+        """Restore a state made by `state_dict()`."""
         seen = state_dict.get("seen", {})
         for name, activity in seen.items():
             reader = self._watched_at.get(name)
@@ -245,7 +244,7 @@ class Recycler(Method):
         self._checked = WeakSet()
 
     def _watchable_readers(self, group: UnitGroup) -> list[Reader]:
-        """Return the layers at whose input all units of a group can be seen."""
+        """Return the layers whose input contains all units of a group."""
         units = torch.arange(group.count)
         return [
             reader
@@ -265,19 +264,19 @@ class Recycler(Method):
 
     @abstractmethod
     def _act(self, groups: Sequence[UnitGroup], seen: dict[str, Activity], step: int) -> None:
-        """Renew what is to be renewed of these layers, after the step of that number."""
+        """Renew units of these layers after this step."""
 
     def _is_due(self, step: int) -> bool:
-        """Say whether this step, counted from 1, is one to act after, so that what precedes it must be watched."""
+        """Return whether to act after this step, counted from 1; only passes before such a step are watched."""
         return True
 
     def _make_anew(self, name: str, chosen: Tensor, incoming: Tensor) -> None:
-        """Make units of a layer anew, up to the weights that read them.
+        """Rewrite all parts of the chosen units except their outgoing weights.
 
         Args:
             name: The layer.
-            chosen: For each of its units, whether it is renewed.
-            incoming: The weights to make them with, shaped as the layer's weight.
+            chosen: For each unit, whether it is renewed.
+            incoming: New incoming weights, shaped as the layer's weight.
         """
         group = self.groups[name]
         self._write(name, group.weight, chosen, incoming)
@@ -290,7 +289,7 @@ class Recycler(Method):
         self.renewals[name] = self.renewals[name].to(chosen.device).add_(chosen)
 
     def _zero_outgoing(self, name: str, chosen: Tensor) -> None:
-        """Let nobody read the chosen units of a layer."""
+        """Set the outgoing weights of the chosen units to zero."""
         for reader in self.groups[name].readers:
             self._write(name, reader.weight, chosen, 0.0)
 
@@ -300,8 +299,8 @@ class Recycler(Method):
         write_(tensor.detach(), mask, value)
         self._moments_cleared[name] += zero_moments_(self.optimizers, tensor, mask)
         if tensor.grad is not None and slices.tensor not in self._stepped:
-            # Another optimizer has yet to step with this gradient, which is that of the unit that is gone. One that was
-            # used is left alone: whoever logs it after the step finds what the step was made with.
+            # Another optimizer has yet to step with this gradient, which belongs to the old unit. Gradients that were
+            # used are kept, so that logging after the step shows what the step used.
             write_(tensor.grad, mask, 0.0)
 
     def _tensor(self, name: str) -> Tensor:
@@ -309,12 +308,12 @@ class Recycler(Method):
         return tensor
 
     def _masks(self, group: UnitGroup, chosen: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors that are written when units of a layer are renewed, each with a mask of its entries."""
+        """Yield the tensors that renewing these units writes, each with a mask of the entries."""
         for slices in _parts(group):
             yield slices.tensor, slice_mask(chosen, slices.units, slices.dim, self._tensor(slices.tensor).ndim)
 
     def _find_holders(self) -> None:
-        """Note by whose steps the units of each layer are counted; those of no optimizer are not watched."""
+        """Note which optimizers hold the units of each layer; layers without an optimizer are not watched."""
         self._holders = {}
         for attachment in self._attachments.values():
             for group in self._groups_of(attachment.names):
@@ -333,7 +332,7 @@ class Recycler(Method):
         return [after_step(optimizer, self._after_step)]
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        # Units of parameters that have joined the optimizer since are found now, and watched from now on.
+        # Parameters that joined the optimizer are found below, and their units are watched from then on.
         watched = self._holders
         attachment = self._attachment(optimizer)
         if was_skipped(optimizer):
@@ -356,14 +355,14 @@ class Recycler(Method):
 
         Args:
             groups: The layers.
-            step: The number of the step that it is done after.
-            names: The parameters that were stepped.
-            watched: The layers whose units were watched before the step, and by whose steps they are counted.
+            step: The number of the step.
+            names: The parameters that the step changed.
+            watched: The layers that were watched before the step, with the step counts of their optimizers.
         """
         seen = {group.name: self._seen.pop(group.name) for group in groups if group.name in self._seen}
         groups = [group for group in groups if self._is_free(group)]
         self._check_moments(self.optimizers)
-        # Of what several optimizers hold, another one may have taken what was seen.
+        # If several optimizers hold a layer, another one may have used its activity already.
         alone = [group.name for group in groups if len(watched.get(group.name, ())) == 1]
         unseen = [name for name in alone if name not in seen]
         if unseen and not self._warned_of_unseen:
@@ -379,7 +378,7 @@ class Recycler(Method):
         self._stepped = frozenset(names)
         self._act([group for group in groups if group.name in seen], seen, step)
         if not self._looked_for_unheld and any(chosen.any() for chosen in (self._chosen or {}).values()):
-            # Not before the first renewal, since optimizers may be attached one by one.
+            # Only after the first renewal, because optimizers may be attached one by one.
             self._looked_for_unheld = True
             unheld = self._unheld()
             if unheld:
@@ -393,24 +392,24 @@ class Recycler(Method):
         check_not_replaced(self.name, self.model, {name: p for name, p in self.parameters.items() if name in parts})
 
     def _unheld(self) -> list[str]:
-        """Return the learnable parts of units that are renewed, but held by no optimizer that the method serves."""
+        """Return the learnable parts of renewed units that no attached optimizer holds."""
         held = {name for attachment in self._attachments.values() for name in attachment.names}
         parts = [slices.tensor for name in self._holders for slices in _parts(self.groups[name])]
         learnable = [name for name in parts if name in self.parameters and self.parameters[name].requires_grad]
         return [name for name in dict.fromkeys(learnable) if name not in held]
 
     def _is_free(self, group: UnitGroup) -> bool:
-        """Say whether all that makes or reads the units is learnable still, and was not frozen in the meantime."""
+        """Return whether all parts of the units are still learnable."""
         tensors = [slices.tensor for slices in _parts(group)]
         return all(self.parameters[name].requires_grad for name in tensors if name in self.parameters)
 
     def _check_moments(self, optimizers: Iterable[Optimizer]) -> None:
-        """Raise a ValueError if an optimizer keeps what cannot be cleared in part, as soon as it keeps anything."""
+        """Raise a ValueError if an optimizer has state that cannot be cleared for single units."""
         for optimizer in optimizers:
             if optimizer in self._checked or not keeper_of(optimizer).state:
                 continue
             tensors = [self._tensor(slices.tensor) for group in self.groups.values() for slices in _parts(group)]
-            if isinstance(optimizer, LBFGS):  # it keeps what it knows of all parameters under its first
+            if isinstance(optimizer, LBFGS):  # its state is stored under its first parameter
                 tensors += optimizer.state
             for tensor in tensors:
                 zero_moments_([optimizer], tensor, torch.zeros((), dtype=torch.bool, device=tensor.device))
@@ -424,8 +423,8 @@ class Recycler(Method):
                 continue
             reader = self._watched_at[name]
             weight = self._tensor(reader.weight.tensor)
-            # A pass through a frozen critic trains the actor, and is none of those that the critic learns from; one in
-            # which other weights are in the place of these (functional_call: a target network) says nothing of them.
+            # Ignore passes that do not train this weight: through a frozen critic, or with other weights in its place
+            # (functional_call with a target network).
             if weight.requires_grad and attrgetter(reader.weight.tensor)(self.model) is weight:
                 self._add_activity(name, input_of(args, kwargs).detach(), reader.input_dim)
 
@@ -444,18 +443,18 @@ class Recycler(Method):
 
 
 def sum_except(values: Tensor, dim: int) -> Tensor:
-    """Return Σ over all dimensions but one, in float32 at least."""
+    """Return the sum over all dimensions but one, in at least float32."""
     dtype = wide_dtype(values.dtype)
-    if values.ndim == 1:  # one example without a dimension for examples; a sum over no dimension would be over all
+    if values.ndim == 1:  # one example without a batch dimension
         return values.to(dtype)
     if dim == 1 and values.ndim > 2 and values.is_contiguous() and values.shape[2:].numel() < _FEW:
-        # The places of a kernel are too few for a fast inner loop, all that comes after the first dimension is not.
+        # Summing the batch first is faster, because the inner loop over few positions is slow.
         return values.sum(0, dtype=dtype).flatten(1).sum(1)
     return values.sum([d for d in range(values.ndim) if d != dim], dtype=dtype)
 
 
 def _parts(group: UnitGroup) -> list[Slices]:
-    """Return all that is written when units of a layer are renewed."""
+    """Return all slices that renewing units of a layer writes."""
     norms = [slices for norm in group.norms for slices in norm.tensors]
     own = [group.weight] if group.bias is None else [group.weight, group.bias]
     return [*own, *norms, *(reader.weight for reader in group.readers)]

@@ -1,4 +1,4 @@
-"""Methods that rewrite parameters when the data is new."""
+"""Methods that rewrite parameters when the user says that the data is new."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ OptimizerState = Literal["keep", "reset"]
 
 
 class Reinitializer(Method):
-    """A rule that rewrites parameters when the data is new.
+    """A method that rewrites parameters on `apply()`.
 
     Args:
         model: The model.
-        optimizer_state: What becomes of the optimizers' memory of the parameters: "keep" or "reset", or what else the
-            method knows to do with it.
+        optimizer_state: "keep" or "reset" the optimizers' state of the parameters; a method may offer more choices.
         where: Which parameters the method may touch; all learnable ones if None.
     """
 
@@ -41,7 +40,7 @@ class Reinitializer(Method):
 
     @abstractmethod
     def _reinitialize(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
-        """Rewrite the parameters in place; return what is worth noting in the receipt."""
+        """Rewrite the parameters in place; return details for the receipt."""
 
     @torch.no_grad()
     def apply(
@@ -50,12 +49,12 @@ class Reinitializer(Method):
         """Act once, because the data is new.
 
         Args:
-            optimizers: Whose state belongs to the parameters that change, beside the attached ones.
-            batches: The new data as (input, target) pairs, for methods that look at it.
-            loss_fn: The loss of an output and a target, for methods that look at gradients.
+            optimizers: The optimizers of the parameters, in addition to the attached ones.
+            batches: The new data as (input, target) pairs, for methods that use it.
+            loss_fn: The loss of an output and a target, for methods that use gradients.
 
         Returns:
-            The receipt: how many tensors and entries changed, how many optimizer tensors were dropped.
+            The receipt: the numbers of changed tensors and entries, and of dropped optimizer tensors.
         """
         for optimizer in optimizers:
             check_optimizer(optimizer, "; data goes to batches=")
@@ -64,8 +63,8 @@ class Reinitializer(Method):
         concerned = tuple(dict.fromkeys((*optimizers, *self.optimizers)))
         if self.optimizer_state != "keep" and not concerned:
             warn_user(
-                f"{self.name}.apply() is given no optimizer and attached to none: what one remembers of the old "
-                "weights is kept; pass it, or make it anew (optimizer_state='keep' says so)"
+                f"{self.name}.apply() is given no optimizer and attached to none, so no optimizer state was reset; "
+                "pass the optimizer, or set optimizer_state='keep'"
             )
         check_not_replaced(self.name, self.model, self.parameters)
         self._check_state(concerned)
@@ -73,7 +72,7 @@ class Reinitializer(Method):
         before = torch._foreach_clone(parameters)
         details = dict(self._reinitialize(batches, loss_fn))
         for old, parameter in zip(before, parameters, strict=True):
-            if not parameter.requires_grad:  # frozen since the method was made
+            if not parameter.requires_grad:  # frozen after construction
                 parameter.copy_(old)
         changed = [int((old != new).sum()) for old, new in zip(before, parameters, strict=True)]
         if not any(changed):
@@ -90,16 +89,16 @@ class Reinitializer(Method):
         return self._receipt
 
     def _check_state(self, optimizers: Sequence[Optimizer]) -> None:
-        """Raise a ValueError if `_treat_state` cannot do its part, before anything is written."""
+        """Raise a ValueError before anything is written if `_treat_state` would fail."""
 
     def _treat_state(self, optimizers: Sequence[Optimizer]) -> Mapping[str, Any]:
-        """Do with the optimizers' memory what `optimizer_state` says; return what is worth noting."""
+        """Treat the optimizers' state as `optimizer_state` says; return details for the receipt."""
         if self.optimizer_state != "reset":
             return {}
         return {"optimizer_tensors_reset": forget_state_(optimizers, self._rewritten())}
 
     def _warn_of_unheld(self, optimizers: Sequence[Optimizer], changed: Sequence[str]) -> None:
-        """Warn if parameters were rewritten that none of the optimizers trains: a target network's, say."""
+        """Warn if rewritten parameters belong to none of the optimizers, such as those of a target network."""
         held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
         unheld = [name for name in changed if id(self.parameters[name]) not in held]
         if held and unheld:
@@ -110,13 +109,13 @@ class Reinitializer(Method):
             )
 
     def _rewritten(self) -> Iterable[nn.Parameter]:
-        """Return the parameters that the last action was on, of which optimizers may forget what they know."""
+        """Return the parameters that the last action rewrote, whose optimizer state may be dropped."""
         return self._free().values()
 
     def _free(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that were not frozen since the method was made."""
+        """Return the parameters that are still learnable."""
         return {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
 
     def _match(self, optimizer: Optimizer) -> Attachment:
-        # An optimizer without any of the parameters is no mistake here: its state is simply not concerned.
+        # An optimizer without any of the parameters is fine here: it has no state to treat.
         return Attachment.of(optimizer)

@@ -1,4 +1,4 @@
-"""The only place that writes the entries of some units, in weights and in optimizer state, or forgets such state."""
+"""Write slices of weights and of optimizer state; no other module does."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -9,23 +9,23 @@ from torch.utils._pytree import tree_leaves
 
 
 def keeper_of(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer that remembers: ZeroRedundancyOptimizer has one of its own, `optim`, that steps for it."""
+    """Return the optimizer that holds the state: the inner `optim` of a ZeroRedundancyOptimizer, else itself."""
     inner = getattr(optimizer, "optim", None)
     return inner if isinstance(inner, Optimizer) else optimizer
 
 
 def forget_state_(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) -> int:
-    """Drop all that the optimizers remember of these parameters, so that the next step starts them anew.
+    """Drop the optimizers' state of these parameters, so that the next step starts with fresh state.
 
-    What L-BFGS remembers is of all its parameters together: it forgets them all, or none. A fused SGD steps only if it
-    has the momentum of all of its parameters or of none, so that it is set to zero there: the same but for dampening.
+    L-BFGS has one state for all its parameters, so it drops all or none of it. A fused SGD needs the momentum of all
+    its parameters or of none, so there the momentum is set to zero instead; only dampening sees a difference.
 
     Args:
-        optimizers: The optimizers; ones that do not hold a parameter are not concerned.
+        optimizers: The optimizers. Optimizers that do not hold a parameter are left alone.
         parameters: The parameters.
 
     Returns:
-        How many state tensors were dropped.
+        The number of state tensors that were dropped.
     """
     chosen = list(parameters)
     dropped = 0
@@ -36,7 +36,7 @@ def forget_state_(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor])
             held = optimizer.param_groups[0]["params"]
             concerned = held if {id(parameter) for parameter in chosen} & {id(parameter) for parameter in held} else []
         for parameter in concerned:
-            # `state` makes an entry for whatever it is asked for, so ask whether it is there first.
+            # `state` is a defaultdict, which would create an entry.
             if parameter in optimizer.state:
                 state = [v for v in tree_leaves(optimizer.state[parameter]) if isinstance(v, Tensor)]
                 dropped += len(state)
@@ -56,25 +56,25 @@ _MOMENT_POWERS = {
     "square_avg": 2,
     "sum": 2,
 }
-"""The moments that torch's optimizers keep: averages or sums of gradients, or of their squares."""
+"""The moments of torch's optimizers, averages or sums of gradients (1) or of squared gradients (2)."""
 
 _OTHER_AVERAGES = ("exp_inf", "acc_delta")
-"""What else starts at zero (Adamax, Adadelta), so that zero is a fresh start; but no linear map carries it over."""
+"""Other state that starts at zero (Adamax, Adadelta). It can be cleared, but not mapped linearly."""
 
 
 def map_moments_(optimizers: Iterable[Optimizer], parameter: Tensor, map_: Callable[[Tensor, int], object]) -> int:
-    """Let a function rewrite in place each moment that the optimizers keep of a parameter.
+    """Let a function rewrite in place each moment of a parameter in the optimizers' state.
 
     Args:
-        optimizers: The optimizers; ones that do not hold the parameter are not concerned.
+        optimizers: The optimizers. Optimizers that do not hold the parameter are left alone.
         parameter: The parameter.
-        map_: Takes a moment, shaped as the parameter, and its power: 1 for one of gradients, 2 for one of squares.
+        map_: Takes a moment, shaped as the parameter, and its power: 1 for gradients, 2 for squared gradients.
 
     Returns:
-        How many state tensors were rewritten.
+        The number of state tensors that were rewritten.
 
     Raises:
-        ValueError: If an optimizer keeps something of the parameter that is no such moment.
+        ValueError: If an optimizer keeps other state of the parameter.
     """
     moments = _averages(optimizers, parameter, tuple(_MOMENT_POWERS))
     for _, key, moment in moments:
@@ -83,20 +83,20 @@ def map_moments_(optimizers: Iterable[Optimizer], parameter: Tensor, map_: Calla
 
 
 def zero_moments_(optimizers: Iterable[Optimizer], parameter: Tensor, mask: Tensor) -> int:
-    """Set back, where the mask says so, all that the optimizers keep of a parameter but the step count.
+    """Reset the optimizers' state of masked entries of a parameter; step counts are kept.
 
-    A moment starts at zero, Adagrad's sum at the value that it was given.
+    Moments start at zero, Adagrad's sum at its `initial_accumulator_value`.
 
     Args:
-        optimizers: The optimizers; ones that do not hold the parameter are not concerned.
+        optimizers: The optimizers. Optimizers that do not hold the parameter are left alone.
         parameter: The parameter.
-        mask: True at the entries to clear, of the parameter's shape or one that broadcasts to it.
+        mask: True at the entries to reset; it broadcasts to the parameter's shape.
 
     Returns:
-        How many state tensors were written to.
+        The number of state tensors that were written.
 
     Raises:
-        ValueError: If an optimizer keeps something of the parameter for which zero may be no fresh start.
+        ValueError: If an optimizer keeps state whose initial value is unknown.
     """
     moments = _averages(optimizers, parameter, (*_MOMENT_POWERS, *_OTHER_AVERAGES))
     for optimizer, key, moment in moments:
@@ -110,9 +110,9 @@ def slice_mask(chosen: Tensor, units: Tensor, dim: int, ndim: int) -> Tensor:
 
     Args:
         chosen: For each unit, whether it is chosen.
-        units: For each index along the dimension the unit that it belongs to, or −1.
+        units: For each index along the dimension, the unit that it belongs to, or −1.
         dim: The dimension that is sliced.
-        ndim: How many dimensions the tensor has.
+        ndim: The number of dimensions of the tensor.
 
     Returns:
         A mask that broadcasts to the tensor.
@@ -127,9 +127,9 @@ def slice_mask(chosen: Tensor, units: Tensor, dim: int, ndim: int) -> Tensor:
 
 
 def write_(tensor: Tensor, mask: Tensor, value: Tensor | float) -> None:
-    """Write a value, or the entries of a tensor of the same shape, to the entries that a mask chooses.
+    """Write a value, or the entries of a tensor of the same shape, to the masked entries of a tensor.
 
-    Indexing a tensor with a mask makes a copy, and what is written to the copy is lost; this writes to the tensor.
+    Writing to `tensor[mask]` with advanced indexing may write to a copy; this always writes to the tensor.
     """
     if isinstance(value, Tensor):
         tensor.copy_(torch.where(mask, value.to(tensor), tensor))
