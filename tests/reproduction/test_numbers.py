@@ -41,7 +41,7 @@ def make_run(records: list[dict[str, Any]], *measures: str) -> Run:
     return run
 
 
-def test_settings_of_a_grid_are_compared_where_they_were_run() -> None:
+def test_settings_of_a_grid_are_compared_on_complete_seeds() -> None:
     values = {"data": "digits", "model": "mlp", "stream": {"name": "single", "epochs": 1}}
     grid = {"name": "l2", "grid": {"lam": [0.1, 0.2]}}
     recipe = make_recipe(values | {"methods": ["vanilla", grid], "seeds": 2, "selection": {"on": "test"}})
@@ -84,7 +84,7 @@ def test_best_and_worst_setting_are_the_same_for_all_seeds() -> None:
     assert len({told["worst_setting"] == told["setting_1"] for told in found.values()}) == 1
 
 
-def test_measure_counts_where_it_is_read() -> None:
+def test_value_of_a_measure_in_a_task() -> None:
     """A value that is not defined at a later step of a task does not take away those at the first steps."""
     records = [
         {"task": task, "measures": {"weight_l1": 1.0 + task if first else None, "update_l1": 1.0 if first else None}}
@@ -126,7 +126,7 @@ def test_change_is_from_the_first_tasks_to_the_last() -> None:
     )
 
 
-def test_drop_is_at_once_and_first_loss_is_after_an_epoch() -> None:
+def test_drop_is_before_the_first_step_and_first_loss_after_an_epoch() -> None:
     def epoch(task: int, accuracy: float, **more: float) -> dict[str, Any]:
         return {"task": task, "test_accuracy": accuracy} | AT_THE_END | more
 
@@ -191,7 +191,7 @@ def test_single_task_has_its_last_measure() -> None:
     }
 
 
-def test_approximations_of_a_rank_are_held_against_it() -> None:
+def test_approximate_ranks_are_compared_with_the_exact_rank() -> None:
     exact, approximate = (0.5, 0.6, 0.4, 0.3, 0.2), (0.6, 0.7, 0.5, 0.4, 0.4)
     records = [
         {"task": task, "measures": {EXACT: one, "fisher_rank": other}} | AT_THE_END

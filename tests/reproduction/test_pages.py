@@ -66,7 +66,7 @@ KEPT_NAMES = sorted(file.name.removesuffix(".jsonl.gz") for file in KEPT.glob("*
 
 
 @pytest.mark.parametrize("name", [name for name in KEPT_NAMES if find_recipe(name).measures])
-def test_kept_measures_are_numbers_that_they_can_be(name: str) -> None:
+def test_kept_measures_are_in_their_range(name: str) -> None:
     """Norms, ranks and shares are not negative, nor is the sharpness of cross-entropy; dormancy is minus an entropy."""
     seen = set()
     runs, _ = kept_runs(name)
@@ -100,7 +100,7 @@ def test_kept_runs_are_those_of_the_recipe(file: Path) -> None:
     assert all(asks_for(recipe, run) and run.config.seed in recipe.seeds for run in runs)
 
 
-def test_explanations_sort_measures_by_what_they_tell_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explanations_sort_measures_by_what_they_separate(monkeypatch: pytest.MonkeyPatch) -> None:
     changes = {
         "lost": {"hessian_rank_change": -0.9, "weight_l1_change": 0.5, "dormancy_change": 0.4, "sharpness_change": 2.0},
         "kept": {"hessian_rank_change": -0.1, "weight_l1_change": 0.5, "dormancy_change": -0.1},
@@ -144,7 +144,7 @@ def test_effect_is_named_by_the_difference_in_error(monkeypatch: pytest.MonkeyPa
     assert "| L2 1e-3 | – | – | – | too few seeds | 0 |" in effect_block("l2")
 
 
-def test_sentence_says_what_all_settings_come_to() -> None:
+def test_summary_sentence_of_all_settings() -> None:
     assert sum_up({"hurts": ["c"], "helps": ["a", "b"]}) == "It helps here with a and b; it hurts with c."
     assert sum_up({"no difference seen": ["a"], "diverges": ["b"]}) == (
         "**No help was seen here**: it diverges with b; it makes no difference that was seen with a."

@@ -63,7 +63,7 @@ def test_statement_is_about_a_number_that_its_runs_have(statement: dict) -> None
             assert any(kept.values(label, name) for label in kept.labels) or kept.diverged(statement[key], name), name
 
 
-def test_what_is_lost_and_what_is_kept_do_not_overlap() -> None:
+def test_ranges_of_lost_and_kept_do_not_overlap() -> None:
     """A paper's statements on the growth of the error part at one margin; zero is for an error that falls."""
     margins: dict[str, set[float]] = {}
     for statement in STATEMENTS:
@@ -108,7 +108,7 @@ def test_statement_without_runs_stays_open() -> None:
         ((0.0, 0.0, 0.0), (-0.05, 0.05), "reproduced"),
     ],
 )
-def test_verdict_asks_where_the_whole_interval_lies(
+def test_verdict_depends_on_the_whole_interval(
     values: tuple, claimed: tuple | None, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = make_kept({"a": {seed: {"x": value} for seed, value in enumerate(values)}})
@@ -118,16 +118,14 @@ def test_verdict_asks_where_the_whole_interval_lies(
 
 
 @pytest.mark.parametrize(("left", "seen"), [(3, "+0.2100 ± 0.0248, 3 seeds"), (1, "+0.2000, 1 seeds"), (0, "no seed")])
-def test_nothing_is_decided_by_the_runs_that_did_not_diverge(
-    left: int, seen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_diverged_run_leaves_the_statement_undecided(left: int, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = {"a": {seed: {"x": 0.2 + 0.01 * seed} for seed in range(left)}}
     monkeypatch.setattr(statements, "load_kept", lambda name: make_kept(numbers, bad=2))
     assert judge({"recipe": "r", "label": "a"}) == ("not decided", f"{seen}, 2 diverged")
     assert judge({"recipe": "r", "label": "a", "claimed": (0.5, 1.0)})[0] == "not decided"
 
 
-def test_only_runs_that_diverged_where_a_number_is_from_keep_it_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_diverged_runs_behind_the_number_leave_it_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     told = {"setting_1": 0.2, "x": 0.2}  # of the second setting, which has diverged, there is nothing
     numbers = {"a": {seed: {name: value + 0.01 * seed for name, value in told.items()} for seed in range(3)}}
     monkeypatch.setattr(statements, "load_kept", lambda name: Kept("x", {}, ["a"], numbers, {"a": [0, 1]}, {"a": 0}))
@@ -137,7 +135,7 @@ def test_only_runs_that_diverged_where_a_number_is_from_keep_it_undecided(monkey
     assert verdicts["setting_2"] == verdicts["setting_range"] == ("not decided", "no seed, 1 diverged")
 
 
-def test_labels_of_two_recipes_are_compared_seed_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_of_two_recipes_are_paired_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {
         "one": make_kept({"a": {seed: {"x": 0.5 + 0.1 * seed} for seed in range(4)}}),
         "other": make_kept({"a": {seed: {"x": 0.2 + 0.1 * seed + 0.01 * (seed % 2)} for seed in range(1, 4)}}),
@@ -171,7 +169,7 @@ def test_summary_counts_every_statement_and_lists_what_failed(monkeypatch: pytes
     assert found_block("not-reproduced") == f"- {SECTIONS[first['paper']]}, {first['claim']}: -1"
 
 
-def test_statement_that_is_not_counted_is_shown_in_parentheses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncounted_statements_are_in_parentheses(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"paper": "P0", "claim": "as printed", "recipe": "r"}
     known = [said, said | {"claim": "another reading", "counted": False}]
     monkeypatch.setattr(statements, "load_statements", lambda: known)
