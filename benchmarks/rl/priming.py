@@ -41,12 +41,12 @@ SETTINGS: dict[str, Any] = {
     "exploration_final_eps": 0.05,
 }
 
-Make = Callable[[nn.Module], list[pliant.Method]]
-CONDITIONS: dict[str, Make | None] = {
+CONDITIONS: dict[str, Callable[[nn.Module, int], list[pliant.Method]] | None] = {
     "unprimed": None,
     "primed": None,
-    "fire": lambda network: [pliant.FIRE(network, optimizer_state="reset")],
-    "full_reset": lambda network: [pliant.FullReset(network)],
+    "fire": lambda network, seed: [pliant.FIRE(network, optimizer_state="reset")],
+    # A stream of its own: the agent's seed would draw the weights that it had at first.
+    "full_reset": lambda network, seed: [pliant.FullReset(network, seed=1000 + seed)],
 }
 
 
@@ -71,7 +71,7 @@ def go_on(model: DQN, condition: str, seed: int) -> dict[str, Any]:
     started = time.time()
     set_random_seed(seed)
     make = CONDITIONS[condition]
-    callback = None if make is None else PliantCallback(make, at=[FIRST])
+    callback = None if make is None else PliantCallback(lambda network: make(network, seed), at=[FIRST])
     model.learn(STEPS, callback=callback, reset_num_timesteps=False)
     (env,) = model.get_env().envs
     ends, returns = np.cumsum(env.get_episode_lengths()), np.array(env.get_episode_rewards())
