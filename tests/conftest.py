@@ -1,6 +1,7 @@
 """What all tests share: the same random numbers in every run, alone or beside the others."""
 
 import atexit
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -34,6 +35,41 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["PLIANT_CACHE"])
     for entry in decoded:
         Path(os.environ["PLIANT_CACHE"], entry.name).symlink_to(entry.resolve())
+
+FRAMEWORKS = {  # by what tests/integrations/conftest.py does not collect without them
+    "accelerate": "test_transformers.py",
+    "lightning": "test_lightning.py",
+    "sb3_contrib": "test_stable_baselines3.py",
+    "trackio": "test_loggers.py",
+    "torchrl": "test_torchrl.py",
+}
+
+
+IMPORTERS = {
+    "lightning": ["pliant.integrations.lightning"],
+    "sb3_contrib": [
+        "pliant.integrations.stable_baselines3",
+        "pliant.integrations._agents",
+        "benchmarks.rl.priming",
+    ],
+}
+
+
+def missing_frameworks() -> list[str]:
+    return [name for name in FRAMEWORKS if importlib.util.find_spec(name) is None]
+
+
+def can_import(module: str) -> bool:
+    """Return whether the framework that a module imports is installed."""
+    return not any(module in IMPORTERS.get(name, ()) for name in missing_frameworks())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if missing := missing_frameworks():
+        terminalreporter.write_line(
+            f"not run here: tests of {', '.join(missing)} (not installed): make setup", red=True
+        )
+
 
 torch.manual_seed(0)  # For what a test module draws while it is imported.
 

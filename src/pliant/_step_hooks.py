@@ -19,6 +19,16 @@ Hook = Callable[[Optimizer, Any, Any], Any]
 _STEP: CodeType = Optimizer.profile_hook_step(lambda: None).__code__
 """The code of a step that torch has wrapped."""
 
+_WRAPPING = ("accelerate", "lightning", "pytorch_lightning", "lightning_fabric")
+"""Packages that wrap optimizers and have the wrapped one as `.optimizer`."""
+
+
+def unwrap_optimizer(optimizer: Any) -> Any:
+    """Return the optimizer inside the wrappers of Accelerate and Lightning, which call its step."""
+    while any(cls.__module__.split(".")[0] in _WRAPPING for cls in type(optimizer).__mro__):
+        optimizer = optimizer.optimizer
+    return optimizer
+
 
 def before_step(optimizer: Optimizer, hook: Hook) -> RemovableHandle:
     """Call a hook once before each step."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pliant._step_hooks import after_step, before_step
+from pliant._step_hooks import after_step, before_step, unwrap_optimizer
 from pliant._validation import check_choice, check_number, check_positive_int
 from pliant.diagnostics import measures as registry
 from pliant.diagnostics.batches import LossFn, gather
@@ -79,6 +79,8 @@ class Monitor:
         samples: How many samples to take from a loader.
         statistics: What BatchNorm layers normalize the probe batch with; see `pliant.diagnose`.
         on_record: Called with every record.
+        log: `log(values, step)` receives the values of every record, keyed `monitor/measure/layer`: `wandb.log`,
+            `trackio.log` and `mlflow.log_metrics` fit as they are.
 
     Raises:
         ValueError: If an argument is out of range, or a need of a named measure is not met.
@@ -108,6 +110,7 @@ class Monitor:
         samples: int = 256,
         statistics: Statistics = "batch",
         on_record: Callable[[Record], None] | None = None,
+        log: Callable[[dict[str, float], int], object] | None = None,
     ) -> None:
         check_positive_int("every", every)
         if budget is not None:
@@ -120,6 +123,7 @@ class Monitor:
         self.reference = reference
         self.statistics: Statistics = statistics
         self.on_record = on_record
+        self.log = log
         self.records: list[Record] = []
         self.skipped: dict[str, str] = {}
         self.notes: dict[str, str] = {}
@@ -140,6 +144,7 @@ class Monitor:
     def attach(self, optimizer: Optimizer) -> Self:
         """Continue with another optimizer, and keep the records."""
         self.detach()
+        optimizer = unwrap_optimizer(optimizer)
         self._handles = [
             before_step(optimizer, self._before_step),
             after_step(optimizer, self._after_step),
@@ -316,6 +321,8 @@ class Monitor:
         self._cost = record.seconds if not self._cost else (self._cost + record.seconds) / 2
         if self.on_record is not None:
             self.on_record(record)
+        if self.log is not None:
+            self.log({f"monitor/{key}": value for key, value in record.values.items()}, record.step)
 
     def _take(self, chosen: Sequence[Measure], probe: Probe, other: Probe | None) -> dict[str, Values]:
         taken = take(chosen, probe, other)

@@ -22,7 +22,8 @@ from pliant.anatomy.plan import Block, BlockTensors
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, check_timing, count_step, found_inf_of, is_due
 from pliant.methods._core.filters import Filter
-from pliant.methods._core.method import Batches, LossFunction, Receipt
+from pliant.methods._core.method import Batches, LossFunction, Receipt, Targets
+from pliant.methods._core.surgery import check_targets, copy_targets_
 
 
 def follow_(tortoise: Sequence[Tensor], hare: Sequence[Tensor], weight: float, found_inf: Tensor | None = None) -> None:
@@ -106,14 +107,26 @@ class HareTortoise(AfterStep):
             self._go_back(names, None)
 
     def apply(
-        self, *optimizers: Optimizer, batches: Batches | None = None, loss_fn: LossFunction | None = None
+        self,
+        *optimizers: Optimizer,
+        batches: Batches | None = None,
+        loss_fn: LossFunction | None = None,
+        targets: Targets = (),
     ) -> Receipt:
-        """Let the hare go back to the tortoise now. The arguments are not used, and optimizers keep their state.
+        """Let the hare go back to the tortoise now. Optimizers keep their state.
 
         If the method is attached, only parameters of attached optimizers change: the tortoise follows only those.
+
+        Args:
+            optimizers: Not used.
+            batches: Not used.
+            loss_fn: Not used.
+            targets: Pairs of a network and the target network that follows it. Each target becomes a copy.
         """
+        check_targets(targets)
         returns = self.returns
         self._go_back(self._served(), None)
+        copy_targets_(targets)
         receipt = self._make_receipt()
         if self.returns == returns:
             warn_user("hare_tortoise.apply() changed nothing: what it would change is frozen")

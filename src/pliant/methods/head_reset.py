@@ -3,7 +3,7 @@
 The head is the fully connected tail of a convolutional network, or the last layer of a fully connected network.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import nn
@@ -64,5 +64,17 @@ class HeadReset(FullReset):
             head = find_head(model, example)
         self.head = check_modules("head", model, head)
         ours = {id(p) for name in self.head for p in model.get_submodule(name).parameters()}
+        _check_not_tied(model, self.head, ours)
         super().__init__(model, optimizer_state=optimizer_state, init=init, seed=seed, where=lambda _, p: id(p) in ours)
         self._bare = bare_modules(model, self.head)
+
+
+def _check_not_tied(model: nn.Module, head: Sequence[str], parameters: Collection[int]) -> None:
+    """Raise a ValueError if a module outside the head holds a parameter of the head, as an embedding may."""
+    for name, module in model.named_modules():
+        inside = any(name == top or name.startswith(top + ".") for top in head)
+        if not inside and any(id(p) in parameters for p in module.parameters(recurse=False)):
+            raise ValueError(
+                f"head: {', '.join(head)} shares a parameter with {name!r}, which a reset would draw anew too; "
+                "name other modules with head=[module names], or untie the weights"
+            )

@@ -20,7 +20,7 @@ from pliant._validation import check_number, check_seed
 from pliant.anatomy.units import UnitGroup
 from pliant.methods._core.attachment import check_timing, is_due
 from pliant.methods._core.filters import Filter
-from pliant.methods._core.initial import Init, check_redrawable, draw_fresh, seeded
+from pliant.methods._core.initial import Init, check_redrawable, draw_fresh, library_init, seeded
 from pliant.methods._core.recycler import Activity, Recycler
 
 
@@ -88,7 +88,8 @@ class ReDo(Recycler):
                 mean_size = self._sums[group.name].mean(activity.total_size, activity.entries)
                 chosen = dormancy_scores(mean_size) <= self.tau
                 path, _, leaf = group.weight.tensor.rpartition(".")
-                self._make_anew(group.name, chosen, draw_fresh(self.model.get_submodule(path), self.init)[leaf])
+                fresh = draw_fresh(self.model.get_submodule(path), self.init or library_init(self.model, path))
+                self._make_anew(group.name, chosen, fresh[leaf])
                 self._chosen[group.name] = chosen
         # Only after all draws: a later layer's draw must not overwrite these zeros.
         for name, chosen in self._chosen.items():

@@ -22,6 +22,45 @@ def reset_function(module: nn.Module) -> Callable[[], object] | None:
     return function if callable(function) else None
 
 
+def library_init(model: nn.Module, path: str | None = None) -> Init | None:
+    """Return how Hugging Face transformers initialize a model, or one of its layers; None if it is not theirs.
+
+    Their models draw weights in `_init_weights(module)` from `config`, and leave alone what has the flag
+    `_is_hf_initialized`. A nested model of theirs initializes its own modules.
+
+    Args:
+        model: The model.
+        path: The layer that is to be initialized; the whole model if None.
+    """
+    roots = {name: module for name, module in model.named_modules() if _is_of_transformers(module)}
+    if path is None:
+        return _init_transformers if roots else None
+    above = [name for name in roots if name == "" or path == name or path.startswith(name + ".")]
+    return partial(_init_transformers, root=roots[max(above, key=len)]) if above else None
+
+
+def _is_of_transformers(module: nn.Module) -> bool:
+    return callable(getattr(module, "_init_weights", None)) and hasattr(module, "config")
+
+
+@torch.no_grad()
+def _init_transformers(module: nn.Module, root: nn.Module | None = None) -> None:
+    """Initialize what belongs to models of transformers, children before their parents.
+
+    Args:
+        module: The module.
+        root: The model that it belongs to; itself, or the models in it, if None.
+    """
+    root = module if _is_of_transformers(module) else root
+    for child in module.children():
+        _init_transformers(child, root)
+    if root is not None:
+        for tensor in (*module.parameters(), *module.buffers()):
+            if hasattr(tensor, "_is_hf_initialized"):
+                del tensor._is_hf_initialized
+        root._init_weights(module)  # type: ignore[operator]
+
+
 def check_redrawable(model: nn.Module, init: Init | None, parameters: Iterable[str], *, whole: bool = True) -> None:
     """Raise a ValueError if one of these parameters cannot be re-drawn, or if the model cannot be copied.
 
@@ -32,6 +71,13 @@ def check_redrawable(model: nn.Module, init: Init | None, parameters: Iterable[s
         whole: Whether the whole model is re-drawn, not only some of its modules.
     """
     names = list(parameters)
+    if init is None and whole:
+        init = library_init(model)
+    if init is None and not whole:
+        known = {name: library_init(model, name.rpartition(".")[0]) for name in names}
+        for name in [name for name in names if known[name] is not None]:
+            check_redrawable(model, known[name], [name], whole=False)
+        names = [name for name in names if known[name] is None]
     if init is None:
         _check_resets(model, names)
         if whole:
@@ -143,6 +189,7 @@ def draw_fresh(model: nn.Module, init: Init | None = None) -> dict[str, Tensor]:
         init: A function that initializes a model in place, after each module's own `reset_parameters`. If it is given,
             a `reset_parameters` that fails is ignored.
     """
+    init = init or library_init(model)
     fresh = _copy(model, type(model).__name__)
     for parameter in fresh.parameters():
         # A draw fills memory in order, so the result must not depend on the memory layout of the weights.

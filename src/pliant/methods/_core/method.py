@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pliant._step_hooks import owners_of_hooks, place_hook
+from pliant._step_hooks import owners_of_hooks, place_hook, unwrap_optimizer
 from pliant._warnings import warn_user
 from pliant.methods._core.attachment import Attachment, check_optimizer, free_slot, warn_of_average
 from pliant.methods._core.filters import Filter, check_not_replaced, learnable_parameters, warn_of_unknown
@@ -31,6 +31,7 @@ from pliant.methods._core.learning_rate import LearningRateSchedule
 
 Kind = Literal["penalty", "after_step", "reinitializer", "recycler", "architecture"]
 Batches = Iterable[tuple[Any, Any]]
+Targets = Sequence[tuple[nn.Module, nn.Module]]
 LossFunction = Callable[[Any, Any], Tensor]
 
 
@@ -134,6 +135,7 @@ class Method(ABC):
         """
         if not optimizers:
             raise ValueError("optimizers: none given; attach() takes one optimizer or more")
+        optimizers = tuple(map(unwrap_optimizer, optimizers))
         for optimizer in optimizers:
             check_optimizer(optimizer)
             if optimizer in self._attachments:
@@ -161,6 +163,7 @@ class Method(ABC):
 
     def detach(self, *optimizers: Optimizer) -> None:
         """Remove the hooks from these optimizers, or from all if none is given."""
+        optimizers = tuple(map(unwrap_optimizer, optimizers))
         for optimizer in optimizers:
             if optimizer not in self._attachments:
                 raise ValueError(f"{self.name} is not attached to this {type(optimizer).__name__}")
@@ -178,7 +181,11 @@ class Method(ABC):
         raise TypeError(f"{self.name} acts when data is new: call apply()")
 
     def apply(
-        self, *optimizers: Optimizer, batches: Batches | None = None, loss_fn: LossFunction | None = None
+        self,
+        *optimizers: Optimizer,
+        batches: Batches | None = None,
+        loss_fn: LossFunction | None = None,
+        targets: Targets = (),
     ) -> Receipt:
         """Act because the data is new: reinitializers do, and Hare & Tortoise."""
         raise TypeError(f"{self.name} acts at every step of an optimizer: call attach() or step()")

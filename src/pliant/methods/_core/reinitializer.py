@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pliant._step_hooks import unwrap_optimizer
 from pliant._validation import check_choice
 from pliant._warnings import warn_user
 from pliant.methods._core.attachment import Attachment, check_optimizer, warn_of_average
 from pliant.methods._core.filters import Filter, check_not_replaced
-from pliant.methods._core.method import Batches, Kind, LossFunction, Method, Receipt
-from pliant.methods._core.surgery import forget_state_
+from pliant.methods._core.method import Batches, Kind, LossFunction, Method, Receipt, Targets
+from pliant.methods._core.surgery import check_targets, copy_targets_, forget_state_
 
 OptimizerState = Literal["keep", "reset"]
 
@@ -44,7 +45,11 @@ class Reinitializer(Method):
 
     @torch.no_grad()
     def apply(
-        self, *optimizers: Optimizer, batches: Batches | None = None, loss_fn: LossFunction | None = None
+        self,
+        *optimizers: Optimizer,
+        batches: Batches | None = None,
+        loss_fn: LossFunction | None = None,
+        targets: Targets = (),
     ) -> Receipt:
         """Act once, because the data is new.
 
@@ -52,10 +57,12 @@ class Reinitializer(Method):
             optimizers: The optimizers of the parameters, in addition to the attached ones.
             batches: The new data as (input, target) pairs, for methods that use it.
             loss_fn: The loss of an output and a target, for methods that use gradients.
+            targets: Pairs of a network and the target network that follows it. Each target becomes a copy.
 
         Returns:
             The receipt: the numbers of changed tensors and entries, and of dropped optimizer tensors.
         """
+        optimizers = tuple(map(unwrap_optimizer, optimizers))
         for optimizer in optimizers:
             check_optimizer(optimizer, "; data goes to batches=")
             if optimizer not in self._attachments:
@@ -66,6 +73,7 @@ class Reinitializer(Method):
                 f"{self.name}.apply() is given no optimizer and attached to none, so no optimizer state was reset; "
                 "pass the optimizer, or set optimizer_state='keep'"
             )
+        check_targets(targets)
         check_not_replaced(self.name, self.model, self.parameters)
         self._check_state(concerned)
         parameters: list[Tensor] = list(self.parameters.values())
@@ -79,6 +87,8 @@ class Reinitializer(Method):
             warn_user(f"{self.name}.apply() changed none of {len(changed)} parameters")
         self._warn_of_unheld(concerned, [name for name, count in zip(self.parameters, changed, strict=True) if count])
         details |= self._treat_state(concerned)
+        if targets:
+            details["targets_copied"] = copy_targets_(targets)
         tensors = sum(count > 0 for count in changed)
         self._receipt = Receipt(self.name, "reinitialize", tensors, sum(changed), details)
         return self._receipt

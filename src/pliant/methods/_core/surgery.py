@@ -1,9 +1,9 @@
 """Write slices of weights and of optimizer state; no other module does."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
 from torch.utils._pytree import tree_leaves
 
@@ -152,3 +152,29 @@ def _averages(
                 )
             found.append((optimizer, key, value))
     return found
+
+
+def check_targets(targets: Iterable[tuple[nn.Module, nn.Module]]) -> None:
+    """Raise a ValueError if a target network cannot become a copy of its network."""
+    for network, target in targets:
+        ours, theirs = network.state_dict(), target.state_dict()
+        different = [name for name in {**ours, **theirs} if _shape(ours, name) != _shape(theirs, name)]
+        if different:
+            raise ValueError(
+                f"targets: {different[0]!r} is {_shape(ours, different[0])} in the network and "
+                f"{_shape(theirs, different[0])} in its target; each pair is (network, target)"
+            )
+
+
+def _shape(state: Mapping[str, Tensor], name: str) -> str:
+    return f"of shape {tuple(state[name].shape)}" if name in state else "missing"
+
+
+def copy_targets_(targets: Iterable[tuple[nn.Module, nn.Module]]) -> int:
+    """Copy each network into its target, buffers included; return how many tensors that were."""
+    copied = 0
+    for network, target in targets:
+        state = network.state_dict()
+        target.load_state_dict(state)
+        copied += len(state)
+    return copied

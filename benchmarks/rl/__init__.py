@@ -1,0 +1,1 @@
+"""Experiments with reinforcement learning, each a script that continues where it stopped."""

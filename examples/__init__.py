@@ -1,0 +1,1 @@
+"""Short scripts that run, one a use."""

@@ -1,0 +1,5 @@
+"""Tests of a framework that is not installed are not collected; the last line of the output says so."""
+
+from tests.conftest import FRAMEWORKS, missing_frameworks
+
+collect_ignore = [FRAMEWORKS[name] for name in missing_frameworks()]

@@ -1,0 +1,23 @@
+"""The code of the page about frameworks runs as it stands there."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "howto-frameworks.md"
+BLOCKS = dict(re.findall(r"^```python needs=(\w+)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+
+
+def test_each_framework_has_its_block() -> None:
+    assert list(BLOCKS) == ["accelerate", "lightning", "stable_baselines3"]
+
+
+@pytest.mark.parametrize("package", [name for name in BLOCKS if importlib.util.find_spec(name)])
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's advice on workers
+def test_code_runs(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "page"}
+    exec(compile(BLOCKS[package], str(PAGE), "exec"), namespace)
+    assert namespace["callback"].receipts

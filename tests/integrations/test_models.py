@@ -1,0 +1,82 @@
+"""Every method on tiny models of transformers: it runs, or raises the error that the docs' table shows."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import pliant
+from pliant import methods
+from tests.integrations.language_models import IDS, MODELS, gpt2
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "howto-frameworks.md"
+ROW = re.compile(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", re.MULTILINE)
+TABLE = {name: {"gpt2": gpt2, "llama": llama} for name, gpt2, llama in ROW.findall(PAGE.read_text())}
+
+
+def loss(output: Any, ids: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(output.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def use(name: str, model: nn.Module) -> None:
+    method = methods.create(name, model, example={"input_ids": IDS[:2]}, seed=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    method.attach(optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss(model(input_ids=IDS[:4]), IDS[:4]).backward()
+        optimizer.step()
+    if method.kind == "reinitializer":
+        data = {"batches": [({"input_ids": IDS[:4]}, IDS[:4])], "loss_fn": loss} if name == "dash" else {}
+        assert method.apply(**data).entries
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", methods.names())
+def test_every_method_runs_or_raises_what_the_table_says(name: str, model: str) -> None:
+    said = TABLE[name][model]
+    if said == "runs":
+        use(name, MODELS[model]())
+    else:
+        with pytest.raises(ValueError, match=re.escape(said.strip("`"))):
+            use(name, MODELS[model]())
+
+
+def test_full_reset_draws_as_transformers_do() -> None:
+    """GPT-2 scales the projections back into the residual stream down; torch's own draw of a Linear is wider."""
+    model = gpt2()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(3.0)
+    for module in model.modules():
+        module._is_hf_initialized = True
+    pliant.FullReset(model, seed=0).apply()
+    block, scale = model.transformer.h[0], model.config.initializer_range
+    assert block.mlp.c_fc.weight.std() == pytest.approx(scale, rel=0.2)
+    assert block.mlp.c_proj.weight.std() == pytest.approx(scale / 2, rel=0.2)
+    assert not block.mlp.c_fc.bias.any()
+    assert (block.ln_1.weight == 1).all()
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert model.transformer.wte.weight.std() == pytest.approx(scale, rel=0.2)
+
+
+def test_redo_draws_as_transformers_do() -> None:
+    model = gpt2()
+    redo = pliant.ReDo(model, {"input_ids": IDS[:2]}, every=1, tau=100.0, seed=0)  # every unit counts as dormant
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    redo.attach(optimizer)
+    loss(model(input_ids=IDS[:4]), IDS[:4]).backward()
+    optimizer.step()
+    weight = model.transformer.h[0].mlp.c_fc.weight
+    assert weight.std() == pytest.approx(model.config.initializer_range, rel=0.2)
+    assert not model.transformer.h[0].mlp.c_proj.weight.any()
+
+
+def test_a_tied_head_is_not_reset_into_the_embedding() -> None:
+    with pytest.raises(ValueError, match=r"head: lm_head shares a parameter with 'transformer\.wte'"):
+        pliant.HeadReset(gpt2(), {"input_ids": IDS[:2]})
