@@ -52,4 +52,6 @@ def test_tensorboard(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     found = [(event.step, event.value) for event in events.Scalars("monitor/weight_l2")]
-    assert found == pytest.approx(monitor.to_dict()["weight_l2"])
+    expected = monitor.to_dict()["weight_l2"]
+    assert [step for step, _ in found] == [step for step, _ in expected]
+    assert [value for _, value in found] == pytest.approx([value for _, value in expected])

@@ -139,7 +139,9 @@ class Decided(TiedToEmbedding):
 def test_tied_weights_with_two_initializers_warn() -> None:
     model = TiedToEmbedding()
     message = "'embed.weight' is shared by Embedding 'embed' and Linear 'head', which .* the last of them .* pass init="
-    for make in (FullReset, lambda m: HeadReset(m, head=["head"]), lambda m: ShrinkPerturb(m, toward="fresh")):
+    with pytest.raises(ValueError, match="head: head shares a parameter with 'embed', which a reset would draw anew"):
+        HeadReset(model, head=["head"])
+    for make in (FullReset, lambda m: ShrinkPerturb(m, toward="fresh")):
         with pytest.warns(UserWarning, match=message) as caught:
             make(model)
         assert len(caught) == 1
