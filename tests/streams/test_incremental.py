@@ -1,6 +1,7 @@
 """Single task, warm start, chunks and class-incremental streams."""
 
 import pytest
+import torch
 
 from pliant import streams
 from pliant.data.dataset import Dataset
@@ -25,6 +26,17 @@ def test_warm_start_is_a_part_then_all_data(dataset: Dataset) -> None:
     assert second.changed == {"examples"}
     with pytest.raises(ValueError, match=r"fraction: 1\.5 is not allowed; it must be a number that is in \(0, 1\]"):
         streams.create("warm_start", dataset, fraction=1.5)
+
+
+def test_warm_start_with_wrong_labels(dataset: Dataset) -> None:
+    right, _ = streams.create("warm_start", dataset, seed=1)
+    first, second = streams.create("warm_start", dataset, seed=1, wrong_labels=0.5)
+    assert rows_of(first.train) == rows_of(right.train)
+    assert int((first.train.y != right.train.y).sum()) == round(0.5 * len(right.train))
+    assert int(first.train.y.max()) < dataset.classes
+    assert torch.equal(second.train.y, dataset.train.y)
+    with pytest.raises(ValueError, match="wrong_labels"):
+        streams.create("warm_start", dataset, wrong_labels=1.5)
 
 
 def test_warm_start_with_fraction_1_repeats_the_data(dataset: Dataset) -> None:

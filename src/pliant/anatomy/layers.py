@@ -76,3 +76,9 @@ def classifier_names(layers: Sequence[Layer]) -> tuple[str, ...]:
     if len(names) == len(layers):
         return (names[-1],)
     return tuple(dict.fromkeys(names))
+
+
+def classifier_parameters(model: nn.Module, example: Any) -> set[int]:
+    """Return the identities (`id`) of the classifier's parameters."""
+    modules = [model.get_submodule(name) for name in classifier_names(called_layers(model, example))]
+    return {id(parameter) for module in modules for parameter in module.parameters()}

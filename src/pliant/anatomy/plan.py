@@ -85,6 +85,15 @@ class ScalePlan:
             )
         return self.graph
 
+    def rows_that_follow(self, pulled: Tensor) -> list[int]:
+        """Return the targets that follow at least one pulled wish; the others must not be written at all.
+
+        Args:
+            pulled: For each wish whether it is pulled.
+        """
+        rows: list[int] = self.matrix[:, pulled.cpu()].any(1).nonzero().flatten().tolist()
+        return rows
+
 
 class BlockTensors:
     """The tensors of some blocks, looked up in the model at each use.

@@ -24,7 +24,7 @@ from pliant._names import check_names, keyword_options
 from pliant._step_hooks import before_step
 from pliant._validation import check_number, check_positive_int
 from pliant._warnings import warn_user
-from pliant.anatomy.layers import called_layers, classifier_names
+from pliant.anatomy.layers import classifier_parameters
 from pliant.anatomy.plan import BlockTensors, ScalePlan
 from pliant.anatomy.planning import plan_rescaling
 from pliant.anatomy.verify import drift, run_graph
@@ -122,7 +122,9 @@ class SWR(AfterStep):
         self._rules: dict[tuple[tuple[str, ...], tuple[int, ...]], tuple[list[int], FactorRule]] = {}
         self.initial_norms = self._norms()
         self.lam = torch.tensor(self._resolve(lam, lam_classifier, example, where), dtype=torch.float64)
-        self._warn_of_zero_weights()
+        zero = [name for name, norm in zip(self._weight_names, self.initial_norms.tolist(), strict=True) if norm == 0]
+        if zero:
+            warn_user(f"swr does not pull these weights, because they start as all zero: {', '.join(zero)}")
         self.schedule = LearningRateSchedule(schedule, self._parameter_names)
         self._last: LogFactors | None = None
 
@@ -211,7 +213,7 @@ class SWR(AfterStep):
         }
         if self.plan.drifts and self.plan.graph and all(p.requires_grad for _, p in self._written_parameters):
             details["drift"] = self.measure_drift()
-        tensors, rows = self._written.get(), rows_that_follow(self.plan.matrix, _as_tensor(self._last) != 0)
+        tensors, rows = self._written.get(), self.plan.rows_that_follow(_as_tensor(self._last) != 0)
         names = {self.plan.targets[row].name for row in rows}  # a packed parameter has several blocks
         return Receipt(self.name, "rescale", len(names), sum(tensors[row].numel() for row in rows), details)
 
@@ -230,10 +232,9 @@ class SWR(AfterStep):
                 raise ValueError(
                     "lam_classifier: the classifier is found on an example, which is None; use lam patterns"
                 )
-            tail = [self.model.get_submodule(name) for name in classifier_names(called_layers(self.model, example))]
-            held = {id(parameter) for module in tail for parameter in module.parameters()}
+            tail = classifier_parameters(self.model, example)
             for name, owner in zip(self._weight_names, self._parameter_names, strict=True):
-                if id(self.parameters[owner]) in held:
+                if id(self.parameters[owner]) in tail:
                     strengths[name] = lam_classifier
         return [strengths.get(name, 0.0) * ok for name, ok in zip(self._weight_names, passed, strict=True)]
 
@@ -268,7 +269,7 @@ class SWR(AfterStep):
     def _make_rule(self, names: tuple[str, ...], frozen: tuple[int, ...]) -> tuple[list[int], "FactorRule"]:
         free = [name in names and self.parameters[name].requires_grad for name in self._parameter_names]
         lam = self.lam * torch.tensor(free) * (self.initial_norms > 0).cpu()
-        rows = rows_that_follow(self.plan.matrix, lam > 0)
+        rows = self.plan.rows_that_follow(lam > 0)
         check_not_frozen(
             self.name, [(str(self.plan.targets[row]), p) for row, p in self._written_parameters if row in rows]
         )
@@ -290,11 +291,6 @@ class SWR(AfterStep):
     def __getstate__(self) -> dict[str, Any]:
         # The traced graph belongs to the model that it was traced from.
         return {**super().__getstate__(), "plan": replace(self.plan, graph=None)}
-
-    def _warn_of_zero_weights(self) -> None:
-        names = [name for name, norm in zip(self._weight_names, self.initial_norms.tolist(), strict=True) if norm == 0]
-        if names:
-            warn_user(f"swr does not pull these weights, because they start as all zero: {', '.join(names)}")
 
 
 class FactorRule:
@@ -344,17 +340,6 @@ class FactorRule:
             c_i = rescaling_factor(norm, initial_norm, strength) if norm else 1.0
             log_c.append(math.log(c_i) if 0.0 < c_i < math.inf else 0.0)
         return log_c, [math.exp(sum([entry * log_c[j] for j, entry in row])) for row in self._rows]
-
-
-def rows_that_follow(matrix: Tensor, pulled: Tensor) -> list[int]:
-    """Return the rows of a plan that follow a pulled weight; other tensors must not be written at all.
-
-    Example:
-        >>> rows_that_follow(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), torch.tensor([False, True]))
-        [1, 2]
-    """
-    rows: list[int] = matrix[:, pulled.cpu()].any(1).nonzero().flatten().tolist()
-    return rows
 
 
 def _as_tensor(log_c: LogFactors) -> Tensor:

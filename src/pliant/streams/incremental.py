@@ -8,8 +8,9 @@ from typing import ClassVar
 
 import torch
 
-from pliant._seeding import permutation
+from pliant._seeding import generator, permutation
 from pliant._validation import check_choice, check_number, require_positive
+from pliant.data.dataset import Examples
 from pliant.streams.stream import Stream, Task, some_or_none, split_evenly
 
 
@@ -43,16 +44,19 @@ class WarmStart(Stream):
             does at the boundary.
         first_epochs: Epochs of the first task.
         epochs: Epochs on all data.
+        wrong_labels: The fraction of the first task's labels that are wrong. In the second task all labels are right.
     """
 
     fraction: float = 0.5
     first_epochs: int = 100
     epochs: int = 100
+    wrong_labels: float = 0.0
     paper: ClassVar[str] = "Ash & Adams 2020; Soft weight rescaling, §4.1; FIRE, §4.1 (10 %, 1000 epochs)"
 
     def __post_init__(self) -> None:
         require_positive(first_epochs=self.first_epochs, epochs=self.epochs)
         check_number("fraction", self.fraction, high=1.0, above=True)
+        check_number("wrong_labels", self.wrong_labels, high=1.0)
 
     def __len__(self) -> int:
         return 2
@@ -62,8 +66,17 @@ class WarmStart(Stream):
         if index == 0:
             order = permutation(len(train), "warm_start", self.seed)
             part = order[: max(1, round(self.fraction * len(train)))]
-            return Task(0, train.select(part), test, self.first_epochs, frozenset())
+            return Task(0, self._with_wrong_labels(train.select(part)), test, self.first_epochs, frozenset())
         return Task(1, train, test, self.epochs, self._boundary(1, "examples"))
+
+    def _with_wrong_labels(self, examples: Examples) -> Examples:
+        """Give a random part of the examples another class."""
+        draw = generator("wrong_labels", self.seed)
+        chosen = torch.randperm(len(examples), generator=draw)[: round(self.wrong_labels * len(examples))]
+        y = examples.y.clone()
+        shift = torch.randint(1, max(self.classes, 2), (len(chosen),), generator=draw)
+        y[chosen] = (y[chosen] + shift.to(y.device)) % self.classes
+        return examples.relabel(y)
 
 
 @dataclass(frozen=True)
