@@ -33,7 +33,7 @@ def test_warm_start_with_wrong_labels(dataset: Dataset) -> None:
     first, second = streams.create("warm_start", dataset, seed=1, wrong_labels=0.5)
     assert rows_of(first.train) == rows_of(right.train)
     assert int((first.train.y != right.train.y).sum()) == round(0.5 * len(right.train))
-    assert int(first.train.y.max()) < dataset.classes
+    assert int(first.train.y.max()) < CLASSES
     assert torch.equal(second.train.y, dataset.train.y)
     with pytest.raises(ValueError, match="wrong_labels"):
         streams.create("warm_start", dataset, wrong_labels=1.5)
