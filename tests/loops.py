@@ -26,7 +26,7 @@ def train(
         inputs, labels = zoo.batch(name, seed=100 + step, dtype=dtype)
         if step == new_data_at:
             for method in methods:
-                if method.kind == "reinitializer":
+                if method.acts_on_new_data:
                     method.apply(optimizer, batches=[(inputs, labels)], loss_fn=cross_entropy)
         training_step(model, optimizer, (inputs, labels))
 

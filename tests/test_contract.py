@@ -26,6 +26,7 @@ EAGER: dict[str, dict[str, Any]] = {
     "hare_tortoise": {"every": 2},
     "redo": {"tau": 0.8, "every": 2},
     "continual_backprop": {"rate": 0.2, "maturity": 1},
+    "optimizer_reset": {"every": 4},  # at the time of new data, another method may have reset the state already
 }
 
 # Terms of the batch as a whole: parts of a batch have other features, and the loop's loss scale has to be told.

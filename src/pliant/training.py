@@ -308,7 +308,7 @@ def _act_at_boundary(learner: Learner, task: Task, fresh: Callable[[int], nn.Mod
         learner.model.load_state_dict(fresh(task.index).state_dict())
     elif learner.settings.announce:
         for method in learner.methods:
-            if method.kind == "reinitializer":
+            if method.acts_on_new_data:
                 pairs = batches(task.train, learner.settings.batch_size, _device(learner.model))
                 receipts.append(method.apply(learner.optimizer, batches=pairs, loss_fn=cross_entropy).as_dict())
     if fresh is not None or learner.settings.new_optimizer:

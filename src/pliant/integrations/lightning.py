@@ -81,7 +81,7 @@ class PliantCallback(Callback):  # type: ignore[misc]
         """
         if self._module is None:
             raise ValueError("on_new_data: there is no module yet; call it after fit() has begun, or pass at=[0]")
-        chosen = [method for method in self.methods.values() if method.kind == "reinitializer"]
+        chosen = [method for method in self.methods.values() if method.acts_on_new_data]
         receipts = [method.apply(*self._optimizers, batches=batches, loss_fn=loss_fn) for method in chosen]
         self.receipts += [(self._batches, receipt) for receipt in receipts]
         if receipts:

@@ -99,7 +99,7 @@ class PliantCallback(BaseCallback):  # type: ignore[misc]
         """
         receipts = []
         for name, method in self.methods.items():
-            if method.kind != "reinitializer":
+            if not method.acts_on_new_data:
                 continue
             network = self._networks[name.partition("/")[0]]
             receipt = method.apply(network.optimizer, batches=batches, loss_fn=loss_fn)

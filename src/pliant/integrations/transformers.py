@@ -89,7 +89,7 @@ class PliantCallback(TrainerCallback):  # type: ignore[misc]
         """
         if self._model is None or self._optimizer is None:
             raise ValueError("on_new_data: there is no model yet; call it after train() has begun, or pass at=[0]")
-        chosen = [method for method in self.methods.values() if method.kind == "reinitializer"]
+        chosen = [method for method in self.methods.values() if method.acts_on_new_data]
         receipts = [method.apply(self._optimizer, batches=batches, loss_fn=loss_fn) for method in chosen]
         self.receipts += [(self._step, receipt) for receipt in receipts]
         if receipts:

@@ -18,6 +18,7 @@ from pliant.methods.l2 import L2
 from pliant.methods.l2_init import L2Init
 from pliant.methods.layer_norm import LayerNormInsertion
 from pliant.methods.layerwise import LayerwiseReset
+from pliant.methods.optimizer_reset import OptimizerReset
 from pliant.methods.parseval import ParsevalRegularization
 from pliant.methods.redo import ReDo
 from pliant.methods.registry import MethodInfo, Tunable, create, info, names, options
@@ -52,6 +53,7 @@ __all__ = [
     "LayerwiseReset",
     "Method",
     "MethodInfo",
+    "OptimizerReset",
     "ParsevalRegularization",
     "Penalty",
     "ReDo",

@@ -10,7 +10,7 @@ runs it on mini-batches, which changes the meaning of α. `accumulate` selects b
 does not mention follow the same rule by shape: the rows of an embedding are vectors, and so is a class token.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -24,7 +24,7 @@ from pliant.anatomy.parameters import find_matrices
 from pliant.methods._core.filters import Filter, learnable_parameters, warn_of_computed
 from pliant.methods._core.method import Batches, LossFunction
 from pliant.methods._core.module_hooks import silent_hooks
-from pliant.methods._core.reinitializer import OptimizerState, Reinitializer
+from pliant.methods._core.reinitializer import OptimizerState, Reinitializer, Steps
 from pliant.running import call_with, left_as_it_was
 
 Accumulate = Literal["chunk", "batch"]
@@ -66,6 +66,8 @@ class DASH(Reinitializer):
         optimizer_state: "keep" (as the authors do) or "reset" the moments of the parameters.
         where: Which parameters to shrink; all learnable ones outside torch's norm layers if None. Use it to leave out
             norm layers of your own.
+        at: Steps after which the method acts by itself, counted from 1. It then uses the gradient of that step.
+        every: The number of steps between two actions by itself; None for none.
     """
 
     name = "dash"
@@ -80,6 +82,8 @@ class DASH(Reinitializer):
         chunk_size: int | None = None,
         optimizer_state: OptimizerState = "keep",
         where: Filter | None = None,
+        at: Steps = (),
+        every: int | None = None,
     ) -> None:
         learnable_parameters(model)  # rejects unsuitable parameters before their layers are examined
         norm_parameters = {
@@ -89,6 +93,8 @@ class DASH(Reinitializer):
             model,
             optimizer_state=optimizer_state,
             where=lambda name, p: id(p) not in norm_parameters and (where is None or where(name, p)),
+            at=at,
+            every=every,
         )
         warn_of_computed(self.name, model, self.parameters)
         self.lam = check_number("lam", lam, high=1.0)
@@ -103,14 +109,19 @@ class DASH(Reinitializer):
         self._transposed = {m.parameter for m in find_matrices(model) if m.transposed}
 
     def _reinitialize(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
-        if batches is None or loss_fn is None:
+        free = self._free()
+        found: Iterable[dict[str, Tensor]]
+        if batches is not None and loss_fn is not None:
+            found = self._chunks(batches, loss_fn)
+        elif batches is None and not self.acts_on_new_data:
+            found = [self._gradients(tuple(free))]
+        else:
             missing = "batches" if batches is None else "loss_fn"
             raise ValueError(f"{missing}: None, but dash needs the new data; call apply(batches=…, loss_fn=…)")
-        free = self._free()
         average = {name: torch.zeros_like(p, dtype=wide_dtype(p.dtype)) for name, p in free.items()}
         chunks, reached = 0, set[str]()
         with left_as_it_was(self.model), silent_hooks():
-            for gradients in self._chunks(batches, loss_fn):
+            for gradients in found:
                 chunks += 1
                 reached |= gradients.keys()
                 for name, mean in average.items():

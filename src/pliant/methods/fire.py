@@ -37,7 +37,7 @@ from pliant.methods._core.orthogonal import (
     isometry_deviation,
     orthogonalize,
 )
-from pliant.methods._core.reinitializer import Reinitializer
+from pliant.methods._core.reinitializer import Reinitializer, Steps
 from pliant.methods._core.surgery import forget_state_, map_moments_, zero_moments_
 
 Layers = Literal["auto", "all", "qk"]
@@ -91,6 +91,8 @@ class FIRE(Reinitializer):
         optimizer_state: "reset" the moments of the weights (the paper starts a new optimizer), "keep" them, or
             "rotate" them: if a weight becomes W·T, first moments become M·T and second moments V·(T∘T).
         where: Which of the weights that `layers` selects to act on; all if None.
+        at: Steps after which the method acts by itself, counted from 1.
+        every: The number of steps between two actions by itself; None for none.
 
     Attributes:
         skipped: Weights that FIRE leaves alone although one might expect otherwise: the names of layers whose weight is
@@ -113,6 +115,8 @@ class FIRE(Reinitializer):
         solver: Solver = "auto",
         optimizer_state: Literal["keep", "reset", "rotate"] = "reset",
         where: Filter | None = None,
+        at: Steps = (),
+        every: int | None = None,
     ) -> None:
         self.lam = check_number("lam", lam, high=1.0)
         self.iteration = Iteration(polynomial, iterations)
@@ -133,6 +137,8 @@ class FIRE(Reinitializer):
             model,
             optimizer_state=optimizer_state,
             where=lambda name, p: name in chosen and (where is None or where(name, p)),
+            at=at,
+            every=every,
         )
         self.matrices = [matrix for matrix in found if matrix.parameter in self.parameters]
         self.skipped = computed + unknown

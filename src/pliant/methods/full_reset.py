@@ -12,7 +12,7 @@ from pliant._validation import check_seed
 from pliant.methods._core.filters import Filter
 from pliant.methods._core.initial import Init, bare_modules, check_redrawable, redraw_, seeded
 from pliant.methods._core.method import Batches, LossFunction
-from pliant.methods._core.reinitializer import OptimizerState, Reinitializer
+from pliant.methods._core.reinitializer import OptimizerState, Reinitializer, Steps
 
 
 class FullReset(Reinitializer):
@@ -26,6 +26,8 @@ class FullReset(Reinitializer):
         where: Which parameters to re-draw; all learnable ones if None. Buffers of the modules that own a re-drawn
             parameter, such as running statistics, are reset too. Without `where`, so are the buffers of modules
             without parameters.
+        at: Steps after which the method acts by itself, counted from 1.
+        every: The number of steps between two actions by itself; None for none.
 
     Example:
         >>> def init(model: nn.Module) -> None:
@@ -49,8 +51,10 @@ class FullReset(Reinitializer):
         init: Init | None = None,
         seed: int | None = None,
         where: Filter | None = None,
+        at: Steps = (),
+        every: int | None = None,
     ) -> None:
-        super().__init__(model, optimizer_state=optimizer_state, where=where)
+        super().__init__(model, optimizer_state=optimizer_state, where=where, at=at, every=every)
         check_redrawable(model, init, self.parameters)
         self._bare = bare_modules(model) if where is None else []
         self.init = init

@@ -12,7 +12,7 @@ from pliant._validation import check_modules
 from pliant.anatomy.layers import called_layers, classifier_names
 from pliant.methods._core.filters import learnable_parameters
 from pliant.methods._core.initial import Init, bare_modules
-from pliant.methods._core.reinitializer import OptimizerState
+from pliant.methods._core.reinitializer import OptimizerState, Steps
 from pliant.methods.full_reset import FullReset
 
 
@@ -43,6 +43,8 @@ class HeadReset(FullReset):
         optimizer_state: "reset" (default) or "keep" the moments of the head.
         init: A function that initializes the model in place, run after every module's own `reset_parameters`.
         seed: The seed of a private random stream. None draws from torch's global generators.
+        at: Steps after which the method acts by itself, counted from 1.
+        every: The number of steps between two actions by itself; None for none.
     """
 
     name = "head_reset"
@@ -56,6 +58,8 @@ class HeadReset(FullReset):
         optimizer_state: OptimizerState = "reset",
         init: Init | None = None,
         seed: int | None = None,
+        at: Steps = (),
+        every: int | None = None,
     ) -> None:
         learnable_parameters(model)  # rejects unsuitable parameters before the model is called
         if head is None:
@@ -65,7 +69,15 @@ class HeadReset(FullReset):
         self.head = check_modules("head", model, head)
         ours = {id(p) for name in self.head for p in model.get_submodule(name).parameters()}
         _check_not_tied(model, self.head, ours)
-        super().__init__(model, optimizer_state=optimizer_state, init=init, seed=seed, where=lambda _, p: id(p) in ours)
+        super().__init__(
+            model,
+            optimizer_state=optimizer_state,
+            init=init,
+            seed=seed,
+            where=lambda _, p: id(p) in ours,
+            at=at,
+            every=every,
+        )
         self._bare = bare_modules(model, self.head)
 
 

@@ -21,7 +21,7 @@ from pliant.anatomy.parameters import role_of
 from pliant.methods._core.filters import Filter
 from pliant.methods._core.initial import Init, bare_modules, check_redrawable, redraw_, seeded
 from pliant.methods._core.method import Batches, LossFunction
-from pliant.methods._core.reinitializer import OptimizerState, Reinitializer
+from pliant.methods._core.reinitializer import OptimizerState, Reinitializer, Steps
 
 
 def rescale_to_norm_(weight: Tensor, norm: Tensor) -> None:
@@ -53,6 +53,8 @@ class LayerwiseReset(Reinitializer):
         init: A function that initializes the model in place, run after every module's own `reset_parameters`.
         seed: The seed of a private random stream. None draws from torch's global generators.
         where: Which parameters to touch; all learnable ones if None.
+        at: Steps after which the method acts by itself, counted from 1.
+        every: The number of steps between two actions by itself; None for none.
     """
 
     name = "layerwise"
@@ -68,8 +70,10 @@ class LayerwiseReset(Reinitializer):
         init: Init | None = None,
         seed: int | None = None,
         where: Filter | None = None,
+        at: Steps = (),
+        every: int | None = None,
     ) -> None:
-        super().__init__(model, optimizer_state=optimizer_state, where=where)
+        super().__init__(model, optimizer_state=optimizer_state, where=where, at=at, every=every)
         if blocks is None:
             if example is None:
                 raise ValueError("example: None, and blocks is not given; pass an example input or blocks=[[names], …]")

@@ -20,6 +20,7 @@ from pliant.methods.l2 import L2
 from pliant.methods.l2_init import L2Init
 from pliant.methods.layer_norm import LayerNormInsertion
 from pliant.methods.layerwise import LayerwiseReset
+from pliant.methods.optimizer_reset import OptimizerReset
 from pliant.methods.parseval import ParsevalRegularization
 from pliant.methods.redo import ReDo
 from pliant.methods.shrink import Shrink
@@ -145,6 +146,12 @@ _RECORDS = (
         FullReset,
         "FIRE (2026), §4",
         "re-draw the whole network when data is new: training from scratch",
+    ),
+    MethodInfo(
+        "optimizer_reset",
+        OptimizerReset,
+        "Asadi et al. 2023; Ellis et al. 2024",
+        "reset the optimizer's moments, its step count or both when data is new; the weights stay",
     ),
     MethodInfo(
         "redo",

@@ -18,7 +18,7 @@ from pliant.anatomy.plan import BlockTensors
 from pliant.anatomy.rescaling import analyze
 from pliant.methods._core.filters import Filter, check_not_frozen
 from pliant.methods._core.method import Batches, LossFunction
-from pliant.methods._core.reinitializer import OptimizerState, Reinitializer
+from pliant.methods._core.reinitializer import OptimizerState, Reinitializer, Steps
 
 
 def rescaling_factors(matrix: Tensor, chosen: Tensor, lam: float) -> Tensor:
@@ -49,6 +49,8 @@ class Shrink(Reinitializer):
             not, only the weights shrink and the function changes.
         optimizer_state: "keep" or "reset" the moments of the parameters.
         where: Which weights to shrink; all if None. Parameters that must follow them are rescaled in any case.
+        at: Steps after which the method acts by itself, counted from 1.
+        every: The number of steps between two actions by itself; None for none.
     """
 
     name = "shrink"
@@ -62,8 +64,10 @@ class Shrink(Reinitializer):
         proportional: bool = True,
         optimizer_state: OptimizerState = "keep",
         where: Filter | None = None,
+        at: Steps = (),
+        every: int | None = None,
     ) -> None:
-        super().__init__(model, optimizer_state=optimizer_state)
+        super().__init__(model, optimizer_state=optimizer_state, at=at, every=every)
         self.lam = check_number("lam", lam, high=1.0, below=True)  # 1 would erase the weights
         if example is None:
             raise ValueError(f"example: None, but {self.name} analyzes the model on one; pass an example input")

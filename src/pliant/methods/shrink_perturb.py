@@ -17,7 +17,7 @@ from pliant._validation import check_choice, check_number, check_seed
 from pliant.methods._core.filters import Filter
 from pliant.methods._core.initial import Init, check_redrawable, draw_fresh, draw_normal, seeded
 from pliant.methods._core.method import Batches, LossFunction
-from pliant.methods._core.reinitializer import OptimizerState, Reinitializer
+from pliant.methods._core.reinitializer import OptimizerState, Reinitializer, Steps
 
 Toward = Literal["initial", "fresh", "noise"]
 
@@ -71,6 +71,8 @@ class ShrinkPerturb(Reinitializer):
         seed: The seed of a private random stream. None draws from torch's global generators.
         where: Which parameters to move; all learnable ones if None. Buffers stay. Noise is also added to the padding
             row of an embedding.
+        at: Steps after which the method acts by itself, counted from 1.
+        every: The number of steps between two actions by itself; None for none.
     """
 
     name = "shrink_perturb"
@@ -88,8 +90,10 @@ class ShrinkPerturb(Reinitializer):
         init: Init | None = None,
         seed: int | None = None,
         where: Filter | None = None,
+        at: Steps = (),
+        every: int | None = None,
     ) -> None:
-        super().__init__(model, optimizer_state=optimizer_state, where=where)
+        super().__init__(model, optimizer_state=optimizer_state, where=where, at=at, every=every)
         self.lam = check_number("lam", lam, high=1.0)
         check_choice("toward", toward, get_args(Toward))
         self.toward = toward

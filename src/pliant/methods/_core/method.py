@@ -93,7 +93,8 @@ class Method(ABC):
 
     0: penalties, which only change gradients before the step. After the step: 10 UPGD, which must see the optimizer's
     own move; 20 methods that rescale or clip weights, and hooks of others; 30 Hare & Tortoise, which averages the
-    result; 40 recyclers, so that nothing undoes a renewed unit.
+    result; 40 recyclers, so that nothing undoes a renewed unit; 50 reinitializers with `at` or `every`, which act as
+    `apply()` after the step does.
     """
     saved: ClassVar[tuple[str, ...]] = ()
     """The names of the attributes to save: tensors, dictionaries of tensors, plain numbers."""
@@ -170,6 +171,11 @@ class Method(ABC):
         for optimizer in dict.fromkeys(optimizers) or tuple(self._attachments):
             for handle in self._attachments.pop(optimizer).handles:
                 handle.remove()
+
+    @property
+    def acts_on_new_data(self) -> bool:
+        """Whether the method waits to be told that data is new, by `apply()`."""
+        return False
 
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:

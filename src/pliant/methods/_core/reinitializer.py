@@ -1,4 +1,4 @@
-"""Methods that rewrite parameters when the user says that the data is new."""
+"""Methods that rewrite parameters when the user says that the data is new, or at given steps."""
 
 from __future__ import annotations
 
@@ -9,32 +9,56 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
-from pliant._step_hooks import unwrap_optimizer
-from pliant._validation import check_choice
+from pliant._step_hooks import after_step, unwrap_optimizer
+from pliant._validation import check_choice, check_positive_int
 from pliant._warnings import warn_user
-from pliant.methods._core.attachment import Attachment, check_optimizer, warn_of_average
+from pliant.methods._core.attachment import (
+    Attachment,
+    check_optimizer,
+    count_step,
+    is_due,
+    warn_of_average,
+    was_skipped,
+)
 from pliant.methods._core.filters import Filter, check_not_replaced
 from pliant.methods._core.method import Batches, Kind, LossFunction, Method, Receipt, Targets
 from pliant.methods._core.surgery import check_targets, copy_targets_, forget_state_
 
 OptimizerState = Literal["keep", "reset"]
+Steps = int | Sequence[int]
 
 
 class Reinitializer(Method):
-    """A method that rewrites parameters on `apply()`.
+    """A method that rewrites parameters on `apply()`, or by itself at given steps of the optimizer.
 
     Args:
         model: The model.
         optimizer_state: "keep" or "reset" the optimizers' state of the parameters; a method may offer more choices.
         where: Which parameters the method may touch; all learnable ones if None.
+        at: Steps after which the method acts by itself, counted from 1.
+        every: The number of steps between two actions by itself; None for none. Of several attached optimizers, the
+            steps of the first one count.
     """
 
     kind: ClassVar[Kind] = "reinitializer"
+    order: ClassVar[int] = 50
+    action: ClassVar[str] = "reinitialize"
     optimizer_states: ClassVar[tuple[str, ...]] = get_args(OptimizerState)
 
-    def __init__(self, model: nn.Module, *, optimizer_state: str = "keep", where: Filter | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        optimizer_state: str = "keep",
+        where: Filter | None = None,
+        at: Steps = (),
+        every: int | None = None,
+    ) -> None:
         super().__init__(model, where=where)
+        self.at = check_steps(at)
+        self.every = None if every is None else check_positive_int("every", every)
         check_choice("optimizer_state", optimizer_state, self.optimizer_states)
         self.optimizer_state = optimizer_state
         self._receipt: Receipt | None = None
@@ -76,6 +100,16 @@ class Reinitializer(Method):
         check_targets(targets)
         check_not_replaced(self.name, self.model, self.parameters)
         self._check_state(concerned)
+        tensors, entries, details = self._act(concerned, batches, loss_fn)
+        if targets:
+            details["targets_copied"] = copy_targets_(targets)
+        self._receipt = Receipt(self.name, self.action, tensors, entries, details)
+        return self._receipt
+
+    def _act(
+        self, optimizers: Sequence[Optimizer], batches: Batches | None, loss_fn: LossFunction | None
+    ) -> tuple[int, int, dict[str, Any]]:
+        """Rewrite the parameters and treat the optimizers' state; return the receipt's tensors, entries and details."""
         parameters: list[Tensor] = list(self.parameters.values())
         before = torch._foreach_clone(parameters)
         details = dict(self._reinitialize(batches, loss_fn))
@@ -85,18 +119,19 @@ class Reinitializer(Method):
         changed = [int((old != new).sum()) for old, new in zip(before, parameters, strict=True)]
         if not any(changed):
             warn_user(f"{self.name}.apply() changed none of {len(changed)} parameters")
-        self._warn_of_unheld(concerned, [name for name, count in zip(self.parameters, changed, strict=True) if count])
-        details |= self._treat_state(concerned)
-        if targets:
-            details["targets_copied"] = copy_targets_(targets)
-        tensors = sum(count > 0 for count in changed)
-        self._receipt = Receipt(self.name, "reinitialize", tensors, sum(changed), details)
-        return self._receipt
+        self._warn_of_unheld(optimizers, [name for name, count in zip(self.parameters, changed, strict=True) if count])
+        details |= self._treat_state(optimizers)
+        return sum(count > 0 for count in changed), sum(changed), details
 
     @property
     def receipt(self) -> Receipt | None:
         """What the last `apply()` did."""
         return self._receipt
+
+    @property
+    def acts_on_new_data(self) -> bool:
+        """Whether the method waits for `apply()`; a method with `at` or `every` acts by itself."""
+        return not self.at and self.every is None
 
     def _check_state(self, optimizers: Sequence[Optimizer]) -> None:
         """Raise a ValueError before anything is written if `_treat_state` would fail."""
@@ -128,4 +163,27 @@ class Reinitializer(Method):
 
     def _match(self, optimizer: Optimizer) -> Attachment:
         # An optimizer without any of the parameters is fine here: it has no state to treat.
-        return Attachment.of(optimizer)
+        return Attachment.of(optimizer, self.parameters)
+
+    def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
+        return [] if self.acts_on_new_data else [after_step(optimizer, self._after_step)]
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        slot = self._attachment(optimizer).slot
+        step = count_step(self.steps, slot)
+        if slot == 0 and (step in self.at or is_due(step, self.every)):
+            if was_skipped(optimizer):  # it does not count, and the next step is due instead
+                self.steps[slot] -= 1
+            else:
+                self.apply()
+
+
+def check_steps(at: Steps) -> tuple[int, ...]:
+    """Return the steps, sorted, if they are integers ≥ 1, else raise a ValueError.
+
+    Example:
+        >>> check_steps([50, 10]), check_steps(10)
+        ((10, 50), (10,))
+    """
+    steps = at if isinstance(at, Sequence) and not isinstance(at, str) else [at]
+    return tuple(sorted(check_positive_int("at", step) for step in steps))

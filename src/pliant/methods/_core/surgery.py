@@ -105,6 +105,37 @@ def zero_moments_(optimizers: Iterable[Optimizer], parameter: Tensor, mask: Tens
     return len(moments)
 
 
+_STEP_STARTS = {"step": 0.0, "mu_product": 1.0}
+"""The scalars that count steps: all of torch's optimizers keep `step`, NAdam also a product over the steps."""
+
+
+def reset_steps_(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) -> int:
+    """Let the optimizers' step counts of these parameters start again; moments are kept.
+
+    Args:
+        optimizers: The optimizers. Optimizers that do not hold a parameter are left alone.
+        parameters: The parameters.
+
+    Returns:
+        The number of counts that were written.
+    """
+    chosen, written = list(parameters), 0
+    for optimizer in map(keeper_of, optimizers):
+        for state in (optimizer.state[parameter] for parameter in chosen if parameter in optimizer.state):
+            for key, start in _STEP_STARTS.items():
+                if key in state:
+                    state[key] = state[key].fill_(start) if isinstance(state[key], Tensor) else type(state[key])(start)
+                    written += 1
+    return written
+
+
+def state_tensors(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Return all tensors that the optimizers keep for these parameters."""
+    chosen = list(parameters)
+    states = [keeper.state[p] for keeper in map(keeper_of, optimizers) for p in chosen if p in keeper.state]
+    return [leaf for leaf in tree_leaves(states) if isinstance(leaf, Tensor)]
+
+
 def slice_mask(chosen: Tensor, units: Tensor, dim: int, ndim: int) -> Tensor:
     """Return a mask of the slices of a tensor that belong to chosen units.
 
