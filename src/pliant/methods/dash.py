@@ -21,6 +21,7 @@ from pliant._precision import wide_dtype, widen
 from pliant._validation import check_choice, check_number, check_positive_int
 from pliant.anatomy.layers import NORM_LAYERS
 from pliant.anatomy.parameters import find_matrices
+from pliant.distributed import iterate_together, sum_over_ranks
 from pliant.methods._core.filters import Filter, learnable_parameters, warn_of_computed
 from pliant.methods._core.method import Batches, LossFunction
 from pliant.methods._core.module_hooks import silent_hooks
@@ -146,31 +147,47 @@ class DASH(Reinitializer):
         return {"chunks": chunks, "mean_factors": factors, "unreached": [name for name in free if name not in reached]}
 
     def _chunks(self, batches: Batches, loss_fn: LossFunction) -> Iterator[dict[str, Tensor]]:
-        """Yield the mean gradient of each chunk."""
-        free = self._free()
+        """Yield the mean gradient of each chunk; on several ranks, a chunk holds the batches of all of them."""
         total: dict[str, Tensor] = {}
         examples = 0
-        for batch in batches:
-            if not (isinstance(batch, tuple | list) and len(batch) == 2):
-                raise ValueError(f"batches: holds a {type(batch).__name__}; it must hold pairs of inputs and targets")
-            inputs, targets = batch
-            size = _count_examples(inputs, targets)
-            with torch.enable_grad():
-                # Any other type is a single argument, such as a list from a data loader or a batch of graphs.
-                example = inputs if isinstance(inputs, Tensor | tuple | Mapping) else (inputs,)
-                loss = loss_fn(call_with(self.model, example), targets)
-                sought = free if loss.requires_grad else {}
-                gradients = torch.autograd.grad(loss, list(sought.values()), allow_unused=True) if sought else ()
-            for name, gradient in zip(sought, gradients, strict=True):
-                if gradient is not None:
+        for batch in iterate_together(batches, self.group):
+            size = 0
+            if batch is not None:
+                if not (isinstance(batch, tuple | list) and len(batch) == 2):
+                    raise ValueError(
+                        f"batches: holds a {type(batch).__name__}; it must hold pairs of inputs and targets"
+                    )
+                size = _count_examples(*batch)
+                for name, gradient in self._gradients_on(batch[0], batch[1], loss_fn).items():
                     scaled = widen(gradient) * size
                     total[name] = total[name] + scaled if name in total else scaled
-            examples += size
+            (count,) = sum_over_ranks([torch.tensor(size)], self.group)
+            examples += int(count)
             if self.accumulate == "batch" or (self.chunk_size is not None and examples >= self.chunk_size):
-                yield {name: gradient / examples for name, gradient in total.items()}
+                yield self._mean(total, examples)
                 total, examples = {}, 0
         if examples:
-            yield {name: gradient / examples for name, gradient in total.items()}
+            yield self._mean(total, examples)
+
+    def _gradients_on(self, inputs: Any, targets: Any, loss_fn: LossFunction) -> dict[str, Tensor]:
+        """Return the gradients of the loss on a batch, of the parameters that it reaches."""
+        free = self._free()
+        with torch.enable_grad():
+            # Any other type is a single argument, such as a list from a data loader or a batch of graphs.
+            example = inputs if isinstance(inputs, Tensor | tuple | Mapping) else (inputs,)
+            loss = loss_fn(call_with(self.model, example), targets)
+            sought = free if loss.requires_grad else {}
+            gradients = torch.autograd.grad(loss, list(sought.values()), allow_unused=True) if sought else ()
+        return {name: gradient for name, gradient in zip(sought, gradients, strict=True) if gradient is not None}
+
+    def _mean(self, total: dict[str, Tensor], examples: int) -> dict[str, Tensor]:
+        """Return the mean over the examples of all ranks of the gradients that any rank has."""
+        if self.group is not None:
+            zeros = {name: torch.zeros_like(p, dtype=wide_dtype(p.dtype)) for name, p in self._free().items()}
+            reached = torch.tensor([float(name in total) for name in zeros])
+            *sums, counts = sum_over_ranks([*(zeros | total).values(), reached], self.group)
+            total = {name: each for name, each, n in zip(zeros, sums, counts, strict=True) if n}
+        return {name: gradient / examples for name, gradient in total.items()}
 
 
 def _count_examples(inputs: Any, targets: Any) -> int:

@@ -16,6 +16,8 @@ The method cannot see by what factor the loop multiplies its loss before `backwa
 - 1/2 if two backward passes go through one forward pass, since each adds the term.
 
 In a second derivative the term counts as a constant.
+
+On several ranks, Φ is the batch of all ranks: the features are gathered in the forward pass.
 """
 
 from collections.abc import Callable
@@ -32,6 +34,7 @@ from pliant._step_hooks import before_step
 from pliant._validation import check_modules, check_number
 from pliant._warnings import warn_user
 from pliant.anatomy.layers import called_layers, classifier_names
+from pliant.distributed import Group, gather_rows, rank_count
 from pliant.methods._core.attachment import Attachment, ascending_names, closure_of, count_step, with_closure
 from pliant.methods._core.method import Kind, Method, Receipt
 from pliant.methods._core.module_hooks import ModuleHook, input_of
@@ -100,9 +103,9 @@ class FeatureRankRegularization(Method):
         self._features: Tensor | None = None
         self._warned = False
 
-    def attach(self, *optimizers: Optimizer) -> Self:
+    def attach(self, *optimizers: Optimizer, group: Group | None = None) -> Self:
         """Act on every forward and backward pass in training mode, as long as one of these optimizers exists."""
-        super().attach(*optimizers)
+        super().attach(*optimizers, group=group)
         if self._handle is None:
             self._handle = self._module.register_forward_pre_hook(ModuleHook(self._module, self._see), with_kwargs=True)
         return self
@@ -122,14 +125,14 @@ class FeatureRankRegularization(Method):
         """Return λ(σ₁² − σ_d²) of the last batch of features; 0 before the first one."""
         if self._features is None:
             return torch.zeros(())
-        return self.lam * feature_rank(_as_matrix(self._features))[0]
+        return self.lam * feature_rank(self._features)[0]
 
     @property
     def receipt(self) -> Receipt | None:
         """The term and the norm of its gradient at the last batch of features."""
         if self._features is None:
             return None
-        value, gradient = feature_rank(_as_matrix(self._features))
+        value, gradient = feature_rank(self._features)
         details = {
             "value": self.lam * float(value),
             "gradient_norm": self.lam * float(gradient.norm()),
@@ -185,12 +188,14 @@ class FeatureRankRegularization(Method):
                 f"classifier: {self.classifier!r} takes inputs of shape {tuple(features.shape)}, but features are "
                 "[examples, features] or [examples, tokens, features]; name the linear layer that reads them"
             )
-        self._features = seen = features.detach()
+        seen, mine = gather_rows(_as_matrix(features.detach()), self.group)
+        self._features = seen
 
         def add_gradient(gradient: Tensor) -> Tensor:
             scale = self.loss_scale() if callable(self.loss_scale) else self.loss_scale
-            own = feature_rank(_as_matrix(seen))[1].view(gradient.shape)
-            return gradient + (own * (self.lam * scale)).to(gradient.dtype)
+            own = feature_rank(seen)[1][mine].view(gradient.shape)
+            # The gradients of the parameters are averaged over the ranks; the term's must be summed.
+            return gradient + (own * (self.lam * scale * rank_count(self.group))).to(gradient.dtype)
 
         features.register_hook(add_gradient)
 

@@ -28,6 +28,7 @@ from pliant.anatomy.layers import classifier_parameters
 from pliant.anatomy.plan import BlockTensors, ScalePlan
 from pliant.anatomy.planning import plan_rescaling
 from pliant.anatomy.verify import drift, run_graph
+from pliant.distributed import Group
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, count_step, found_inf_of
 from pliant.methods._core.filters import Filter, Strength, check_not_frozen, resolve_strengths
@@ -128,9 +129,9 @@ class SWR(AfterStep):
         self.schedule = LearningRateSchedule(schedule, self._parameter_names)
         self._last: LogFactors | None = None
 
-    def attach(self, *optimizers: Optimizer) -> Self:
+    def attach(self, *optimizers: Optimizer, group: Group | None = None) -> Self:
         """Rescale after every step of these optimizers, each time the weights that the optimizer holds."""
-        super().attach(*optimizers)
+        super().attach(*optimizers, group=group)
         if not any(owner in a.names for a in self._attachments.values() for owner in self._parameter_names):
             warn_user(
                 f"swr pulls none of the parameters that its optimizers hold, only {', '.join(self._weight_names)}"

@@ -13,8 +13,9 @@ A method acts through the optimizer's own hooks, so any training loop can use it
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 from weakref import WeakKeyDictionary
@@ -25,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pliant._step_hooks import owners_of_hooks, place_hook, unwrap_optimizer
 from pliant._warnings import warn_user
+from pliant.distributed import Group, check_same, find_group, share_seed, unwrap_model
 from pliant.methods._core.attachment import Attachment, check_optimizer, free_slot, warn_of_average
 from pliant.methods._core.filters import Filter, check_not_replaced, learnable_parameters, warn_of_unknown
 from pliant.methods._core.learning_rate import LearningRateSchedule
@@ -84,6 +86,7 @@ class Method(ABC):
         steps: The number of steps of each attached optimizer, in order of attachment. A new optimizer continues the
             count of the one that was detached before it.
         schedule: How the method follows the learning rate.
+        group: The ranks that share the model, since the last `attach()` or `apply()`; None if there is only one.
     """
 
     name: ClassVar[str]
@@ -105,8 +108,14 @@ class Method(ABC):
     takes_complex: ClassVar[bool] = False
     """Whether the method's formula holds for complex parameters too."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = _given_the_inner_model(cls.__init__)  # type: ignore[method-assign]
+
     def __init__(self, model: nn.Module, *, where: Filter | None = None) -> None:
         self.model = model
+        self.group: Group | None = None
         self.parameters = learnable_parameters(model, where)
         for name, parameter in self.parameters.items():
             if parameter.is_complex() and not self.takes_complex:
@@ -120,19 +129,23 @@ class Method(ABC):
         self._told: set[str] = set()
         self._attachments: WeakKeyDictionary[Optimizer, Attachment] = WeakKeyDictionary()
 
-    def attach(self, *optimizers: Optimizer) -> Self:
+    def attach(self, *optimizers: Optimizer, group: Group | None = None) -> Self:
         """Act on every step of these optimizers from now on, each time on the parameters that the optimizer holds.
+
+        On several ranks, all of them call this: they agree on a seed and check that they hold the same values.
 
         Args:
             optimizers: One or more. A loop that makes a new optimizer detaches the old one and attaches the new one. On
                 resuming, attach several optimizers in the same order again, because the order identifies their counts.
+            group: The ranks that train this model together; all ranks if None.
 
         Returns:
             The method itself.
 
         Raises:
             ValueError: If an optimizer is attached already, holds no parameter of the method, or holds one that was
-                cast or moved since construction; or if a parameter was replaced since construction.
+                cast or moved since construction; or if a parameter was replaced since construction; or if a
+                parameter, the state or a setting differs between ranks.
         """
         if not optimizers:
             raise ValueError("optimizers: none given; attach() takes one optimizer or more")
@@ -153,6 +166,7 @@ class Method(ABC):
                 warn_of_average(self.name, optimizer)
             self._warn_of_another(optimizer)
             attachment.frozen = warn_of_unknown(self.name, self.model, self._known, optimizer, self._told)
+        self._agree(group)
         for optimizer, attachment in prepared.items():
             attachment.slot = free_slot(self._attachments.values(), attachment.names)
             attachment.handles = self._register_hooks(optimizer)
@@ -192,6 +206,7 @@ class Method(ABC):
         batches: Batches | None = None,
         loss_fn: LossFunction | None = None,
         targets: Targets = (),
+        group: Group | None = None,
     ) -> Receipt:
         """Act because the data is new: reinitializers do, and Hare & Tortoise."""
         raise TypeError(f"{self.name} acts at every step of an optimizer: call attach() or step()")
@@ -234,6 +249,21 @@ class Method(ABC):
         where = f"attached to {attached}" if attached else "not attached"
         return f"<{type(self).__name__} of {type(self.model).__name__}, {where}, {sum(self.steps)} steps>"
 
+    def _agree(self, group: Group | None) -> None:
+        """Agree with the other ranks on the seed, and check that parameters, state and settings are the same."""
+        self.group = find_group(group)
+        if self.group is None:
+            return
+        if hasattr(self, "seed"):
+            self.seed: int | None = share_seed(self.seed, self.group)
+        settings = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        facts = {**settings, "lam": getattr(self, "lam", None), "parameters": self.parameters, **self._state()}
+        advice = (
+            f"Give all ranks the same model and settings, or make {self.name} after DistributedDataParallel, which "
+            "copies the parameters of rank 0"
+        )
+        check_same(dict(_leaves(facts)), self.group, advice)
+
     def _acts_before(self, owner: object) -> bool:
         """Return whether this method acts before the owner of another hook."""
         return (owner.order if isinstance(owner, Method) else Method.order) > self.order
@@ -256,7 +286,7 @@ class Method(ABC):
         return {name: list(parameter.shape) for name, parameter in self.parameters.items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_attachments": None}
+        return {**self.__dict__, "_attachments": None, "group": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -322,6 +352,25 @@ class Method(ABC):
                 "a copy"
             )
         return attachment
+
+
+def _given_the_inner_model(init: Callable[..., None]) -> Callable[..., None]:
+    """Let a constructor see the model inside DistributedDataParallel or `torch.compile`."""
+
+    @functools.wraps(init)
+    def init_on_inner(self: Method, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+        init(self, unwrap_model(model), *args, **kwargs)
+
+    return init_on_inner
+
+
+def _leaves(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the tensors and plain values of a tree of dictionaries, each with its path."""
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            yield from _leaves(value, f"{path}[{key!r}]" if path else str(key))
+    elif values is None or isinstance(values, Tensor | str | bool | int | float | tuple | list):
+        yield path, values
 
 
 def check_same_shapes(ours: Mapping[str, list[int]], theirs: Mapping[str, list[int]]) -> None:

@@ -23,6 +23,7 @@ from pliant._precision import wide_dtype
 from pliant._step_hooks import after_step
 from pliant._warnings import warn_user
 from pliant.anatomy.units import Reader, Slices, UnitGroup
+from pliant.distributed import Group, sum_over_ranks
 from pliant.methods._core.attachment import Attachment, count_step, was_skipped
 from pliant.methods._core.filters import Filter, check_not_replaced, choose_units, is_linear_or_convolution
 from pliant.methods._core.method import Kind, Method, Receipt
@@ -168,9 +169,9 @@ class Recycler(Method):
         self._stepped: Collection[str] = ()
         self._checked: WeakSet[Optimizer] = WeakSet()
 
-    def attach(self, *optimizers: Optimizer) -> Self:
+    def attach(self, *optimizers: Optimizer, group: Group | None = None) -> Self:
         """Watch the model, and act after every step of these optimizers on the units whose weights they hold."""
-        super().attach(*optimizers)
+        super().attach(*optimizers, group=group)
         self._find_holders()
         for optimizer in optimizers if self._probes else ():
             # Passes before the attachment do not belong to a step of this optimizer.
@@ -359,7 +360,7 @@ class Recycler(Method):
             names: The parameters that the step changed.
             watched: The layers that were watched before the step, with the step counts of their optimizers.
         """
-        seen = {group.name: self._seen.pop(group.name) for group in groups if group.name in self._seen}
+        seen = self._seen_on_all_ranks([group.name for group in groups])
         groups = [group for group in groups if self._is_free(group)]
         self._check_moments(self.optimizers)
         # If several optimizers hold a layer, another one may have used its activity already.
@@ -386,6 +387,24 @@ class Recycler(Method):
                     f"{self.name} is attached to no optimizer that holds {', '.join(unheld)}, parts of units that it "
                     "renews: one that does would go on with what it remembers of the old units; attach it too"
                 )
+
+    def _seen_on_all_ranks(self, names: Sequence[str]) -> dict[str, Activity]:
+        """Return the activity of these layers since the last step, summed over the ranks in one collective."""
+        seen = {name: self._seen.pop(name) for name in names if name in self._seen}
+        if self.group is None:
+            return seen
+        unseen = {name: self._no_activity(name) for name in names if name not in seen}
+        activities = [(seen | unseen)[name] for name in names]
+        parts = [part for a in activities for part in (a.total, a.total_size, torch.as_tensor(a.entries).to(a.total))]
+        sums = sum_over_ranks(parts, self.group)
+        reduced = {name: Activity(*sums[3 * i : 3 * i + 3]) for i, name in enumerate(names)}
+        counts = torch.stack(sums[2::3]).tolist() if sums else []
+        return {name: reduced[name] for name, count in zip(names, counts, strict=True) if count}
+
+    def _no_activity(self, name: str) -> Activity:
+        weight = self._tensor(self.groups[name].weight.tensor)
+        nothing = weight.new_zeros(len(self._watched_at[name].weight.units), dtype=wide_dtype(weight.dtype))
+        return Activity(nothing, nothing, 0)
 
     def _check_not_replaced(self, optimizer: Optimizer) -> None:
         parts = {slices.tensor for group in self.groups.values() for slices in _parts(group)}

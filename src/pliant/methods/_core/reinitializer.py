@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from pliant._step_hooks import after_step, unwrap_optimizer
 from pliant._validation import check_choice, check_positive_int
 from pliant._warnings import warn_user
+from pliant.distributed import Group
 from pliant.methods._core.attachment import (
     Attachment,
     check_optimizer,
@@ -74,6 +75,7 @@ class Reinitializer(Method):
         batches: Batches | None = None,
         loss_fn: LossFunction | None = None,
         targets: Targets = (),
+        group: Group | None = None,
     ) -> Receipt:
         """Act once, because the data is new.
 
@@ -82,6 +84,7 @@ class Reinitializer(Method):
             batches: The new data as (input, target) pairs, for methods that use it.
             loss_fn: The loss of an output and a target, for methods that use gradients.
             targets: Pairs of a network and the target network that follows it. Each target becomes a copy.
+            group: The ranks that train this model together, all of which call this; all ranks if None.
 
         Returns:
             The receipt: the numbers of changed tensors and entries, and of dropped optimizer tensors.
@@ -100,6 +103,7 @@ class Reinitializer(Method):
         check_targets(targets)
         check_not_replaced(self.name, self.model, self.parameters)
         self._check_state(concerned)
+        self._agree(group)
         tensors, entries, details = self._act(concerned, batches, loss_fn)
         if targets:
             details["targets_copied"] = copy_targets_(targets)

@@ -1,0 +1,158 @@
+"""What ranks must refuse, and what they must agree on; every function runs on all ranks of one launch.
+
+    python -m tests.distributed.checks RANK WORLD FOLDER
+
+A function that fails on a rank leaves its traceback in FOLDER/checks.WORLD.RANK.pt.
+"""
+
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+
+from pliant import methods
+from pliant.distributed import gather_rows, iterate_together, sum_over_ranks
+from tests.distributed import networks
+from tests.distributed.cells import Run, make_method
+
+
+def error_of(function: Callable[[], Any]) -> str:
+    """Return the message of the ValueError that a function raises."""
+    try:
+        function()
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("no ValueError")
+
+
+def all_values(values: torch.Tensor) -> list[torch.Tensor]:
+    """Return the values of all ranks."""
+    gathered = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, values)
+    return gathered
+
+
+def assert_replicas(model: nn.Module) -> None:
+    """Assert that the parameters are bit-equal on all ranks."""
+    first, *others = all_values(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    for other in others:
+        assert torch.equal(first, other)
+
+
+def check_initial_values_of_different_seeds_are_an_error() -> None:
+    for name in ("l2_init", "shrink_perturb", "hare_tortoise", "wasserstein"):
+        model = networks.build("mlp", seed=dist.get_rank())
+        made = make_method(name, model, "mlp")
+        DistributedDataParallel(model)  # copies the parameters of rank 0
+        optimizer = SGD(model.parameters(), lr=0.1)
+        message = error_of(lambda made=made, optimizer=optimizer: made.attach(optimizer))
+        assert "['0.weight'] is torch.float64 [" in message, message
+        assert "on rank 0" in message
+        assert "on rank 1" in message
+        assert name in message
+
+
+def check_models_of_different_seeds_are_an_error() -> None:
+    model = networks.build("mlp", seed=dist.get_rank())
+    message = error_of(make_method("fire", model, "mlp").apply)
+    assert "parameters['0.weight']" in message, message
+
+
+def check_different_settings_are_an_error() -> None:
+    for name, settings in (("redo", {"tau": 0.1 * dist.get_rank()}), ("swr", {"lam": 0.1 + 0.1 * dist.get_rank()})):
+        model = networks.build("mlp")
+        made = make_method(name, model, "mlp", **settings)
+        message = error_of(lambda made=made, model=model: made.attach(SGD(model.parameters(), lr=0.1)))
+        assert next(iter(settings)) in message, message
+
+
+def check_different_seeds_are_an_error() -> None:
+    model = networks.build("mlp")
+    message = error_of(make_method("full_reset", model, "mlp", seed=dist.get_rank()).apply)
+    assert "seed is 0 on rank 0 and 1 on rank 1" in message, message
+
+
+def check_unseeded_draws_agree() -> None:
+    for name in methods.names():
+        if "seed" not in methods.options(name):
+            continue
+        torch.manual_seed(dist.get_rank())
+        settings = {"toward": "fresh"} if name == "shrink_perturb" else {}
+        run = Run("ddp", name, "sgd", "mlp", seed=None, **settings)
+        run.method.attach(run.optimizer)
+        run.train(range(4))
+        assert_replicas(run.inner)
+
+
+def check_a_group_of_one_trains_alone() -> None:
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    model = networks.build("mlp", seed=dist.get_rank())
+    made = make_method("l2_init", model, "mlp")
+    made.attach(SGD(model.parameters(), lr=0.1), group=groups[dist.get_rank()])
+    assert made.group is None
+
+
+def check_running_statistics_of_each_rank_return_together() -> None:
+    networks.BatchNorm.synchronized = False
+    run = Run("ddp", "hare_tortoise", "adamw", "cnn_bn")
+    networks.BatchNorm.synchronized = True
+    run.method.attach(run.optimizer)
+    run.train(range(4))  # the last step goes back to the average
+    means = all_values(run.inner.get_buffer("1.running_mean"))
+    assert torch.equal(means[0], means[1])
+    run.method.detach()
+    run.method.attach(run.optimizer)
+
+
+def check_batches_may_be_uneven() -> None:
+    rank = dist.get_rank()
+    data = [networks.batch("mlp", step) for step in range(3)]
+    own = [data[0], data[1]] if rank == 0 else [data[2]]
+    model, alone = networks.build("mlp"), networks.build("mlp")
+    make_method("dash", model, "mlp").apply(batches=own, loss_fn=networks.loss)
+    solo = [dist.new_group([each]) for each in range(dist.get_world_size())][rank]
+    make_method("dash", alone, "mlp").apply(batches=data, loss_fn=networks.loss, group=solo)
+    for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+
+
+def check_sums_rows_and_iteration() -> None:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    group = dist.group.WORLD
+    total, count = sum_over_ranks([torch.full((2, 2), rank, dtype=torch.float32), torch.tensor(3)], group)
+    assert total.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert total.dtype == torch.float32
+    assert count.item() == 3 * world
+    rows, mine = gather_rows(torch.full((rank + 1, 2), float(rank)), group)
+    assert rows[:, 0].tolist() == [0.0, 1.0, 1.0]
+    assert mine == slice(rank, 2 * rank + 1)
+    assert list(iterate_together(range(1 + rank), group)) == ([0, None] if rank == 0 else [0, 1])
+
+
+def main(rank: int, world: int, folder: str) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    place = f"file://{folder}/checks.rendezvous"
+    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    results = {}
+    for name, function in [(name, each) for name, each in globals().items() if name.startswith("check_")]:
+        try:
+            function()
+            results[name] = ""
+        except Exception:
+            results[name] = traceback.format_exc()
+    torch.save(results, Path(folder) / f"checks.{world}.{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
