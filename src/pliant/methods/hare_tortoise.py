@@ -19,7 +19,7 @@ from pliant._precision import widen
 from pliant._validation import check_number
 from pliant._warnings import warn_user
 from pliant.anatomy.plan import Block, BlockTensors
-from pliant.distributed import Group, broadcast_, find_group
+from pliant.distributed import Group, broadcast_
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, check_timing, count_step, found_inf_of, is_due
 from pliant.methods._core.filters import Filter
@@ -124,7 +124,7 @@ class HareTortoise(AfterStep):
             batches: Not used.
             loss_fn: Not used.
             targets: Pairs of a network and the target network that follows it. Each target becomes a copy.
-            group: The ranks that train this model together, all of which call this; all ranks if None.
+            group: The ranks that train this model together, all of which call this; as at `attach()` if None.
         """
         check_targets(targets)
         self._agree(group)
@@ -174,13 +174,13 @@ class HareTortoise(AfterStep):
         names, hare = self._hare(parameters)
         follow_([self.tortoise[name] for name in names], hare, 1 - self.beta, found_inf)
 
-    def _agree(self, group: Group | None) -> None:
-        self._share_buffers(find_group(group))
-        super()._agree(group)
+    def _facts(self) -> dict[str, Any]:
+        self._share_buffers()
+        return super()._facts()
 
-    def _share_buffers(self, group: Group | None) -> None:
+    def _share_buffers(self) -> None:
         """Overwrite averaged buffers, such as running statistics, by those of the first rank, as DDP does."""
-        broadcast_([self.tortoise[name] for name in self._companions], group)
+        broadcast_([self.tortoise[name] for name in self._companions], self.group)
 
     @torch.no_grad()
     def _go_back(self, parameters: tuple[str, ...], found_inf: Tensor | None) -> None:
@@ -188,7 +188,7 @@ class HareTortoise(AfterStep):
         names, hare = self._hare(tuple(name for name in parameters if self.parameters[name].requires_grad))
         if not names:
             return
-        self._share_buffers(self.group)
+        self._share_buffers()
         slow = [self.tortoise[name] for name in names]
         if found_inf is not None:
             slow = [torch.where(found_inf == 0, old, new.to(old)) for old, new in zip(slow, hare, strict=True)]

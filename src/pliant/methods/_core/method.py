@@ -116,6 +116,7 @@ class Method(ABC):
     def __init__(self, model: nn.Module, *, where: Filter | None = None) -> None:
         self.model = model
         self.group: Group | None = None
+        self._given_group: Group | None = None
         self.parameters = learnable_parameters(model, where)
         for name, parameter in self.parameters.items():
             if parameter.is_complex() and not self.takes_complex:
@@ -137,7 +138,7 @@ class Method(ABC):
         Args:
             optimizers: One or more. A loop that makes a new optimizer detaches the old one and attaches the new one. On
                 resuming, attach several optimizers in the same order again, because the order identifies their counts.
-            group: The ranks that train this model together; all ranks if None.
+            group: The ranks that train this model together; all ranks if it was never given.
 
         Returns:
             The method itself.
@@ -251,18 +252,22 @@ class Method(ABC):
 
     def _agree(self, group: Group | None) -> None:
         """Agree with the other ranks on the seed, and check that parameters, state and settings are the same."""
-        self.group = find_group(group)
+        self._given_group = self._given_group if group is None else group
+        self.group = find_group(self._given_group)
         if self.group is None:
             return
         if hasattr(self, "seed"):
             self.seed: int | None = share_seed(self.seed, self.group)
-        settings = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        facts = {**settings, "lam": getattr(self, "lam", None), "parameters": self.parameters, **self._state()}
         advice = (
             f"Give all ranks the same model and settings, or make {self.name} after DistributedDataParallel, which "
             "copies the parameters of rank 0"
         )
-        check_same(dict(_leaves(facts)), self.group, advice)
+        check_same(dict(_leaves(self._facts())), self.group, advice)
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what must be the same on all ranks: parameters, state and public settings."""
+        settings = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return {**settings, "lam": getattr(self, "lam", None), "parameters": self.parameters, **self._state()}
 
     def _acts_before(self, owner: object) -> bool:
         """Return whether this method acts before the owner of another hook."""
@@ -286,7 +291,7 @@ class Method(ABC):
         return {name: list(parameter.shape) for name, parameter in self.parameters.items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_attachments": None, "group": None}
+        return {**self.__dict__, "_attachments": None, "group": None, "_given_group": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

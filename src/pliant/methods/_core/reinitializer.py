@@ -84,7 +84,7 @@ class Reinitializer(Method):
             batches: The new data as (input, target) pairs, for methods that use it.
             loss_fn: The loss of an output and a target, for methods that use gradients.
             targets: Pairs of a network and the target network that follows it. Each target becomes a copy.
-            group: The ranks that train this model together, all of which call this; all ranks if None.
+            group: The ranks that train this model together, all of which call this; as at `attach()` if None.
 
         Returns:
             The receipt: the numbers of changed tensors and entries, and of dropped optimizer tensors.
