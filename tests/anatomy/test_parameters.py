@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from pliant import (
+    DASH,
     FIRE,
     ParsevalRegularization,
     SpectralNormPenalty,
@@ -58,6 +60,39 @@ def test_role_of_every_kind_of_parameter() -> None:
         "recurrent.bias_hh_l0": "shift", "up.weight": "matrix", "up.bias": "shift",
         "value.weight": "matrix", "value.bias": "shift",
     }  # fmt: skip
+
+
+class AnnotatedNorm(nn.Module):
+    """The norm layer of a well-known tutorial, with names of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a_2, self.b_2 = nn.Parameter(torch.ones(4)), nn.Parameter(torch.zeros(4))
+
+
+class NormalPolicy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_std = nn.Parameter(torch.zeros(4))
+
+
+class PreNorm(nn.Module):
+    """A norm layer and what follows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.layer = nn.Parameter(torch.zeros(4)), nn.Linear(4, 4)
+
+
+def test_norm_layers_of_other_libraries() -> None:
+    model = nn.Sequential(LlamaRMSNorm(4), AnnotatedNorm(), NormalPolicy(), PreNorm())
+    roles = {name: role_of(model, name, p) for name, p in model.named_parameters()}
+    assert roles == {
+        "0.weight": "scale", "1.a_2": "scale", "1.b_2": "shift", "2.log_std": None, "3.token": None,
+        "3.layer.weight": "matrix", "3.layer.bias": "shift",
+    }  # fmt: skip
+    chosen = DASH(nn.Sequential(nn.Linear(4, 4), LlamaRMSNorm(4), AnnotatedNorm())).parameters
+    assert list(chosen) == ["0.weight", "0.bias"]
 
 
 def test_roles_of_tensors_that_a_weight_is_computed_from() -> None:

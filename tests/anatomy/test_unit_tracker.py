@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import relu
+from torch.nn.functional import relu, silu
 from transformers.pytorch_utils import Conv1D
 
 from pliant.anatomy import GraphError
@@ -88,6 +88,33 @@ class Mixed(nn.Module):
         return self.three(torch.nn.functional.gelu(self.two(x)).mean(1))
 
 
+class Gated(nn.Module):
+    """A SwiGLU, with a norm layer in it and the gate read once more by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value, self.gate, self.norm = nn.Linear(4, 6), nn.Linear(4, 6), nn.LayerNorm(6)
+        self.head, self.side = nn.Linear(6, 2), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        value, gate = self.value(x), silu(self.norm(self.gate(x)))
+        return self.head(value * gate), self.side(gate)
+
+
+class GatedHalves(nn.Module):
+    """Gates and values from one weight, by hand and by `glu`, and a channel of a convolution that is gated twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.gates, self.more = (nn.Conv2d(2, 3, 3) for _ in range(3))
+        self.packed, self.glu, self.head = nn.Linear(12, 10), nn.Linear(5, 8), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x) * silu(self.gates(x)) * self.more(x).mean((2, 3), keepdim=True)
+        left, right = self.packed(x.flatten(1)).chunk(2, -1)
+        return self.head(nn.functional.glu(self.glu(silu(left) * right)))
+
+
 Case = tuple[Callable[[], nn.Module], Callable[[], Tensor], set[str], set[str]]
 
 CASES: dict[str, Case] = {
@@ -99,6 +126,8 @@ CASES: dict[str, Case] = {
     "rearranged": (Rearranged, lambda: torch.randn(2, 1, 4, 4), {"body"}, {"head"}),
     "two readers": (TwoReaders, lambda: torch.randn(3, 4), {"body", "right"}, {"left", "top"}),
     "norms": (Normed, lambda: torch.randn(2, 1, 6, 6), {"one", "two", "three"}, {"head"}),
+    "gated": (Gated, lambda: torch.randn(3, 4), {"value"}, {"head", "side"}),
+    "gated halves": (GatedHalves, lambda: torch.randn(2, 2, 4, 4), {"body", "packed", "glu"}, {"head"}),
     "resnet": (
         lambda: create("resnet18", (3, 8, 8), 5, width=2),
         lambda: torch.randn(2, 3, 8, 8),
@@ -153,7 +182,7 @@ def test_a_unit_without_its_readers_does_not_change_the_output(case: tuple[nn.Mo
         for reader in group.readers:
             fill(model, reader.weight, chosen, 0.0)
         before = outputs(model, x)
-        made_by = [group.weight, *([group.bias] if group.bias else [])]
+        made_by = [*group.weights, *group.biases]
         # What layer and group norm make of a unit depends on the others, and the other way round; batch norm does not.
         if not any(norm.running_mean is None for norm in group.norms):
             for slices in made_by:
@@ -170,7 +199,7 @@ def test_the_readers_of_a_zero_unit_do_not_change_the_output(case: tuple[nn.Modu
     model, x, units = case
     for group in units.groups:
         chosen = some_of(group)
-        silent = [group.weight, group.bias, *(s for norm in group.norms for s in (norm.weight, norm.bias))]
+        silent = [*group.weights, *group.biases, *(s for norm in group.norms for s in (norm.weight, norm.bias))]
         for slices in silent:
             if slices is not None:
                 fill(model, slices, chosen, 0.0)
@@ -185,9 +214,10 @@ def test_every_reader_changes_the_output(case: tuple[nn.Module, Tensor, UnitGrap
     """Every slice that is said to read a unit does: changing it alone changes an output."""
     model, x, units = case
     for group in units.groups:
-        shift = group.norms[-1].bias if group.norms else group.bias
-        assert shift is not None
-        tensor(model, shift).fill_(3.0)  # wide awake, so that no unit is silent on this input
+        shifts = [group.norms[-1].bias] if group.norms else group.biases
+        for shift in shifts:
+            assert shift is not None
+            tensor(model, shift).fill_(3.0)  # wide awake, so that no unit is silent on this input
     for group in units.groups:
         for reader in group.readers:
             before = outputs(model, x)
@@ -205,6 +235,19 @@ def test_a_channel_feeds_as_many_columns_as_it_has_pixels() -> None:
     (group,) = find_units(model, torch.zeros(1, 1, 4, 4)).groups
     assert group.readers[0].weight.units.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert group.readers[0].weight.dim == 1
+
+
+def test_a_gated_unit_is_the_pair_of_its_rows() -> None:
+    (group,) = find_units(Gated(), torch.zeros(2, 4)).groups
+    assert [slices.tensor for slices in group.weights] == ["value.weight", "gate.weight"]
+    assert [slices.tensor for slices in group.biases] == ["value.bias", "gate.bias"]
+    assert all(slices.units.tolist() == [0, 1, 2, 3, 4, 5] for slices in (*group.weights, *group.biases))
+    body, packed, glu = find_units(GatedHalves(), torch.zeros(2, 2, 4, 4)).groups
+    assert [slices.tensor for slices in body.weights] == ["body.weight", "gates.weight", "more.weight"]
+    assert (packed.count, packed.weight.units.tolist()) == (5, [0, 1, 2, 3, 4] * 2)
+    assert (glu.count, glu.weight.units.tolist()) == (4, [0, 1, 2, 3] * 2)
+    assert packed.is_gated
+    assert body.is_gated
 
 
 def test_permuted_before_flattening() -> None:
@@ -241,13 +284,27 @@ def test_transposed_convolutions() -> None:
     assert (group.count, group.weight.dim, group.readers[0].weight.dim) == (5, 1, 0)
 
 
-class Gated(nn.Module):
+class SqueezeExcite(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.value, self.gate, self.head = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(6, 2)
+        self.body, self.squeeze, self.excite = nn.Conv2d(1, 6, 3), nn.Linear(6, 2), nn.Linear(2, 6)
+        self.head = nn.Linear(6, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.value(x) * torch.sigmoid(self.gate(x)))
+        x = relu(self.body(x))
+        gate = torch.sigmoid(self.excite(relu(self.squeeze(x.mean((2, 3))))))
+        return self.head((x * gate[:, :, None, None]).mean((2, 3)))
+
+
+class GatedByPart(nn.Module):
+    """The second gate multiplies only some of the units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value, self.gate, self.head = nn.Linear(4, 6), nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.value(x)[:, :3] * torch.sigmoid(self.gate(x)))
 
 
 class Stray(nn.Module):
@@ -335,7 +392,8 @@ SKIPPED = {
     "a residual stream": (CASES["resnet"][0], (2, 3, 8, 8), "0", "it is added to other values in 3"),
     "attention": (CASES["vit"][0], (2, 3, 8, 8), "1.attention.key", "it is part of attention in 1.attention"),
     "the output": (zoo.mlp, (2, 12), "4", "it is an output of the model"),
-    "a gate": (Gated, (2, 4), "gate", "it is multiplied by other values in the model"),
+    "a gate of what was read": (SqueezeExcite, (2, 1, 5, 5), "excite", "it is multiplied by other values in the model"),
+    "a gate of a part": (GatedByPart, (2, 4), "value", "it is multiplied by other values in the model"),
     "tied weights": (zoo.TiedMLP, (2, 12), "encode", "it is made by 'encode.weight', which is used more than once"),
     "a tied reader": (zoo.TiedMLP, (2, 12), "middle", "it is read by 'encode.weight', which is used more than once"),
     "a layer used twice": (Twice, (2, 4), "layer", "it is made by 'layer.weight', which is used more than once"),

@@ -202,3 +202,11 @@ def test_on_new_data_needs_a_module() -> None:
 def test_a_method_that_no_optimizer_trains(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no optimizer trains a parameter of the l2"):
         fit(build("automatic"), tmp_path, PliantCallback(lambda module: [pliant.L2(nn.Linear(2, 2))]))
+
+
+def test_a_change_of_the_architecture_comes_too_late(tmp_path: Path) -> None:
+    callback = PliantCallback(lambda module: [pliant.LayerNormInsertion(module.net, EXAMPLE)])
+    with pytest.raises(
+        ValueError, match=r"make: layer_norm changes the layers of the model, .* pass it to the Trainer"
+    ):
+        fit(build("automatic"), tmp_path, callback)

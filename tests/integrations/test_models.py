@@ -1,4 +1,4 @@
-"""Every method on tiny models of transformers: it runs, or raises the error that the docs' table shows."""
+"""Every method under Trainer on tiny language models: it runs, or raises the error that the docs' table shows."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,8 @@ from torch.nn.functional import cross_entropy
 
 import pliant
 from pliant import methods
-from tests.integrations.language_models import IDS, MODELS, gpt2
+from pliant.integrations.transformers import PliantCallback
+from tests.integrations.language_models import IDS, MODELS, gpt2, trainer
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "howto-frameworks.md"
 ROW = re.compile(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", re.MULTILINE)
@@ -22,29 +23,34 @@ def loss(output: Any, ids: torch.Tensor) -> torch.Tensor:
     return cross_entropy(output.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
-def use(name: str, model: nn.Module) -> None:
-    method = methods.create(name, model, example={"input_ids": IDS[:2]}, seed=0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    method.attach(optimizer)
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss(model(input_ids=IDS[:4]), IDS[:4]).backward()
-        optimizer.step()
+def use(name: str, model: nn.Module, folder: Path) -> None:
+    """Train a model under the Trainer, with one method that acts at least once."""
+    callback = PliantCallback(lambda model: methods.create(name, model, example={"input_ids": IDS[:2]}, seed=0))
+    run = trainer(model, folder, callback, max_steps=3)
+    run.train()
+    (method,) = callback.methods.values()
     if method.kind == "reinitializer":
         data = {"batches": [({"input_ids": IDS[:4]}, IDS[:4])], "loss_fn": loss} if name == "dash" else {}
-        assert method.apply(**data).entries
+        (receipt,) = callback.on_new_data(**data)
+        assert receipt.entries
+    else:
+        assert sum(method.steps) == 3
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", methods.names())
-def test_every_method_runs_or_raises_what_the_table_says(name: str, model: str) -> None:
+def test_every_method_runs_or_raises_what_the_table_says(name: str, model: str, tmp_path: Path) -> None:
     said = TABLE[name][model]
     if said == "runs":
-        use(name, MODELS[model]())
+        use(name, MODELS[model](), tmp_path)
     else:
         with pytest.raises(ValueError, match=re.escape(said.strip("`"))):
-            use(name, MODELS[model]())
+            use(name, MODELS[model](), tmp_path)
+
+
+def test_the_table_names_every_method_once() -> None:
+    assert sorted(name for name, *_ in ROW.findall(PAGE.read_text())) == sorted(methods.names())
 
 
 def test_full_reset_draws_as_transformers_do() -> None:

@@ -1,5 +1,6 @@
 """The layers of a model in order of call, found by running an example."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +27,31 @@ class Layer:
 
 
 NORM_LAYERS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-"""Layers whose output does not depend on the scale of their input. Batch and instance norm share `_NormBase`."""
+"""Torch's norm layers, whose output does not depend on the scale of their input. Batch norm is a `_NormBase`."""
 
 WEIGHT_LAYERS = (nn.Linear, _ConvNd)
 """Layers that compute a product of weight and input, plus a bias."""
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Say whether a module is a norm layer: torch's own, or one of another library, such as `LlamaRMSNorm`.
+
+    A module of another class is a norm layer if the class has "Norm" in its name, and the module holds vectors and no
+    other modules.
+
+    Example:
+        >>> class ChannelNorm(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.weight = nn.Parameter(torch.ones(3))
+        >>> [is_norm(module) for module in (nn.BatchNorm1d(3), ChannelNorm(), nn.Linear(3, 3))]
+        [True, True, False]
+    """
+    if isinstance(module, NORM_LAYERS):
+        return True
+    own = list(module.parameters(recurse=False))
+    named = re.search("norm(?!al)", type(module).__name__.lower())  # but not a normal distribution
+    return bool(named and own and all(p.ndim == 1 for p in own) and next(module.children(), None) is None)
 
 
 def called_layers(model: nn.Module, example: Any) -> tuple[Layer, ...]:

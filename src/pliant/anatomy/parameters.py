@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
-from pliant.anatomy.layers import NORM_LAYERS
+from pliant.anatomy.layers import is_norm
 
 Role = Literal["matrix", "scale", "shift"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -48,7 +48,8 @@ def role_of(model: nn.Module, name: str, parameter: Tensor) -> Role | None:
 
     The first rule that applies decides:
 
-    1. A norm layer's bias is a "shift", its other parameters are a "scale".
+    1. A parameter of a norm layer (see `is_norm`) is a "shift" if it is called `shift` or begins with "b" (bias, beta),
+       else a "scale".
     2. A slope of PReLU, a single number, whole numbers, and names with "std", "sigma" (noise) or "logit" (softmax
        temperature) have no role.
     3. Names with "bias" are a "shift". So is a vector called `beta`.
@@ -76,8 +77,8 @@ def role_of(model: nn.Module, name: str, parameter: Tensor) -> Role | None:
         magnitudes = leaf == "original0" and hasattr(module, "original1") and parameter.numel() == max(parameter.shape)
         path, _, leaf = path.rpartition(".")
         module, leaf = model.get_submodule(path.rpartition(".")[0]), "weight_g" if magnitudes else leaf
-    if isinstance(module, NORM_LAYERS):
-        return "shift" if leaf == "bias" else "scale"
+    if is_norm(module):
+        return "shift" if leaf.startswith("b") or leaf == "shift" else "scale"
     whole = not (parameter.is_floating_point() or parameter.is_complex())
     if isinstance(module, nn.PReLU) or parameter.ndim == 0 or whole or re.search("std|sigma|logit", leaf):
         return None

@@ -6,7 +6,10 @@ it, and every weight that reads it after reshapes, pooling and concatenation.
 The tracker replaces values by labels, which say for each entry to which unit it belongs. Each layer gets a range of
 labels, one for each of its units. Calls that move entries are run on the labels.
 
-Some units cannot be renewed alone: units that are added to other values (a residual stream), multiplied by them,
+Two outputs that are multiplied by each other, and by nothing else, are one unit: the gate and the value of a gated
+layer. Their labels become one label from there on.
+
+Some units cannot be renewed alone: units that are added to other values (a residual stream), multiplied by several,
 compared with them (attention) or returned by the model. Their layers are listed with the reason.
 
 The tracker is not a meaning of `walk.Walk`. It shares the operator tables with the walk, but not its rules: the walk
@@ -14,8 +17,8 @@ asks of a call whether it is homogeneous, the tracker whether it is elementwise.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -66,7 +69,8 @@ def find_units(model: nn.Module, example: Example) -> UnitGraph:
     tracker.run()
     return UnitGraph(
         groups=tuple(draft.finished() for draft in tracker.drafts if not draft.reasons),
-        skipped={draft.name: "; ".join(draft.reasons) for draft in tracker.drafts if draft.reasons} | tracker.opaque,
+        skipped={name: "; ".join(draft.reasons) for draft in tracker.drafts if draft.reasons for name in draft.names}
+        | tracker.opaque,
     )
 
 
@@ -74,32 +78,66 @@ def find_units(model: nn.Module, example: Example) -> UnitGraph:
 class _Draft:
     """A layer whose units are being followed. Their labels start at `first`."""
 
-    name: str
+    names: list[str]
     count: int
     first: int
-    weight: Slices
-    bias: Slices | None
+    weights: list[Slices]
+    biases: list[Slices]
     norms: list[Norm] = field(default_factory=list)
     passages: list[Passage] = field(default_factory=list)
     readers: list[Reader] = field(default_factory=list)
     reasons: dict[str, None] = field(default_factory=dict)
 
     def finished(self) -> UnitGroup:
-        """Return the finished record."""
+        """Return the finished record, with the units counted from 0."""
+        present = torch.unique(self.weights[0].units)
         return UnitGroup(
-            name=self.name,
-            count=self.count,
-            weight=self.weight,
-            bias=self.bias,
-            norms=tuple(self.norms),
+            name=self.names[0],
+            count=len(present),
+            weights=tuple(_renumbered(slices, present) for slices in self.weights),
+            biases=tuple(_renumbered(slices, present) for slices in self.biases),
+            norms=tuple(_mapped(norm, lambda slices: _renumbered(slices, present)) for norm in self.norms),
             passages=tuple(self.passages),
-            readers=tuple(self.readers),
+            readers=tuple(replace(reader, weight=_renumbered(reader.weight, present)) for reader in self.readers),
         )
 
     def units(self, labels: Tensor) -> Tensor:
         """Return the unit of each label, −1 for labels of other groups."""
         mine = (labels >= self.first) & (labels < self.first + self.count)
         return torch.where(mine, labels - self.first, -1)
+
+    def join(self, other: "_Draft", units: Tensor) -> None:
+        """Make the units of another layer, or other units of this one, part of this layer's units.
+
+        Args:
+            other: The other layer.
+            units: For each unit of the other layer, the unit of this layer that it becomes a part of.
+        """
+
+        def moved(slices: Slices) -> Slices:
+            return replace(slices, units=torch.where(slices.units < 0, -1, units[slices.units]))
+
+        weights, biases = map(moved, other.weights), map(moved, other.biases)
+        norms = (_mapped(norm, moved) for norm in other.norms)
+        if other is self:
+            self.weights, self.biases, self.norms = list(weights), list(biases), list(norms)
+        else:
+            self.names += other.names
+            self.weights += weights
+            self.biases += biases
+            self.norms += norms
+            self.passages += other.passages
+
+
+def _renumbered(slices: Slices, present: Tensor) -> Slices:
+    """Return slices whose units are counted among those present."""
+    return replace(
+        slices, units=torch.where(slices.units < 0, -1, torch.searchsorted(present, slices.units.contiguous()))
+    )
+
+
+def _mapped(norm: Norm, function: Callable[[Slices], Slices]) -> Norm:
+    return Norm(**{leaf: part and function(part) for leaf, part in vars(norm).items()})
 
 
 _NONE = 0
@@ -119,6 +157,7 @@ class _Tracker:
         self._labels: dict[fx.Node, Any] = {}
         self._layers: set[fx.Node] = set()
         self._next = _NONE + 1
+        self._joined: dict[int, int] = {}
         self._uses = Counter(name for node, name in graph.parameters.items() for _ in node.users)
         self._calls = Counter((graph.module_path(node), graph.operator(node)) for node in graph.nodes)
 
@@ -131,7 +170,7 @@ class _Tracker:
         for draft in self.drafts:
             if not draft.readers and not draft.reasons:
                 draft.reasons["nothing reads it"] = None
-        called = {draft.name for draft in self.drafts} | self.opaque.keys()
+        called = {name for draft in self.drafts for name in draft.names} | self.opaque.keys()
         for path, module in self.graph.model.named_modules():
             if path not in called and isinstance(module, WEIGHT_LAYERS):
                 self.opaque[path] = UNREACHED
@@ -170,8 +209,45 @@ class _Tracker:
             return self._follow_pool(node)
         if name in _POOLING_REDUCTIONS:
             return self._follow_reduction(node)
+        factors = self._factors(node)
+        if factors is not None and self._join(*factors):
+            return self._of_labels(factors[0]).expand(self.graph.shape(node))
         self._flag_inputs(node, self._reason(node))
         return None
+
+    def _factors(self, node: fx.Node) -> tuple[Tensor, Tensor] | None:
+        """Return the labels of the two factors of a product, or None if the call is not a product."""
+        name = self.graph.operator(node)
+        if name == "mul" and len(node.all_input_nodes) == 2:
+            left, right = (self._of(source) for source in node.all_input_nodes)
+            return left, right
+        if name == "glu":
+            left, right = self._of(node.args[0]).chunk(2, self.graph.argument(node, "dim"))
+            return left, right
+        return None
+
+    def _join(self, left: Tensor, right: Tensor) -> bool:
+        """Join units that are multiplied by each other; return False if they are not pairs or were read before."""
+        both = torch.broadcast_tensors(lb.compact(left), lb.compact(right))  # type: ignore[no-untyped-call]
+        pairs = torch.unique(torch.stack(both).flatten(1), dim=1)
+        kept, joined = pairs
+        drafts = [self._drafts_in(labels) for labels in (kept, joined)]
+        if any(len(found) != 1 or found[0].readers or found[0].reasons for found in drafts):
+            return False
+        ((first,), (second,)) = drafts
+        if first.first > second.first:
+            first, second, kept, joined = second, first, joined, kept
+        whole = first is second or len(kept) == first.count == second.count
+        distinct = len(torch.unique(kept)) == len(torch.unique(joined)) == len(kept)
+        if not (whole and distinct) or _NONE in pairs or torch.isin(kept, joined).any():
+            return False
+        units = torch.arange(second.count)
+        units[joined - second.first] = kept - first.first
+        first.join(second, units)
+        if second is not first:
+            self.drafts.remove(second)
+        self._joined |= dict(zip(joined.tolist(), kept.tolist(), strict=True))
+        return True
 
     def _are_alike(self, node: fx.Node) -> bool:
         """Say whether all operands of an elementwise call belong to the same unit, entry by entry."""
@@ -228,11 +304,11 @@ class _Tracker:
         count = self.graph.shape(weight)[out_dim]
         own = torch.arange(count)
         draft = _Draft(
-            name=self._layer_name(path, self.graph.parameters[weight]),
+            names=[self._layer_name(path, self.graph.parameters[weight])],
             count=count,
             first=self._next,
-            weight=Slices(self.graph.parameters[weight], out_dim, own),
-            bias=None if bias is None else Slices(self.graph.parameters[bias], 0, own),
+            weights=[Slices(self.graph.parameters[weight], out_dim, own)],
+            biases=[] if bias is None else [Slices(self.graph.parameters[bias], 0, own)],
         )
         self._next += count
         self._layers.add(node)
@@ -387,8 +463,17 @@ class _Tracker:
     def _of(self, value: Any) -> Tensor:
         labels = self._labels.get(value)
         if isinstance(labels, Tensor):
-            return labels
+            return self._of_labels(labels)
         return lb.uniform(_NONE, self.graph.shape(value))
+
+    def _of_labels(self, labels: Tensor) -> Tensor:
+        """Replace the labels of units that were joined to others since."""
+        if not self._joined:
+            return labels
+        small = lb.compact(labels)
+        known = torch.arange(self._next)
+        known[list(self._joined)] = torch.tensor(list(self._joined.values()))
+        return known[small].expand(labels.shape)
 
     def _has_units(self, value: Any) -> bool:
         labels = self._labels.get(value)

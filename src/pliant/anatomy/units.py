@@ -1,7 +1,8 @@
 """The units of a model: the slices of parameters and buffers that make each unit, normalize it and read it.
 
-A unit is an output of a linear layer or a channel of a convolution. Its *readers* are the layers that multiply it by a
-weight. `pliant.anatomy.unit_tracker.find_units` fills these records.
+A unit is an output of a linear layer or a channel of a convolution. In a gated layer, such as the SwiGLU of LLaMA, two
+outputs are multiplied by each other before anything reads them: they are one unit. The *readers* of a unit are the
+layers that multiply it by a weight. `pliant.anatomy.unit_tracker.find_units` fills these records.
 """
 
 from dataclasses import dataclass
@@ -82,13 +83,13 @@ class Passage:
 
 @dataclass(frozen=True)
 class UnitGroup:
-    """The units of one layer, each of which can be renewed alone.
+    """The units of one layer, or of several that are multiplied by each other. Each unit can be renewed alone.
 
     Attributes:
-        name: The path of the layer.
+        name: The path of the first layer.
         count: The number of units.
-        weight: The slices of the weight that make the units.
-        bias: The slices of the bias; None if the layer has none.
+        weights: The slices of each layer's weight that make the units.
+        biases: The slices of the biases that the layers have.
         norms: The norm layers on the way to the readers.
         passages: The elementwise calls and norm layers on the way to the readers, in order, without dropout.
         readers: The layers that read the units, in order of their call.
@@ -96,11 +97,21 @@ class UnitGroup:
 
     name: str
     count: int
-    weight: Slices
-    bias: Slices | None
+    weights: tuple[Slices, ...]
+    biases: tuple[Slices, ...]
     norms: tuple[Norm, ...]
     passages: tuple[Passage, ...]
     readers: tuple[Reader, ...]
+
+    @property
+    def weight(self) -> Slices:
+        """The slices of the first layer's weight."""
+        return self.weights[0]
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether a unit is the product of several outputs."""
+        return sum(len(slices.units) for slices in self.weights) > self.count
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,16 @@ def attach_to_holders(method: Method, optimizers: Sequence[Optimizer]) -> None:
         method.attach(*missing)
 
 
+def refuse_architecture(methods: Mapping[str, Method]) -> None:
+    """Raise a ValueError if a method changed the layers of a model whose optimizer exists already."""
+    for method in methods.values():
+        if method.kind == "architecture":
+            raise ValueError(
+                f"make: {method.name} changes the layers of the model, but the optimizer holds the old ones; build the "
+                f"model, make {method.name} on it, and then pass it to the Trainer"
+            )
+
+
 def states_of(methods: Mapping[str, Method]) -> dict[str, Any]:
     """Return the state of each method, copied to the CPU."""
     states = {name: method.state_dict() for name, method in methods.items()}

@@ -25,6 +25,7 @@ from pliant.integrations._methods import (
     check_replicable,
     load_states,
     name_methods,
+    refuse_architecture,
     states_of,
 )
 from pliant.methods import Method, Receipt
@@ -94,6 +95,7 @@ class PliantCallback(Callback):  # type: ignore[misc]
         if pl_module is not self._module:
             self._module = pl_module
             self.methods = name_methods(self.make(pl_module))
+            refuse_architecture(self.methods)
             self.monitor = None
         if trainer.world_size > 1:
             check_replicable(self.methods)

@@ -29,6 +29,7 @@ from pliant.integrations._methods import (
     check_replicable,
     load_states,
     name_methods,
+    refuse_architecture,
     states_of,
 )
 from pliant.methods import Method, Receipt
@@ -102,6 +103,7 @@ class PliantCallback(TrainerCallback):  # type: ignore[misc]
         if kwargs["model"] is not self._model:
             self._model = kwargs["model"]
             self.methods = name_methods(self.make(kwargs["model"]))
+            refuse_architecture(self.methods)
             self.monitor = None
         if dist.is_initialized() and dist.get_world_size() > 1:
             check_replicable(self.methods)

@@ -14,6 +14,9 @@ are paid with the mature units of least utility:
 Layers are renewed one after the other, as in the authors' code. A weight between two units that are renewed at the same
 step therefore keeps the value that the later layer draws.
 
+A unit of a gated layer (SwiGLU), which the authors do not treat, is the product of its gate and its value: h is that
+product, and the incoming weights of both are drawn.
+
 The number of mature units is tracked on the host, so that a step without a renewal does not synchronize the device.
 """
 
@@ -29,7 +32,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from pliant._precision import wide_dtype, without_autocast
 from pliant._validation import check_number, check_positive_int, check_seed
-from pliant.anatomy.units import Reader, UnitGroup
+from pliant.anatomy.units import Reader, Slices, UnitGroup
 from pliant.methods._core.filters import Filter
 from pliant.methods._core.initial import seeded
 from pliant.methods._core.recycler import Activity, Recycler, SumByUnit, sum_except
@@ -130,7 +133,7 @@ class ContinualBackprop(Recycler):
         self._outgoing = {name: self._find_outgoing(group) for name, group in self.groups.items()}
         self.seed = check_seed(seed)
         self.draws = 0
-        dtypes = {name: wide_dtype(self._weight(g).dtype) for name, g in self.groups.items()}
+        dtypes = {name: wide_dtype(self._tensor(g.weight.tensor).dtype) for name, g in self.groups.items()}
         self.utilities = {name: torch.zeros_like(n, dtype=dtypes[name]) for name, n in self.renewals.items()}
         # E[h] at each input of the layer where the units are measured.
         self.means = {name: u.new_zeros(len(self._watched_at[name].weight.units)) for name, u in self.utilities.items()}
@@ -229,12 +232,7 @@ class ContinualBackprop(Recycler):
         chosen = least_useful(self.utilities[name] / corrections, ages > self.maturity, count)
         watched = self._watched_at[name]
         self._move_means(group, self.means[name] / _at_inputs(corrections, watched), chosen)
-        weight = self._weight(group)
-        fan_in = weight.numel() // group.count
-        bound = self.gain * (3 / fan_in) ** 0.5
-        # Fill a contiguous tensor, so that the draw does not depend on the weight's memory layout.
-        fresh = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device).uniform_(-bound, bound)
-        self._make_anew(name, chosen, fresh)
+        self._make_anew(name, chosen, [self._draw(weight) for weight in group.weights])
         self._zero_outgoing(name, chosen)
         for average in (self.utilities[name], ages):
             average.masked_fill_(chosen, 0)
@@ -260,8 +258,12 @@ class ContinualBackprop(Recycler):
             if reader.bias is not None and self._tensor(reader.bias).requires_grad:
                 yield reader.bias, torch.ones(1, dtype=torch.bool)
 
-    def _weight(self, group: UnitGroup) -> Tensor:
-        return self._tensor(group.weight.tensor).detach()
+    def _draw(self, slices: Slices) -> Tensor:
+        weight = self._tensor(slices.tensor)
+        fan_in = weight.numel() // weight.shape[slices.dim]
+        bound = self.gain * (3 / fan_in) ** 0.5
+        # Fill a contiguous tensor, so that the draw does not depend on the weight's memory layout.
+        return torch.empty(weight.shape, dtype=weight.dtype, device=weight.device).uniform_(-bound, bound)
 
 
 def _at_inputs(values: Tensor, reader: Reader) -> Tensor:

@@ -109,6 +109,8 @@ class CReLUConversion(Architecture):
         relus = [i for i, passage in enumerate(group.passages) if passage.operator == "relu"]
         if len(relus) != 1:
             return "no ReLU follows it" if not relus else "more than one ReLU follows it"
+        if group.is_gated:
+            return "it is multiplied by a gate, which would have to be widened too"
         relu = group.passages[relus[0]]
         if not replaceable(model, relu):
             return "its ReLU is not a module of its own"

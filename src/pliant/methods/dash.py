@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from pliant._precision import wide_dtype, widen
 from pliant._validation import check_choice, check_number, check_positive_int
-from pliant.anatomy.layers import NORM_LAYERS
+from pliant.anatomy.layers import is_norm
 from pliant.anatomy.parameters import find_matrices
 from pliant.distributed import iterate_together, sum_over_ranks
 from pliant.methods._core.filters import Filter, learnable_parameters, warn_of_computed
@@ -65,8 +65,8 @@ class DASH(Reinitializer):
         chunk_size: The examples per chunk, for accumulate="chunk"; all data is one chunk if None. Batches are not
             split: a chunk ends with the batch that fills it.
         optimizer_state: "keep" (as the authors do) or "reset" the moments of the parameters.
-        where: Which parameters to shrink; all learnable ones outside torch's norm layers if None. Use it to leave out
-            norm layers of your own.
+        where: Which parameters to shrink; all learnable ones outside norm layers if None. A norm layer of your own is
+            recognized by "Norm" in the name of its class.
         at: Steps after which the method acts by itself, counted from 1. It then uses the gradient of that step.
         every: The number of steps between two actions by itself; None for none.
     """
@@ -87,9 +87,7 @@ class DASH(Reinitializer):
         every: int | None = None,
     ) -> None:
         learnable_parameters(model)  # rejects unsuitable parameters before their layers are examined
-        norm_parameters = {
-            id(p) for module in model.modules() if isinstance(module, NORM_LAYERS) for p in module.parameters()
-        }
+        norm_parameters = {id(p) for module in model.modules() if is_norm(module) for p in module.parameters()}
         super().__init__(
             model,
             optimizer_state=optimizer_state,

@@ -7,7 +7,8 @@ changes. A weight between two renewed units is both incoming and outgoing; it be
 
 Where we deviate. Scores are measured on the batch (or the accumulated batches) of the step after which units are
 renewed; the authors draw another batch from the replay buffer. New weights come from the layer's own initial
-distribution, which is Xavier's in the authors' networks.
+distribution, which is Xavier's in the authors' networks. A unit of a gated layer (SwiGLU), which the authors do not
+treat, is the product of its gate and its value: h is that product, and the incoming weights of both are re-drawn.
 """
 
 from collections.abc import Sequence
@@ -71,7 +72,7 @@ class ReDo(Recycler):
         self.tau = check_number("tau", tau)
         self.every, self.first = check_timing(every, first)
         super().__init__(model, example, where=where)
-        check_redrawable(model, init, [group.weight.tensor for group in self.groups.values()], whole=False)
+        check_redrawable(model, init, [w.tensor for group in self.groups.values() for w in group.weights], whole=False)
         self.init = init
         self.seed = check_seed(seed)
         self.draws = 0
@@ -87,11 +88,13 @@ class ReDo(Recycler):
                 activity = seen[group.name]
                 mean_size = self._sums[group.name].mean(activity.total_size, activity.entries)
                 chosen = dormancy_scores(mean_size) <= self.tau
-                path, _, leaf = group.weight.tensor.rpartition(".")
-                fresh = draw_fresh(self.model.get_submodule(path), self.init or library_init(self.model, path))
-                self._make_anew(group.name, chosen, fresh[leaf])
+                self._make_anew(group.name, chosen, [self._draw(weight.tensor) for weight in group.weights])
                 self._chosen[group.name] = chosen
         # Only after all draws: a later layer's draw must not overwrite these zeros.
         for name, chosen in self._chosen.items():
             self._zero_outgoing(name, chosen)
         self.draws += 1
+
+    def _draw(self, weight: str) -> Tensor:
+        path, _, leaf = weight.rpartition(".")
+        return draw_fresh(self.model.get_submodule(path), self.init or library_init(self.model, path))[leaf]

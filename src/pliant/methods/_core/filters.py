@@ -227,8 +227,8 @@ def choose_units(
     found = find_units(model, example)
     chosen, skipped = [], dict(found.skipped)
     for group in found.groups:
-        name = group.weight.tensor
-        if where is not None and not where(name, model.get_parameter(name)):
+        names = [slices.tensor for slices in group.weights]
+        if where is not None and not all(where(name, model.get_parameter(name)) for name in names):
             continue
         reason = reason_against(group)
         if reason is None:

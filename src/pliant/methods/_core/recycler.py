@@ -257,7 +257,7 @@ class Recycler(Method):
 
     def _reason_against(self, group: UnitGroup) -> str | None:
         """Return why units cannot be renewed, or None if they can."""
-        if group.weight.tensor not in self.parameters:
+        if any(slices.tensor not in self.parameters for slices in group.weights):
             return "the weight that makes it has no entries"
         if not self._watchable_readers(group):
             return "no linear or convolution layer reads all of its units as its input, where they could be watched"
@@ -271,17 +271,20 @@ class Recycler(Method):
         """Return whether to act after this step, counted from 1; only passes before such a step are watched."""
         return True
 
-    def _make_anew(self, name: str, chosen: Tensor, incoming: Tensor) -> None:
+    def _make_anew(self, name: str, chosen: Tensor, incoming: Sequence[Tensor]) -> None:
         """Rewrite all parts of the chosen units except their outgoing weights.
 
         Args:
             name: The layer.
             chosen: For each unit, whether it is renewed.
-            incoming: New incoming weights, shaped as the layer's weight.
+            incoming: New incoming weights, shaped as the group's weights.
         """
         group = self.groups[name]
-        self._write(name, group.weight, chosen, incoming)
-        values = [(group.bias, 0.0)]
+        for weight, drawn in zip(group.weights, incoming, strict=True):
+            self._write(name, weight, chosen, drawn)
+        for bias in group.biases:
+            self._write(name, bias, chosen, 0.0)
+        values: list[tuple[Slices | None, float]] = []
         for norm in group.norms:
             values += [(norm.weight, 1.0), (norm.bias, 0.0), (norm.running_mean, 0.0), (norm.running_var, 1.0)]
         for slices, value in values:
@@ -327,7 +330,7 @@ class Recycler(Method):
 
     def _groups_of(self, names: Sequence[str]) -> list[UnitGroup]:
         held = set(names)
-        return [group for group in self.groups.values() if group.weight.tensor in held]
+        return [group for group in self.groups.values() if any(slices.tensor in held for slices in group.weights)]
 
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
         return [after_step(optimizer, self._after_step)]
@@ -475,5 +478,4 @@ def sum_except(values: Tensor, dim: int) -> Tensor:
 def _parts(group: UnitGroup) -> list[Slices]:
     """Return all slices that renewing units of a layer writes."""
     norms = [slices for norm in group.norms for slices in norm.tensors]
-    own = [group.weight] if group.bias is None else [group.weight, group.bias]
-    return [*own, *norms, *(reader.weight for reader in group.readers)]
+    return [*group.weights, *group.biases, *norms, *(reader.weight for reader in group.readers)]
