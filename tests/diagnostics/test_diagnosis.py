@@ -238,7 +238,7 @@ def test_values_are_those_of_the_formulas() -> None:
     assert v["gradient_l2"] == pytest.approx(float(torch.cat([g.flatten() for g in gradient]).norm()))
 
 
-def test_an_error_relative_to_nothing_is_infinite_unless_there_is_none() -> None:
+def test_relative_error_to_zero_is_infinite_unless_equal() -> None:
     model, zero = nn.Linear(3, 2), nn.Linear(3, 2)
     nn.init.zeros_(zero.weight)
     names = ["frobenius_error_normalized"]
@@ -302,7 +302,7 @@ def test_nothing_of_the_model_is_changed() -> None:
     assert torch.get_rng_state().equal(random)
 
 
-def test_measures_without_what_they_need_are_skipped() -> None:
+def test_measures_with_missing_needs_are_skipped() -> None:
     model = zoo.build("mlp")
     x, y = zoo.batch("mlp")
     bare = diagnose(model)

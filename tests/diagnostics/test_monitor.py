@@ -196,7 +196,7 @@ def test_a_grad_scaler_does_not_change_what_is_measured() -> None:
         assert monitor.records[0].values["gradient_l2"] == pytest.approx(expected, rel=1e-4), f"fused={fused}"
 
 
-def test_update_includes_what_methods_attached_before_did() -> None:
+def test_update_includes_the_changes_of_methods_attached_before() -> None:
     model, batch = zoo.build("mlp"), zoo.batch("mlp")
     optimizer = SGD(model.parameters(), lr=0.0)
     swr = pliant.SWR(model, batch[0], lam=1.0)
@@ -254,7 +254,7 @@ def test_budget_stretches_the_interval_and_is_kept(monkeypatch: pytest.MonkeyPat
     assert str(monitor).endswith(f" s, {100 * monitor.share:.1f} % of the training time")
 
 
-def test_a_first_measurement_that_cost_more_than_the_budget_says_what_it_comes_to(
+def test_a_first_measurement_over_budget_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monitor = clocked(monkeypatch, measurement=60.0, step=1.0, steps=30, every=10, budget=0.03)
@@ -263,7 +263,7 @@ def test_a_first_measurement_that_cost_more_than_the_budget_says_what_it_comes_t
     assert monitor.share > 1
 
 
-def test_pauses_between_steps_pay_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_between_steps_do_not_add_to_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = clocked(monkeypatch, measurement=6.0, step=1.0, steps=2000, pause=500.0, every=10, budget=0.03)
     spent = sum(record.seconds for record in monitor.records)
     assert spent <= 0.033 * 2000, "a pause counts for one step more at most"
@@ -357,7 +357,7 @@ def test_history_means_parquet_scalars_and_callback(tmp_path: Path) -> None:
     assert ("monitor/update_l1", history[1][1], 2) in writer.got
 
 
-def test_defaults_are_cheap_and_fit_what_is_given() -> None:
+def test_default_measures_are_cheap_and_fit_the_arguments() -> None:
     model, batch = zoo.build("mlp"), zoo.batch("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
     bare = Monitor(model, optimizer)
@@ -430,7 +430,7 @@ def test_a_new_reference_loses_its_wrappers_as_the_first_did() -> None:
         monitor.reference = nn.LazyLinear(3)
 
 
-def test_a_training_that_diverges_is_not_ended_by_what_is_measured() -> None:
+def test_measuring_a_diverged_network_does_not_raise() -> None:
     model, batch = zoo.build("mlp", dtype=torch.float32), data("mlp")
     optimizer = SGD(model.parameters(), 1e30)
     names = [name for name in EVERYTHING if measures.info(name).cost == "matrix"]

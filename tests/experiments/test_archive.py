@@ -63,7 +63,7 @@ def test_packing_is_repeatable_and_leaves_unfinished_runs_out(experiment: Path, 
     assert pack(experiment, two) == 7
 
 
-def test_a_choice_that_is_not_of_the_packed_runs_does_not_stay(experiment: Path, tmp_path: Path) -> None:
+def test_unpacking_drops_a_selection_of_other_runs(experiment: Path, tmp_path: Path) -> None:
     (experiment / "selection.json").unlink(missing_ok=True)
     pack(experiment, tmp_path / "kept.gz")
     (tmp_path / "again").mkdir()
@@ -86,7 +86,7 @@ def test_unpacking_over_runs_is_refused(experiment: Path, tmp_path: Path) -> Non
         unpack(tmp_path / "kept.gz", experiment)
 
 
-def test_what_is_no_packed_experiment_is_named_and_leaves_nothing(experiment: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_archive_is_refused_and_nothing_is_written(experiment: Path, tmp_path: Path) -> None:
     pack(experiment, tmp_path / "kept.gz")
     content = (tmp_path / "kept.gz").read_bytes()
     head, *runs = gzip.decompress(content).splitlines()

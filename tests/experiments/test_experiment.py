@@ -96,7 +96,7 @@ def test_a_setting_that_diverges_is_not_chosen(tmp_path: Path) -> None:
     json.loads((tmp_path / "selection.json").read_text())
 
 
-def test_a_choice_is_told_with_what_it_rests_on(tmp_path: Path) -> None:
+def test_the_output_names_the_data_that_chose_a_setting(tmp_path: Path) -> None:
     told: list[str] = []
     run_experiment(make_recipe(VALUES), tmp_path, InThisProcess(tmp_path), told.append)
     scores = load_selection(tmp_path)["labels"]["l2"]["scores"]
@@ -130,7 +130,7 @@ def test_a_tie_is_told(tmp_path: Path) -> None:
     assert f"C{line}." in section.answer.reasons
 
 
-def test_what_is_chosen_is_compared_in_whatever_order_settings_are_given(tmp_path: Path) -> None:
+def test_the_order_of_settings_does_not_change_the_choice(tmp_path: Path) -> None:
     values = VALUES | {"methods": ["vanilla", "redo:every=5|9:tau=0.1"], "selection": {"seeds": 1}}
     run_experiment(make_recipe(values), tmp_path, InThisProcess(tmp_path))
     (section,) = pliant.report(tmp_path).sections
@@ -145,7 +145,7 @@ def test_results_do_not_go_into_a_folder_of_images(tmp_path: Path) -> None:
     assert sorted(path.name for path in zoo.iterdir()) == ["cat", "dog", "owl"]
 
 
-def test_doing_it_again_does_nothing(tmp_path: Path) -> None:
+def test_a_second_call_runs_nothing(tmp_path: Path) -> None:
     run_experiment(make_recipe(VALUES), tmp_path, InThisProcess(tmp_path))
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json*")}
     run_experiment(make_recipe(VALUES), tmp_path, InThisProcess(tmp_path))
@@ -183,7 +183,7 @@ def test_a_trial_without_a_folder_is_the_worst(tmp_path: Path) -> None:
     assert (label["chosen"], label["scores"]["l2(lam=0.0001)"]) == ("l2(lam=30)", None)
 
 
-def test_nothing_is_chosen_by_a_number_that_no_run_has(tmp_path: Path) -> None:
+def test_selection_by_a_metric_that_no_run_has_is_refused(tmp_path: Path) -> None:
     values = VALUES | {
         "stream": {"name": "random_labels", "tasks": 1, "epochs": 1},
         "headline": "final_test_accuracy",

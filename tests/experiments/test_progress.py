@@ -14,7 +14,7 @@ from tests.experiments.report.stores import config
 
 
 @pytest.mark.parametrize("label", ["l2[bold]", "l2[/b]", "a_b * `c`"])
-def test_a_label_is_no_markup(tmp_path: Path, label: str) -> None:
+def test_a_label_with_markup_is_printed_literally(tmp_path: Path, label: str) -> None:
     run = config(label, 0)
     folder = tmp_path / "runs" / run.id
     folder.mkdir(parents=True)

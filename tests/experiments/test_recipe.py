@@ -249,7 +249,7 @@ def test_numbers_stay_as_they_are_written() -> None:
     assert RunConfig.from_dict(values) == config  # what is read from a run's folder is what the recipe asks for
 
 
-def test_a_file_that_is_no_python_is_named(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_parsed_is_named(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def build(:\n")
     with pytest.raises(RecipeError, match=r"own\.py:build' is not valid Python: .*\(own\.py, line 1\)"):
         make(model=f"{tmp_path / 'own.py'}:build")
@@ -282,7 +282,7 @@ def test_methods_of_a_recipe_are_picked_by_their_labels(wanted: str, labels: lis
         assert strength == lam
 
 
-def test_picking_what_is_neither_label_nor_method_is_an_error() -> None:
+def test_an_unknown_method_or_label_is_an_error() -> None:
     with pytest.raises(RecipeError, match="swrr"):
         load_recipe(find_recipe("p0_table5_mnist"), ["methods=vanilla,swrr"])
 
@@ -295,9 +295,7 @@ def test_picking_what_is_neither_label_nor_method_is_an_error() -> None:
         (["stream.epochs=2", "seeds=1", "data.first=9"], "quick", " (quick scale, stream.epochs=2, data.first=9)"),
     ],
 )
-def test_what_is_not_as_published_says_so_and_has_no_published_numbers(
-    overrides: list[str], scale: Scale, told: str
-) -> None:
+def test_a_changed_recipe_says_so_and_shows_no_published_numbers(overrides: list[str], scale: Scale, told: str) -> None:
     path = find_recipe("p0_table1_mnist")
     whole, recipe = load_recipe(path, ["seeds=1", "device=cpu"]), load_recipe(path, overrides, scale)
     assert whole.published
@@ -317,7 +315,7 @@ def test_published_numbers_of_methods_that_are_left_out_are_left_out() -> None:
     ("import no_such_thing", "own.py:build' cannot be imported: No module named 'no_such_thing'"),
     ("from .layers import x", "own.py:build' cannot be imported: attempted relative import .*; write .*own:build"),
 ])  # fmt: skip
-def test_what_a_file_fails_to_import_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_a_failing_import_in_a_file_is_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "own.py").write_text(text)
     with pytest.raises(ImportError, match=message):
         make(model=f"{tmp_path / 'own.py'}:build")

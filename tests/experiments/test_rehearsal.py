@@ -25,7 +25,7 @@ def own(shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, classe
 """
 
 
-def test_what_can_work_passes() -> None:
+def test_valid_combinations_pass() -> None:
     recipe = make_recipe(GOOD)
     assert [config.label for config, _ in rehearse(recipe)] == [entry.label for entry in recipe.methods]
 
@@ -44,7 +44,7 @@ def test_what_can_work_passes() -> None:
          "has no training examples"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_named(changes: dict[str, Any], message: str) -> None:
+def test_invalid_combinations_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rehearse(make_recipe(GOOD | changes))
 

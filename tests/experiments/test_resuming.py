@@ -108,7 +108,7 @@ def test_a_state_that_another_version_saved_is_not_taken(tmp_path: Path) -> None
     assert_nothing_shows(tmp_path, config)
 
 
-def test_memory_that_is_full_for_a_moment_costs_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_lack_of_memory_loses_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, folder = interrupted(tmp_path)
     before = sorted(folder.glob("checkpoint-*"))
     with monkeypatch.context() as patch:

@@ -190,7 +190,7 @@ def test_layers_that_wait_for_an_input_get_their_weights_first(tmp_path: Path, c
     assert not torch.equal(first["1.weight"], other[1].weight)
 
 
-def test_a_module_that_seeds_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_seeds_torch_does_not_change_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is imported by the first run of a process alone; the second run would differ."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "seeding_module.py").write_text(

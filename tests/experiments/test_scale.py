@@ -53,7 +53,7 @@ class Nobody:
         pass
 
 
-def test_a_thousand_finished_runs_are_read_and_none_is_done_again(tmp_path: Path) -> None:
+def test_a_thousand_finished_runs_are_read_but_not_run_again(tmp_path: Path) -> None:
     configs = [replace(small(), label=f"method {seed % 7}", seed=seed) for seed in range(1000)]
     for config in configs:
         folder = tmp_path / "runs" / config.id

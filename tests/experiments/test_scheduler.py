@@ -62,7 +62,7 @@ def write_network(path: Path, body: str) -> Part:
     return Part(f"{path}:build")
 
 
-def test_processes_give_what_one_process_gives_and_a_failure_stays_alone(tmp_path: Path, engine: ProcessEngine) -> None:
+def test_results_do_not_depend_on_processes_or_on_failed_runs(tmp_path: Path, engine: ProcessEngine) -> None:
     bad = small(model=write_network(tmp_path / "bad.py", "raise RuntimeError('no such luck')"))
     configs = [small(seed=0), bad, small(seed=1)]
     notebook = Notebook()
@@ -100,7 +100,7 @@ def test_a_worker_that_is_killed_while_idle_is_replaced(tmp_path: Path) -> None:
     assert statuses == {small(seed=1).id: "finished"}
 
 
-def test_to_close_ends_a_worker_that_is_coming_up(tmp_path: Path) -> None:
+def test_close_ends_a_worker_that_is_starting(tmp_path: Path) -> None:
     engine = ProcessEngine(1)
     future = engine.submit(Job(small(model=write_waiting_network(tmp_path, step=1)), tmp_path / "runs"))
     engine.close()
@@ -140,9 +140,7 @@ def test_a_run_that_was_finished_before_its_worker_died_stays_finished(tmp_path:
     assert load_runs(tmp_path)[0].status == "finished"
 
 
-def test_a_second_command_joins_and_takes_over_what_the_first_cannot_finish(
-    tmp_path: Path, engine: ProcessEngine
-) -> None:
+def test_a_second_command_shares_the_work_and_finishes_it(tmp_path: Path, engine: ProcessEngine) -> None:
     """Another process holds one of the runs for a while, then dies; this one does the rest and then that one."""
     configs = [small(seed=seed) for seed in range(3)]
     holder = subprocess.Popen(

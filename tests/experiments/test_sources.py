@@ -47,9 +47,7 @@ def test_a_changed_network_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["folder", "npz", "function"])
-def test_changed_data_is_noticed_and_a_mere_copy_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
-) -> None:
+def test_changed_data_is_noticed_but_a_copy_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
     own = tmp_path / {"folder": "zoo", "npz": "zoo.npz", "function": "own.py:load"}[form]
 

@@ -78,7 +78,7 @@ LOOKING = {
 
 @pytest.mark.parametrize("watching", WATCHING)
 @pytest.mark.parametrize("looking", LOOKING)
-def test_what_watches_a_model_in_training_does_not_see_other_methods_look_at_it(watching: str, looking: str) -> None:
+def test_recyclers_ignore_forward_passes_of_other_methods(watching: str, looking: str) -> None:
     def run(first: str) -> tuple[nn.Module, Any]:
         model = zoo.build("mlp")
         optimizer = Adam(model.parameters(), lr=1e-2)
@@ -118,7 +118,7 @@ def test_a_unit_is_renewed_as_a_whole_or_not_at_all(make: Any, optimizer_type: A
     torch.testing.assert_close(snapshot(model), before, rtol=0, atol=2e-6)  # the least step that Rprop takes is 1e-6
 
 
-def test_data_in_the_place_of_an_optimizer_changes_nothing() -> None:
+def test_data_passed_instead_of_an_optimizer_is_refused() -> None:
     model = zoo.build("mlp")
     before = snapshot(model)
     with pytest.raises(TypeError, match=r"is not a torch\.optim\.Optimizer; data goes to batches="):
@@ -201,7 +201,7 @@ def test_a_cast_after_the_making_is_an_error(make: Any) -> None:
     copied.attach(SGD(copied_model.parameters(), lr=0.1))
 
 
-def test_a_cast_that_does_no_harm_is_none() -> None:
+def test_a_cast_is_accepted_where_placement_is_not_pinned() -> None:
     def run(cast_first: bool) -> nn.Module:
         model = zoo.build("mlp", dtype=torch.float32)
         if cast_first:
@@ -239,7 +239,7 @@ def complex_model() -> nn.Module:
     "make",
     [FIRE, ParsevalRegularization, SpectralRegularization, SpectralNormPenalty, HareTortoise, StreamingEWC, UPGD],
 )
-def test_complex_parameters_are_refused_by_what_is_for_real_ones(make: Any) -> None:
+def test_complex_parameters_are_refused_by_methods_for_real_ones(make: Any) -> None:
     with pytest.raises(ValueError, match=r"model: parameter '0.weight' is complex; \w+ is for real ones"):
         make(complex_model())
 
@@ -286,7 +286,7 @@ def test_adagrads_sum_starts_where_it_was_told_to() -> None:
     assert optimizer.state[weight]["sum"].tolist() == [0.25, 4.25]
 
 
-def test_parameters_that_are_put_into_a_group_are_noticed() -> None:
+def test_parameters_added_to_a_group_are_noticed() -> None:
     def run(late: bool) -> nn.Module:
         model = zoo.build("mlp")
         head = list(model[4].parameters())
@@ -368,7 +368,7 @@ def test_a_new_optimizer_of_the_same_parameters_continues_the_count_without_deta
     assert (method.steps, method.returns) == ([8], 1)
 
 
-def test_detaching_from_what_is_not_attached_changes_nothing() -> None:
+def test_detach_from_another_optimizer_is_an_error() -> None:
     model = zoo.build("mlp")
     one, other = SGD(model.parameters(), lr=0.1), SGD(model.parameters(), lr=0.1)
     redo = ReDo(model, X).attach(one)
@@ -407,7 +407,7 @@ UNDOING = {
 
 @pytest.mark.parametrize("undoing", UNDOING)
 @pytest.mark.parametrize("renewing", RENEWING)
-def test_what_is_renewed_stays_whatever_was_attached_first(renewing: str, undoing: str) -> None:
+def test_renewed_units_survive_other_methods_in_any_order(renewing: str, undoing: str) -> None:
     def run(order: int) -> nn.Module:
         model = zoo.build("mlp")
         optimizer = Adam(model.parameters(), lr=1e-2)
@@ -445,7 +445,7 @@ def test_a_seed_is_a_number_of_any_kind() -> None:
     ("timing", "expected"),
     [({"every": 4}, [4, 8]), ({"every": 4, "first": 2}, [2, 6, 10]), ({"every": 3, "first": 8}, [8, 11])],
 )
-def test_what_acts_every_so_often_acts_from_a_first_step_on(
+def test_first_and_every_decide_which_steps_act(
     make: Callable[..., Any], trace: Callable[[Any], object], timing: dict[str, int], expected: list[int]
 ) -> None:
     model = zoo.build("mlp")
@@ -459,7 +459,7 @@ def test_what_acts_every_so_often_acts_from_a_first_step_on(
     assert acted == expected
 
 
-def test_a_period_that_is_changed_later_counts() -> None:
+def test_changing_every_later_takes_effect() -> None:
     model = zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
     method = HareTortoise(model, every=1000).attach(optimizer)
@@ -474,7 +474,7 @@ def test_a_first_step_must_be_one(make: Callable[..., Any]) -> None:
         make(zoo.build("mlp"), every=3, first=0)
 
 
-def test_a_first_return_means_nothing_without_a_period() -> None:
+def test_first_without_every_is_refused() -> None:
     with pytest.raises(ValueError, match="first: 5 means nothing without `every`"):
         HareTortoise(zoo.build("mlp"), every=None, first=5)
 

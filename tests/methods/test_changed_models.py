@@ -79,7 +79,7 @@ def test_a_replaced_parameter_is_an_error(name: str, how: str) -> None:
 @pytest.mark.parametrize(
     "name", ["l2", "l2_init", "spectral", "spectral_norm", "wasserstein", "streaming_ewc", "parseval", "upgd"]
 )
-def test_a_gradient_of_zeros_that_a_loop_keeps_does_not_move_what_is_frozen(name: str) -> None:
+def test_frozen_parameters_with_zero_gradients_do_not_move(name: str) -> None:
     model = zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
     create(name, model).attach(optimizer)
@@ -96,7 +96,7 @@ def test_a_gradient_of_zeros_that_a_loop_keeps_does_not_move_what_is_frozen(name
 
 
 @pytest.mark.parametrize("name", ["l2_init", "swr"])
-def test_a_parameter_that_is_swapped_in_its_list_is_an_error(name: str) -> None:
+def test_a_replaced_parameter_of_a_list_is_an_error(name: str) -> None:
     model = zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
     METHODS[name](model).attach(optimizer)
@@ -108,7 +108,7 @@ def test_a_parameter_that_is_swapped_in_its_list_is_an_error(name: str) -> None:
         train(model, optimizer, "mlp", [2])
 
 
-def test_a_tortoise_of_what_is_frozen_by_now_says_that_nothing_changed() -> None:
+def test_returning_to_the_tortoise_of_a_frozen_model_says_that_nothing_changed() -> None:
     model = zoo.build("mlp")
     method = HareTortoise(model)
     model.requires_grad_(False)
@@ -118,7 +118,7 @@ def test_a_tortoise_of_what_is_frozen_by_now_says_that_nothing_changed() -> None
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_what_is_frozen_later_is_left_alone(name: str) -> None:
+def test_parameters_frozen_later_are_not_changed(name: str) -> None:
     model = zoo.build("mlp")
     method = METHODS[name](model)
     train(model, SGD(model.parameters(), lr=0.1), "mlp", range(2))
@@ -132,7 +132,7 @@ def test_what_is_frozen_later_is_left_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["reset", "rotate"])
-def test_what_an_optimizer_remembers_of_a_frozen_weight_stays(state: str) -> None:
+def test_optimizer_state_of_a_frozen_weight_is_kept(state: str) -> None:
     model = zoo.build("mlp")
     optimizer = Adam(model.parameters(), lr=0.1)
     fire = FIRE(model, optimizer_state=state)
@@ -158,7 +158,7 @@ def test_statistics_of_a_norm_layer_that_was_frozen_stay(make: Callable[[nn.Modu
         assert torch.equal(model.state_dict()[f"5.{name}"], before[f"5.{name}"]), name
 
 
-def test_a_tortoise_follows_what_is_frozen_and_the_hare_stays() -> None:
+def test_the_tortoise_copies_frozen_parameters_and_the_hare_keeps_them() -> None:
     model = zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
     method = HareTortoise(model, beta=0.5, every=None).attach(optimizer)
@@ -172,7 +172,7 @@ def test_a_tortoise_follows_what_is_frozen_and_the_hare_stays() -> None:
     assert torch.equal(model[0].weight, frozen)
 
 
-def test_steps_by_hand_leave_alone_what_was_frozen() -> None:
+def test_step_by_hand_does_not_change_frozen_parameters() -> None:
     model = zoo.build("mlp")
     methods = [HareTortoise(model, beta=0.9, every=1), WeightRescaling(model), WeightClipping(model, kappa=0.5)]
     train(model, SGD(model.parameters(), lr=0.5), "mlp", range(3))
@@ -213,7 +213,7 @@ def test_a_head_that_is_left_out_may_be_new_at_every_task() -> None:
     assert method.receipt.details["steps"] == 2
 
 
-def test_shrink_leaves_out_what_was_frozen_at_the_beginning() -> None:
+def test_shrink_leaves_out_parameters_frozen_at_construction() -> None:
     model = zoo.build("mlp")
     shrink = Shrink(model, X, lam=0.5)
     model[0].requires_grad_(False)
@@ -226,7 +226,7 @@ def test_shrink_leaves_out_what_was_frozen_at_the_beginning() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda m: SWR(m, X, lam=0.1), lambda m: Shrink(m, X)])
-def test_what_is_frozen_but_must_follow_is_an_error(make: Callable[[nn.Module], Method]) -> None:
+def test_a_frozen_parameter_that_must_follow_is_an_error(make: Callable[[nn.Module], Method]) -> None:
     model = zoo.build("mlp")
     method = make(model)
     with torch.no_grad():
@@ -238,7 +238,7 @@ def test_what_is_frozen_but_must_follow_is_an_error(make: Callable[[nn.Module], 
     assert_same(snapshot(model), before)
 
 
-def test_swr_pulls_again_what_learns_again() -> None:
+def test_swr_pulls_parameters_that_are_unfrozen() -> None:
     model = zoo.build("mlp")
     swr = SWR(model, X, lam=1.0)
     with torch.no_grad():
@@ -253,7 +253,7 @@ def test_swr_pulls_again_what_learns_again() -> None:
     assert float(model[0].weight.norm()) == pytest.approx(float(swr.initial_norms[0]))
 
 
-def test_what_learns_later_and_is_not_known_is_warned_of_once() -> None:
+def test_unknown_parameters_that_start_to_learn_give_one_warning() -> None:
     model = zoo.build("mlp")
     model[0].requires_grad_(False)
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -279,7 +279,7 @@ class Heads(nn.Module):
         return sum((head(torch.relu(self.trunk(x))) for head in self.heads), start=torch.zeros(()))
 
 
-def test_as_many_other_parameters_in_a_group_are_noticed() -> None:
+def test_a_group_with_the_same_number_of_other_parameters_is_noticed() -> None:
     torch.manual_seed(0)
     model = Heads().double()
     optimizer = SGD([{"params": model.trunk.parameters()}, {"params": model.heads[0].parameters()}], lr=0.1)
@@ -331,7 +331,7 @@ def test_a_model_that_is_cast_under_way_is_named(make: Callable[[nn.Module, Tens
         train(model, optimizer, "mlp", [0])
 
 
-def test_a_weight_that_is_pruned_after_all_is_named() -> None:
+def test_pruning_a_weight_after_construction_is_an_error_that_names_it() -> None:
     model = zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
     SWR(model, zoo.batch("mlp")[0]).attach(optimizer)
@@ -366,7 +366,7 @@ def test_a_parameter_without_entries_is_passed_over(name: str) -> None:
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
 
-def test_a_new_head_that_is_no_part_of_the_units_may_come() -> None:
+def test_a_replaced_head_outside_the_units_is_accepted() -> None:
     model = zoo.build("mlp").float()
     x, y = zoo.batch("mlp", dtype=torch.float32)
     redo = ReDo(model, x, tau=1.0, every=1, seed=0, where=lambda name, _: name.startswith("0."))

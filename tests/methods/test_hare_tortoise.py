@@ -32,7 +32,7 @@ def test_same_trajectory_as_the_reference(name: str) -> None:
     assert method.receipt.details["returns"] == 2
 
 
-def test_what_no_optimizer_trains_does_not_go_back() -> None:
+def test_parameters_that_no_optimizer_trains_do_not_return_to_the_tortoise() -> None:
     """A target network in the same module follows in its own way."""
     agent = nn.ModuleDict({"online": zoo.build("mlp"), "target": zoo.build("mlp")})
     optimizer = SGD(agent["online"].parameters(), lr=0.1)

@@ -51,7 +51,7 @@ def test_each_optimizer_is_looked_at_when_it_remembers_something() -> None:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_what_an_inner_optimizer_remembers_is_found() -> None:
+def test_state_of_an_inner_optimizer_is_found() -> None:
     """ZeroRedundancyOptimizer's own state is empty."""
 
     def results(kind: type[Optimizer], **settings: Any) -> list[Any]:
@@ -80,7 +80,7 @@ def test_what_an_inner_optimizer_remembers_is_found() -> None:
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
 @pytest.mark.parametrize("name", MAKERS)
-def test_no_optimizer_steps_with_the_gradient_of_a_unit_that_is_gone(name: str, order: tuple[int, ...]) -> None:
+def test_gradients_of_a_renewed_unit_are_cleared(name: str, order: tuple[int, ...]) -> None:
     """Whoever steps first, the weights that read a new unit are zero after all have stepped, and so is its bias."""
     model = zoo.build("mlp")
     x, y = zoo.batch("mlp")

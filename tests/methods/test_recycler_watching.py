@@ -163,7 +163,7 @@ def test_a_fused_step_that_was_skipped_leaves_nothing_behind() -> None:
     assert torch.equal(cbp.utilities["0"], before)
 
 
-def test_what_was_seen_while_no_optimizer_lived_is_forgotten() -> None:
+def test_activations_seen_without_an_optimizer_are_dropped() -> None:
     model = zoo.build("mlp")
     x, y = zoo.batch("mlp")
     cbp = ContinualBackprop(model, x, rate=0.0, decay=0.0)
@@ -211,7 +211,7 @@ def test_passes_through_a_frozen_reader_are_not_watched(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [ReDo, ContinualBackprop])
-def test_gradients_of_single_examples_are_no_training(make: Any) -> None:
+def test_per_sample_gradients_do_not_count_as_training(make: Any) -> None:
     def run(looking: bool) -> nn.Module:
         model = zoo.build("mlp")
         x, y = zoo.batch("mlp")
@@ -301,7 +301,7 @@ def test_units_that_no_layer_reads_all_of_are_left_alone(make: Callable[..., Any
         make(Halves(slice(4, None)), torch.randn(16, 4))
 
 
-def test_a_step_without_a_renewal_asks_the_device_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_without_a_renewal_does_not_synchronize(monkeypatch: pytest.MonkeyPatch) -> None:
     model = zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
     method = ContinualBackprop(model, zoo.batch("mlp")[0], rate=1e-2, maturity=2, seed=0).attach(optimizer)
@@ -319,7 +319,7 @@ def test_a_step_without_a_renewal_asks_the_device_nothing(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("make", [lambda m, x: ReDo(m, x, every=1, tau=0.9, seed=0), ContinualBackprop])
-def test_what_was_seen_before_a_checkpoint_is_resumed(make: Any) -> None:
+def test_activations_seen_before_a_checkpoint_are_resumed(make: Any) -> None:
     x, y = zoo.batch("mlp")
     model = zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -367,7 +367,7 @@ def test_a_layer_that_activates_its_own_input_is_not_watched() -> None:
 
 
 @pytest.mark.parametrize("make", [ReDo, ContinualBackprop])
-def test_passes_with_other_weights_in_place_of_its_own_say_nothing(make: Any) -> None:
+def test_functional_calls_with_other_weights_are_ignored(make: Any) -> None:
     """A target network may be the same module with other parameters: its units are not those that are renewed."""
     model = zoo.build("mlp")
     x, y = zoo.batch("mlp")

@@ -144,7 +144,7 @@ def test_the_mean_moves_into_the_next_bias() -> None:
 @pytest.mark.parametrize(
     "reader", [nn.Conv2d(3, 2, 3), nn.ConvTranspose2d(3, 2, 4), nn.ConvTranspose2d(3, 2, 4, stride=2, padding=1)]
 )
-def test_the_mean_that_moves_is_the_mean_of_what_the_reader_adds(reader: nn.Module) -> None:
+def test_the_mean_activation_is_measured_on_the_inputs_of_the_reader(reader: nn.Module) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 3, 1), nn.ReLU(), reader).double()
     with torch.no_grad():
@@ -482,7 +482,7 @@ def test_a_layer_without_inputs_makes_no_units() -> None:
     assert len(cbp.receipt.details["units"]["body"]) == 4
 
 
-def test_nothing_is_said_to_be_cleared_where_nothing_was_renewed() -> None:
+def test_the_receipt_counts_no_cleared_state_without_a_renewal() -> None:
     model = zoo.build("mlp")
     optimizer = Adam(model.parameters(), lr=1e-2)
     redo = ReDo(model, zoo.batch("mlp")[0], tau=0.0, every=2)

@@ -276,7 +276,7 @@ def test_a_zero_weight_is_left_alone_after_a_resume_too(lam: float) -> None:
 
 
 @pytest.mark.parametrize("on_host", [True, False])
-def test_what_no_optimizer_moved_is_not_written(on_host: bool) -> None:
+def test_parameters_that_no_optimizer_moved_are_not_written(on_host: bool) -> None:
     """The graph of a second loss is still needed when the first optimizer has made its step."""
     actor, critic = zoo.build("mlp"), zoo.build("mlp")
     both = nn.ModuleList([actor, critic])

@@ -61,7 +61,7 @@ def test_patterns_for_a_packed_weight_and_a_classifier_that_is_tied() -> None:
     assert strengths(lam=0.5, lam_classifier=0.75) == dict.fromkeys(names, 0.75)  # the tied head is in the tail
 
 
-def test_a_rate_is_needed_only_by_what_follows_it() -> None:
+def test_only_schedules_need_a_learning_rate() -> None:
     model, example = zoo.build("mlp"), zoo.batch("mlp")[0]
     optimizer = SGD(model.parameters(), lr=0.1)
     optimizer.param_groups[0]["lr"] = None
@@ -101,7 +101,7 @@ def test_a_chain_is_of_weights_that_are_parameters() -> None:
 
 @pytest.mark.parametrize("settings", [{"order": "forward"}, {"mode": "paper"}, {"order": ["0", "2", "4"]}])
 @pytest.mark.parametrize("meant_for_a_graph", [{"approximate": {"gelu"}}, {"on_conflict": "rescale"}])
-def test_settings_of_the_graph_mean_nothing_to_a_chain(settings: dict, meant_for_a_graph: dict) -> None:
+def test_options_of_the_graph_are_refused_for_a_chain(settings: dict, meant_for_a_graph: dict) -> None:
     with pytest.raises(ValueError, match="approximate, on_conflict: they need order='graph' with mode='exact'"):
         SWR(zoo.build("mlp"), zoo.batch("mlp")[0], plan={**settings, **meant_for_a_graph})
 
@@ -135,7 +135,7 @@ def test_a_made_plan_is_used_as_it_is() -> None:
         SWR(model, plan=plan, lam_classifier=0.1)
 
 
-def test_what_pulls_nothing_is_said() -> None:
+def test_an_swr_that_pulls_nothing_warns() -> None:
     model = zoo.build("mlp")
     inputs = zoo.batch("mlp")[0]
     with pytest.raises(ValueError, match=r"where: it passes none of the weights that can be pulled: 0\.weight, 2"):

@@ -103,7 +103,7 @@ def test_a_rescaler_acts_after_it_whatever_was_attached_first(order: int) -> Non
         assert growth == pytest.approx(1.0, rel=1e-9)
 
 
-def test_by_hand_it_says_what_to_do() -> None:
+def test_calling_it_by_hand_says_what_to_do() -> None:
     with pytest.raises(TypeError, match=r"acts on an optimizer's step: call attach\(\)"):
         UPGD(zoo.build("mlp")).step()
 

@@ -58,7 +58,7 @@ def test_a_second_one_on_the_same_optimizer_is_told(name: str) -> None:
     assert first.optimizers == (optimizer,)
 
 
-def test_hooks_of_others_are_no_matter() -> None:
+def test_foreign_hooks_are_ignored() -> None:
     """A hook may belong to anything: a list that collects steps cannot be hashed."""
     model, seen = zoo.build("mlp"), []
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -67,7 +67,7 @@ def test_hooks_of_others_are_no_matter() -> None:
     assert L2(model).attach(optimizer).optimizers == (optimizer,)
 
 
-def test_two_that_share_the_work_are_no_mistake() -> None:
+def test_two_methods_on_different_parameters_do_not_warn() -> None:
     model, example = zoo.build("mlp"), zoo.batch("mlp")[0]
     optimizer = SGD(model.parameters(), lr=0.1)
     with warnings.catch_warnings():
@@ -79,7 +79,7 @@ def test_two_that_share_the_work_are_no_mistake() -> None:
         SWR(model, example, where=lambda name, _: name.startswith("2.")).attach(optimizer)
 
 
-def test_what_is_noticed_in_a_step_is_told_where_the_step_is() -> None:
+def test_warnings_in_a_step_point_to_the_line_of_the_step() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     optimizer = SGD(model.parameters(), lr=0.1)
     SWR(model, torch.randn(2, 4)).attach(optimizer)

@@ -37,7 +37,7 @@ def test_bias_has_the_bound_of_its_weight() -> None:
     }  # fmt: skip
 
 
-def test_attention_has_bounds_and_embeddings_have_none() -> None:
+def test_attention_weights_have_bounds_and_embeddings_do_not() -> None:
     model = nn.ModuleDict({"embed": nn.Embedding(7, 4), "attention": nn.MultiheadAttention(4, 2)})
     bounds = initial_bounds(model)
     assert "embed.weight" not in bounds
