@@ -83,7 +83,7 @@ def build(methods: int, seeds: int, tasks: int, epochs: int, limit: str, measure
 def coverage() -> None:
     """Print how often 95 % intervals of normal samples cover the true mean."""
     draw = np.random.default_rng(0)
-    for seeds in (2, 3, 4, 5, 10, 20):
+    for seeds in (3, 5, 10, 20):
         _, low, high = bands(draw.standard_normal((seeds, 10_000)))
         row(f"share of 95 % intervals of {seeds} seeds that cover the true mean", ((low <= 0) & (high >= 0)).mean(), "")
 

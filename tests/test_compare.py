@@ -48,7 +48,7 @@ def test_table_has_one_row_a_method_with_its_statistics(result: pliant.Compariso
     for label in table.index:
         values = [run.result["mean_train_accuracy"] for run in result.runs if run.config.label == label]
         assert table.loc[label, "mean"] == pytest.approx(numpy.mean(values))
-        assert table.loc[label, "low"] <= table.loc[label, "mean"] <= table.loc[label, "high"]
+    assert numpy.isnan(table[["low", "high"]]).all(axis=None)  # Two seeds give no interval.
     gaps = table["mean"] - table.loc["vanilla", "mean"]
     others = table.index != "vanilla"
     assert table["difference_to_vanilla"][others].to_numpy() == pytest.approx(gaps[others].to_numpy())

@@ -60,9 +60,7 @@ class ComparisonResult:
         rows = []
         for row in section.analysis.rows:
             number = row.numbers.get(section.analysis.headline)
-            vanilla, fresh = (
-                contrast and contrast.difference.interval for contrast in (row.against_vanilla, row.against_fresh)
-            )
+            vanilla, fresh = (contrast and contrast.interval for contrast in (row.against_vanilla, row.against_fresh))
             rows.append(
                 {
                     "method": row.contender.name,

@@ -84,7 +84,7 @@ def test_equal_means_are_as_good_as(tmp_path: Path) -> None:
 
 def test_a_zero_difference_has_no_negative_sign() -> None:
     gap = difference({0: 0.5, 1: 0.25}, {0: 0.25, 1: 0.5}).reversed
-    assert change(gap.interval.mean, "test_accuracy") == "+0.00 points"
+    assert change(gap.mean, "test_accuracy") == "+0.00 points"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -15,9 +15,9 @@ from pliant.experiments.report.statistics import (
     Interval,
     adjust,
     bands,
-    compare,
     difference,
     interval,
+    matching_level,
     rank_correlation,
     seeds_needed,
 )
@@ -25,38 +25,33 @@ from pliant.experiments.report.statistics import (
 numbers = st.floats(-1e3, 1e3, allow_nan=False)
 
 
-@pytest.mark.parametrize(("seeds", "share"), [(2, 0.5), (3, 0.75), (5, 0.91), (10, 0.94)])
-def test_coverage_of_intervals_by_number_of_seeds(seeds: int, share: float) -> None:
-    draws = np.random.default_rng(seeds).standard_normal((seeds, 3000))
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+def test_intervals_cover_the_mean_in_95_of_100_cases(seeds: int) -> None:
+    draws = np.random.default_rng(seeds).standard_normal((seeds, 10_000))
     _, low, high = bands(draws)
-    assert np.mean((low <= 0) & (high >= 0)) == pytest.approx(share, abs=0.02)
+    assert np.mean((low <= 0) & (high >= 0)) == pytest.approx(0.95, abs=0.01)
 
 
-def test_plain_percentile_intervals_cover_less() -> None:
-    draws = np.random.default_rng(0).standard_normal((5, 2000))
-    plain = stats.bootstrap((draws,), np.mean, axis=0, method="percentile", n_resamples=999, rng=0).confidence_interval
-    covered = np.mean((plain.low <= 0) & (plain.high >= 0))
-    _, low, high = bands(draws)
-    assert covered < 0.86 < np.mean((low <= 0) & (high >= 0))
-
-
-@given(st.lists(numbers, min_size=2, max_size=8))
-def test_an_interval_lies_within_its_values(values: list[float]) -> None:
+@given(st.lists(numbers, min_size=3, max_size=8))
+def test_an_interval_is_students(values: list[float]) -> None:
     found = interval(values)
-    slack = 1e-9 * max(1, *map(abs, values))
-    assert min(values) - slack <= found.low <= found.mean + slack
-    assert found.mean - slack <= found.high <= max(values) + slack
+    assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
     assert found.count == len(values)
+    assume(np.ptp(values) > 1e-6 * max(map(abs, values)))  # scipy warns of a loss of precision
+    ends = stats.ttest_1samp(values, 0.0).confidence_interval()
+    assert (found.low, found.high) == (pytest.approx(ends.low), pytest.approx(ends.high))
 
 
-def test_three_seeds_span_their_range() -> None:
-    found = interval([1.0, 2.0, 6.0])
-    assert (found.low, found.high) == (1.0, 6.0)
+def test_an_interval_stays_within_the_limits_of_a_mean() -> None:
+    found = interval([0.99, 1.0, 0.98], within=(0.0, 1.0))
+    assert found.low == pytest.approx(0.99 - 4.3026527 * 0.01 / math.sqrt(3))
+    assert found.high == 1.0
 
 
-def test_a_single_seed_has_no_interval() -> None:
-    found = interval([2.0])
-    assert (found.mean, found.count) == (2.0, 1)
+@pytest.mark.parametrize("values", [[2.0], [1.0, 3.0]])
+def test_one_or_two_seeds_have_no_interval(values: list[float]) -> None:
+    found = interval(values)
+    assert (found.mean, found.count) == (2.0, len(values))
     assert math.isnan(found.low)
     assert math.isnan(found.high)
 
@@ -70,8 +65,9 @@ def test_bands_use_the_seeds_with_values() -> None:
     values = np.array([[1.0, 2.0, np.nan, np.nan], [3.0, 4.0, 5.0, np.nan], [8.0, np.nan, np.nan, np.nan]])
     mean, low, high = bands(values)
     np.testing.assert_allclose(mean, [4.0, 3.0, 5.0, np.nan])
-    np.testing.assert_allclose(low, [1.0, 2.0, np.nan, np.nan])
-    np.testing.assert_allclose(high, [8.0, 4.0, np.nan, np.nan])
+    ends = stats.ttest_1samp([1.0, 3.0, 8.0], 0.0).confidence_interval()
+    np.testing.assert_allclose(low, [ends.low, np.nan, np.nan, np.nan])
+    np.testing.assert_allclose(high, [ends.high, np.nan, np.nan, np.nan])
 
 
 def test_paired_differences_agree_with_scipy() -> None:
@@ -82,22 +78,28 @@ def test_paired_differences_agree_with_scipy() -> None:
     found = difference(first, second)
     assert found.paired
     assert found.p == pytest.approx(stats.ttest_rel(x, y).pvalue, rel=1e-9)
-    assert found.interval.mean == pytest.approx(np.mean(x - y))
-    assert found.scatter == pytest.approx(np.std(x - y, ddof=1))
+    assert found.mean == pytest.approx(np.mean(x - y))
+    for level in (0.05, 0.01):
+        ends = stats.ttest_rel(x, y).confidence_interval(1 - level)
+        assert found.interval(level).low == pytest.approx(ends.low)
+        assert found.interval(level).high == pytest.approx(ends.high)
 
 
 def test_only_shared_seeds_are_paired() -> None:
     first = {0: 1.0, 1: 2.0, 2: 3.5, 9: 100.0}
     second = {0: 0.5, 1: 1.8, 2: 2.5, 8: -100.0}
-    assert compare(first, second) == pytest.approx(stats.ttest_rel([1.0, 2.0, 3.5], [0.5, 1.8, 2.5]).pvalue)
+    found = difference(first, second)
+    assert found.p == pytest.approx(stats.ttest_rel([1.0, 2.0, 3.5], [0.5, 1.8, 2.5]).pvalue)
 
 
 def test_without_shared_seeds_welchs_test_is_used() -> None:
-    found = difference({0: 1.0, 1: 2.0, 2: 3.0}, {5: 4.0, 6: 6.0})
+    found = difference({0: 1.0, 1: 2.0, 2: 3.0}, {5: 4.0, 6: 6.0, 7: 9.0, 8: 5.0})
+    expected = stats.ttest_ind([1, 2, 3], [4, 6, 9, 5], equal_var=False)
     assert not found.paired
-    assert found.p == pytest.approx(stats.ttest_ind([1, 2, 3], [4, 6], equal_var=False).pvalue)
-    assert found.interval.mean == -3.0
-    assert found.interval.low < -3.0 < found.interval.high
+    assert found.p == pytest.approx(expected.pvalue)
+    assert found.mean == -4.0
+    ends = expected.confidence_interval()
+    assert (found.interval().low, found.interval().high) == (pytest.approx(ends.low), pytest.approx(ends.high))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_without_shared_seeds_welchs_test_is_used() -> None:
 def test_too_few_seeds_are_not_tested(first: dict[int, float], second: dict[int, float]) -> None:
     found = difference(first, second)
     assert math.isnan(found.p)
-    assert math.isnan(found.interval.low)
+    assert math.isnan(found.interval().low)
 
 
 @given(st.integers(2, 8), st.sampled_from([0.01, 0.1, -0.3]))
@@ -114,13 +116,16 @@ def test_equal_differences_use_a_sign_test(seeds: int, gap: float) -> None:
     # 0.1 + 0.2 style rounding leaves a scatter of 1e-17, from which a t-test would conclude anything.
     second = {seed: 0.1 * (seed + 1) for seed in range(seeds)}
     first = {seed: value + gap for seed, value in second.items()}
-    assert compare(first, second) == pytest.approx(2.0 ** (1 - seeds))
+    found = difference(first, second)
+    assert found.p == pytest.approx(2.0 ** (1 - seeds))
+    assert math.isnan(found.interval().low)  # The t interval would be a point that excludes zero.
 
 
 def test_ties_have_p_value_one() -> None:
     same = {0: 0.5, 1: 0.5, 2: 0.5}
-    assert compare(same, dict(same)) == 1.0
-    assert math.isnan(compare(same, {7: 0.5, 8: 0.5}))
+    assert difference(same, dict(same)).p == 1.0
+    assert difference(same, dict(same)).interval() == Interval(0.0, 0.0, 0.0, 3)
+    assert math.isnan(difference(same, {7: 0.5, 8: 0.5}).p)
 
 
 def test_holm_correction_by_hand() -> None:
@@ -138,8 +143,19 @@ def test_correction_never_lowers_p_values_and_keeps_their_order(p_values: list[f
         assert (p < q) <= (a <= b)
 
 
+@given(st.lists(st.tuples(st.floats(-3, 3), st.floats(0.01, 3)), min_size=1, max_size=8), st.integers(3, 9))
+def test_intervals_decide_as_the_corrected_tests(family: list[tuple[float, float]], seeds: int) -> None:
+    gaps = [Difference(mean, error, seeds - 1, seeds, True) for mean, error in family]
+    for gap, p in zip(gaps, adjust([gap.p for gap in gaps]), strict=True):
+        assume(abs(p - LEVEL) > 1e-9)
+        level = matching_level(gap.p, p, len(gaps))
+        assert LEVEL / len(gaps) * (1 - 1e-9) <= level <= LEVEL * (1 + 1e-9)
+        ends = gap.interval(level)
+        assert (ends.low > 0 or ends.high < 0) == (p < LEVEL)
+
+
 def planted(effect: float, seeds: int = 3) -> Difference:
-    return Difference(Interval(effect, math.nan, math.nan, seeds), 0.5, True, 1.0)
+    return Difference(effect, 1 / math.sqrt(seeds), seeds - 1, seeds, True)
 
 
 @pytest.mark.parametrize(("effect", "comparisons"), [(1.5, 1), (0.8, 1), (0.8, 6), (5.0, 3), (20.0, 3)])

@@ -9,16 +9,16 @@ from functools import cached_property
 from typing import Literal
 
 from pliant.experiments.report.comparison import Comparison, Contender
-from pliant.experiments.report.formatting import direction
+from pliant.experiments.report.formatting import direction, limits
+from pliant.experiments.report.histories import at_task_ends, read_history
 from pliant.experiments.report.statistics import (
     LEVEL,
     Difference,
     Interval,
     adjust,
-    compare,
     difference,
     interval,
-    mean_difference,
+    matching_level,
 )
 from pliant.experiments.store import Run
 
@@ -38,6 +38,11 @@ class Contrast:
     difference: Difference
     p: float
     family: int
+
+    @property
+    def interval(self) -> Interval:
+        """The interval of the difference; it excludes zero exactly if the difference is significant."""
+        return self.difference.interval(matching_level(self.difference.p, self.p, self.family))
 
     @property
     def significant(self) -> bool:
@@ -67,6 +72,21 @@ class Cost:
     time: float
     bytes: float
     memory: float
+
+
+@dataclass(frozen=True)
+class Trend:
+    """How a metric changed over tasks of equal difficulty.
+
+    Args:
+        first: The mean over seeds at the end of the first task.
+        last: The mean over seeds at the end of the last task.
+        declining: Whether the last is significantly worse, by a test paired by seed.
+    """
+
+    first: float
+    last: float
+    declining: bool
 
 
 @dataclass(frozen=True)
@@ -148,7 +168,30 @@ class Analysis:
 
     def wins(self, contrast: Contrast) -> bool:
         """Return whether the first of the two is significantly better."""
-        return contrast.significant and direction(self.headline) * contrast.difference.interval.mean > 0
+        return contrast.significant and direction(self.headline) * contrast.difference.mean > 0
+
+    @property
+    def last_task(self) -> str | None:
+        """The metric of the last task, if the headline is a mean over tasks."""
+        name = self.headline.replace("mean_", "final_", 1)
+        return name if name != self.headline and name in self.metrics else None
+
+    def trend(self, contender: Contender) -> Trend | None:
+        """Compare a contender's last task with its first; None if the tasks differ in difficulty or in no record."""
+        if self.last_task is None or not self.comparison.tasks_alike:
+            return None
+        try:
+            histories = [read_history(run) for run in contender.runs if run.status == "finished"]
+        except (ValueError, KeyError, TypeError, OSError):
+            return None  # The page lists the file among those that cannot be read.
+        ends = at_task_ends(histories, self.comparison.metric)
+        known = [(each.seed, row) for each, row in zip(histories, ends.tolist(), strict=True) if row]
+        firsts, lasts = ({seed: row[place] for seed, row in known} for place in (0, -1))
+        if not known or not all(map(math.isfinite, (*firsts.values(), *lasts.values()))):
+            return None
+        gap = difference(lasts, firsts)
+        worse = gap.p < LEVEL and direction(self.headline) * gap.mean < 0
+        return Trend(statistics.fmean(firsts.values()), statistics.fmean(lasts.values()), worse)
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -160,7 +203,7 @@ class Analysis:
             Row(
                 contender=contender,
                 numbers={
-                    metric: interval(list(values.values()))
+                    metric: interval(list(values.values()), limits(metric))
                     for metric in self.metrics
                     if (values := contender.values(metric))
                 },
@@ -212,17 +255,17 @@ class Analysis:
         """Mark the best of each metric, or mark as tied the best and all that do not differ significantly from it."""
         wins = {(self.headline, name): self.wins(contrast) for name, contrast in self.rivals.items()}
         leaders = {self.headline: self.candidates[0].name} if self.rivals else {}
-        pairs: dict[tuple[str, str], tuple[dict[int, float], dict[int, float]]] = {}
+        gaps: dict[tuple[str, str], Difference] = {}
         for metric in self.metrics:
             known = [candidate for candidate in self.candidates if candidate.values(metric)]
             able = _sorted(known, metric, _shared_seeds(known, metric))
             if metric != self.headline and len(able) > 1:
                 leaders[metric] = able[0].name
                 first = able[0].values(metric)
-                pairs |= {(metric, rival.name): (first, rival.values(metric)) for rival in able[1:]}
+                gaps |= {(metric, rival.name): difference(first, rival.values(metric)) for rival in able[1:]}
         # The headline has families of its own. All other metrics together form one family.
-        for (key, pair), p in zip(pairs.items(), adjust([compare(*pair) for pair in pairs.values()]), strict=True):
-            wins[key] = p < LEVEL and direction(key[0]) * mean_difference(*pair) > 0
+        for (key, gap), p in zip(gaps.items(), adjust([gap.p for gap in gaps.values()]), strict=True):
+            wins[key] = p < LEVEL and direction(key[0]) * gap.mean > 0
         marks: dict[str, dict[str, Mark]] = defaultdict(dict)
         for metric, leader in leaders.items():
             rivals = [name for which, name in wins if which == metric]
@@ -253,10 +296,11 @@ class Analysis:
 
 
 def _distinct(comparison: Comparison) -> list[str]:
-    """Return the metrics: the headline, metrics of the same kind, the rest. Always equal metrics appear once."""
+    """Return the metrics: the headline, its last task, metrics of its kind, the rest. Equal metrics appear once."""
     columns: dict[tuple[float | None, ...], str] = {}
     headline, kind = comparison.headline, comparison.headline.partition("_")[0]
-    for metric in sorted(comparison.metrics, key=lambda name: (name != headline, not name.startswith(kind))):
+    last = headline.replace("mean_", "final_", 1)
+    for metric in sorted(comparison.metrics, key=lambda m: (m != headline, m != last, not m.startswith(kind))):
         columns.setdefault(tuple(run.result.get(metric) for run in comparison.runs), metric)
     return list(columns.values())
 

@@ -12,6 +12,7 @@ from pliant.experiments.report.formatting import (
     brief,
     change,
     count,
+    direction,
     enumerate_names,
     name_of,
     probability,
@@ -19,14 +20,11 @@ from pliant.experiments.report.formatting import (
     size,
     span,
 )
-from pliant.experiments.report.statistics import MANY_SEEDS, POWER, seeds_needed
+from pliant.experiments.report.statistics import LEVEL, MANY_SEEDS, POWER, difference, seeds_needed
 from pliant.experiments.run_config import describe
 from pliant.experiments.selection import is_tied
 
 Certainty = Literal["clear", "unclear", "none"]
-
-FEW_SEEDS = 4
-"""With at most this many seeds, 95 % intervals are too narrow."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +53,12 @@ def answer(analysis: Analysis) -> Answer:
     verdict, certainty = _judge(analysis, best)
     reasons = [
         _evidence_sentence(analysis, best),
+        _last_task_sentence(analysis, best),
         _ranking_sentence(analysis),
         _difference_sentence(analysis, best),
-        *_caveats(analysis, best),
+        *_caveats(analysis),
     ]
-    return Answer(verdict, tuple(filter(None, reasons)), certainty)
+    return Answer(f"{verdict} {_trend_sentence(analysis, best)}".rstrip(), tuple(filter(None, reasons)), certainty)
 
 
 def _judge(analysis: Analysis, best: Contender) -> tuple[str, Certainty]:
@@ -95,6 +94,36 @@ def _judge(analysis: Analysis, best: Contender) -> tuple[str, Certainty]:
         every = "every other method with a result" if lacking else "every other method"
         return f"Use {name}: {reached}, better than {every}, {above}.", certainty
     return f"{name} has the best mean, {reached}, but does not differ significantly from others.", "unclear"
+
+
+def _trend_sentence(analysis: Analysis, best: Contender) -> str:
+    """Say that the best contender gets worse from task to task, if it does."""
+    trend = analysis.trend(best)
+    if trend is None or not trend.declining:
+        return ""
+    name = "Plain training" if best.role == "vanilla" else best.name
+    course = " → ".join(brief(value, analysis.headline) for value in (trend.first, trend.last))
+    return f"{name} is best on average, but still declining: {course} from the first to the last task."
+
+
+def _last_task_sentence(analysis: Analysis, best: Contender) -> str:
+    """Name a contender that is significantly better than the best on the last task."""
+    metric = analysis.last_task
+    if metric is None or not best.values(metric):
+        return ""
+    own = best.values(metric)
+    ahead = {}
+    for other in analysis.candidates:
+        if other is not best and (values := other.values(metric)):
+            gap = difference(values, own)
+            if gap.p < LEVEL and direction(metric) * gap.mean > 0:
+                ahead[other.name] = fmean(values.values())
+    if not ahead:
+        return ""
+    name = max(ahead, key=lambda name: direction(metric) * ahead[name])
+    return (
+        f"On the last task {name} is better: {brief(ahead[name], metric)} against {brief(fmean(own.values()), metric)}."
+    )
 
 
 def _without_result(analysis: Analysis) -> list[str]:
@@ -159,7 +188,7 @@ def _above(references: Sequence[tuple[Contrast, str]], headline: str) -> str:
     """Say how far the best contender is above or below its references."""
     parts = []
     for contrast, reference in references:
-        mean = contrast.difference.interval.mean
+        mean = contrast.difference.mean
         gap = f"{size(mean, headline)} {'above' if mean > 0 else 'below'}" if mean else "as good as"
         parts.append(f"{gap} {reference}")
     return " and ".join(parts)
@@ -195,20 +224,22 @@ def _difference_sentence(analysis: Analysis, best: Contender) -> str:
     references = _references(analysis, best)
     parts, paired = [], True
     for contrast, reference in references:
-        if not (ends := span(contrast.difference.interval, analysis.headline, signed=True)):
+        if math.isnan(contrast.p):
             continue
+        ends = span(contrast.interval, analysis.headline, signed=True)
+        within = f"95 % interval {ends}; " if ends else ""
         qualified = "" if contrast.significant else ", not significant"
         if not contrast.difference.paired:
             paired, qualified = False, f"{qualified}, over different seeds"
         parts.append(
-            f"{change(contrast.difference.interval.mean, analysis.headline)} against {reference} "
-            f"(95 % interval {ends}; {probability(contrast.p)}{qualified})"
+            f"{change(contrast.difference.mean, analysis.headline)} against {reference} "
+            f"({within}{probability(contrast.p)}{qualified})"
         )
     if not parts:
         return ""
     families = dict.fromkeys(contrast.family for contrast, _ in references)
     comparisons = " and ".join(map(str, families))
-    corrected = f" p-values are corrected for {comparisons} comparisons." if max(families) > 1 else ""
+    corrected = f" Intervals and p-values are corrected for {comparisons} comparisons." if max(families) > 1 else ""
     return f"{'Paired by seed' if paired else 'Differences'}: {' and '.join(parts)}.{corrected}"
 
 
@@ -217,7 +248,7 @@ def _evidence_sentence(analysis: Analysis, best: Contender) -> str:
     rivals = analysis.rivals
     if not rivals:
         return ""
-    if all(contrast.difference.interval.count < 2 for contrast in rivals.values()):
+    if all(contrast.difference.count < 2 for contrast in rivals.values()):
         return "The evidence is not enough: one seed cannot separate an effect from chance. Run at least five."
     better = [name for name, contrast in rivals.items() if analysis.wins(contrast.reversed)]
     if better:
@@ -227,7 +258,7 @@ def _evidence_sentence(analysis: Analysis, best: Contender) -> str:
             "that both have, but not on the seeds that all methods have. Finish the missing seeds."
         )
     tied = [name for name, contrast in rivals.items() if not analysis.wins(contrast)]
-    seeds = count(min(rivals[name].difference.interval.count for name in tied or rivals), "seed")
+    seeds = count(min(rivals[name].difference.count for name in tied or rivals), "seed")
     if not tied:
         every = "every other method with a result" if _without_result(analysis) else "every other method"
         others = every if len(rivals) > 1 else next(iter(rivals))
@@ -241,7 +272,7 @@ def _evidence_sentence(analysis: Analysis, best: Contender) -> str:
 def _seeds_to_add(contrast: Contrast, rival: str) -> str:
     """Say how many more seeds would separate the best contender from a rival."""
     gap = contrast.difference
-    if gap.interval.mean == 0:
+    if gap.mean == 0:
         return f"{rival} has the same mean"
     if not gap.paired:
         return f"runs of {rival} with the same seeds would show more"
@@ -249,9 +280,9 @@ def _seeds_to_add(contrast: Contrast, rival: str) -> str:
     if needed is None:
         return f"not even {MANY_SEEDS} seeds would separate it from {rival} if the difference is as small as observed"
     condition = f"{100 * POWER:.0f} % power, if the difference is as large as observed"
-    if gap.scatter == 0:
+    if gap.error == 0:
         condition = "by a sign test, if all differences stay equal"
-    more = max(1, needed - gap.interval.count)
+    more = max(1, needed - gap.count)
     return f"about {more} more would separate it from {rival} ({condition})"
 
 
@@ -271,7 +302,7 @@ _LEARNED = 0.7
 """Below this training accuracy, methods may differ in speed of learning rather than in what they reach."""
 
 
-def _caveats(analysis: Analysis, best: Contender) -> list[str]:
+def _caveats(analysis: Analysis) -> list[str]:
     comparison = analysis.comparison
     found = list(comparison.mixed)
     fitted = [fmean(parts.values()) for each in comparison.contenders if (parts := each.values(_FITTED))]
@@ -279,12 +310,6 @@ def _caveats(analysis: Analysis, best: Contender) -> list[str]:
         found.append(
             f"At the end even the best method fits only {100 * max(fitted):.0f} % of its training examples: more "
             "epochs or a smaller training.batch_size may change the ranking."
-        )
-    seeds = len(best.values(analysis.headline))
-    if 2 <= seeds <= FEW_SEEDS:
-        found.append(
-            f"With {seeds} seeds the intervals are little wider than the range of the seeds and cover the true mean "
-            f"in about {math.floor(100 - 100 * 2.0 ** (1 - seeds))} % of cases, not 95 %."
         )
     found += [
         f"{contender.name} diverged on {contender.diverged} of {count(len(contender.runs), 'seed')} and is excluded."

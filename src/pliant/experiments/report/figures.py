@@ -16,8 +16,9 @@ import vl_convert
 
 from pliant._files import write_atomically
 from pliant.experiments.report.chart_style import Series, print_config
-from pliant.experiments.report.formatting import is_share, number
+from pliant.experiments.report.formatting import is_share, limits, number
 from pliant.experiments.report.histories import Curve, Histories, average, gather
+from pliant.experiments.report.statistics import ANYTHING
 
 HEIGHT = 300
 WIDTH = 640
@@ -120,7 +121,8 @@ def average_curves(
 ) -> dict[str, Curve]:
     """Return the mean over seeds of a metric, by the keys of the series that have it."""
     gathered = {each.key: gather(histories.of[each.name], name, points=points, measure=measure) for each in series}
-    return {key: average(samples) for key, samples in gathered.items() if samples is not None}
+    within = ANYTHING if measure else limits(name)
+    return {key: average(samples, within) for key, samples in gathered.items() if samples is not None}
 
 
 def inline(columns: dict[str, str], rows: Iterable[Sequence[Any]]) -> alt.InlineData:

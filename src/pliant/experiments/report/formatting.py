@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from pliant.experiments.report.statistics import LEVEL, Interval
+from pliant.experiments.report.statistics import ANYTHING, LEVEL, Interval
 
 _NAMES = {
     "final_test_accuracy": "final test accuracy",
@@ -34,6 +34,11 @@ def name_of(metric: str) -> str:
 def is_share(metric: str) -> bool:
     """Return whether a metric is a fraction, written in percent."""
     return metric.endswith("accuracy") or metric in ("error", "test_error", "train_error")
+
+
+def limits(metric: str) -> tuple[float, float]:
+    """Return the smallest and largest possible value of a metric."""
+    return (0.0, 1.0) if is_share(metric) else ANYTHING
 
 
 def direction(metric: str) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pliant.experiments.report.comparison import Broken, Comparison
-from pliant.experiments.report.statistics import Floats, bands
+from pliant.experiments.report.statistics import ANYTHING, Floats, bands
 from pliant.experiments.store import Run, read_lines
 
 ENTRY = "entry_"
@@ -221,9 +221,9 @@ def gather(histories: Sequence[History], name: str, *, points: int, measure: boo
     )
 
 
-def average(samples: Samples) -> Curve:
-    """Average over seeds, with 95 % intervals."""
-    return Curve(samples.x, samples.task, samples.epoch, *bands(samples.values))
+def average(samples: Samples, within: tuple[float, float] = ANYTHING) -> Curve:
+    """Average over seeds, with 95 % intervals that stay within the limits of the metric."""
+    return Curve(samples.x, samples.task, samples.epoch, *bands(samples.values, within))
 
 
 def at_task_ends(histories: Sequence[History], name: str) -> Floats:

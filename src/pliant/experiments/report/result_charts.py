@@ -26,9 +26,9 @@ from pliant.experiments.report.figures import (
     lines,
     shown_parameter,
 )
-from pliant.experiments.report.formatting import change, direction, is_share, name_of, number, probability, span
+from pliant.experiments.report.formatting import change, direction, is_share, limits, name_of, number, probability, span
 from pliant.experiments.report.histories import MANY_TASKS, Curve, Histories, Samples, at_task_ends, average
-from pliant.experiments.report.statistics import Floats, interval
+from pliant.experiments.report.statistics import ANYTHING, Floats, interval
 from pliant.experiments.store import Run
 
 _ROWS = 16_000
@@ -50,7 +50,7 @@ def differences(analysis: Analysis, series: Sequence[Series]) -> Figure | None:
             continue
         key, name = key_of[row.contender.name], row.contender.name
         if row.against_vanilla is not None:
-            estimate, p = row.against_vanilla.difference.interval, row.against_vanilla.p
+            estimate, p = row.against_vanilla.interval, row.against_vanilla.p
             values = {seed: value - reference[seed] for seed, value in values.items() if seed in reference}
             written = [change(estimate.mean, analysis.headline), span(estimate, analysis.headline, signed=True)]
             table.append([name, *written, probability(p)])
@@ -68,10 +68,15 @@ def differences(analysis: Analysis, series: Sequence[Series]) -> Figure | None:
         name="differences",
         title="Difference to plain training" if reference else "Results",
         note=f"{name_of(analysis.headline).capitalize()}: dots are means, bars 95 % intervals, ticks single seeds"
-        + (", each minus plain training with the same seed." if reference else "."),
+        + (_NOTE_ON_DIFFERENCES if reference else "."),
         chart=chart,
         table=Table(["method", "difference" if reference else "mean", "95 % interval", "p, corrected"], table),
     )
+
+
+_NOTE_ON_DIFFERENCES = (
+    ", each minus plain training with the same seed. A bar that crosses zero is not a significant difference."
+)
 
 
 def _dot_plot(
@@ -173,7 +178,7 @@ def task_ends(comparison: Comparison, histories: Histories, series: Sequence[Ser
     shown_as = metric.replace("accuracy", "error") if share else metric
     ends = {each.key: at_task_ends(histories.of[each.name], metric) for each in series}
     ends = {key: 1 - table if share else table for key, table in ends.items()}
-    curves = {key: curve for key, table in ends.items() if (curve := _over_tasks(table)) is not None}
+    curves = {key: curve for key, table in ends.items() if (curve := _over_tasks(table, limits(shown_as))) is not None}
     if not curves:
         return []
     fresh, points = comparison.baseline("fresh"), histories.tasks <= 40
@@ -214,12 +219,12 @@ def _note_on_tasks(alike: bool) -> str:
     )
 
 
-def _over_tasks(table: Floats) -> Curve | None:
+def _over_tasks(table: Floats, within: tuple[float, float] = ANYTHING) -> Curve | None:
     """Average a table of seeds × tasks over seeds."""
     known = np.flatnonzero(np.isfinite(table).any(axis=0))
     if len(known) == 0:
         return None
-    return average(Samples((known + 1).astype(np.float64), known, np.zeros_like(known), table[:, known]))
+    return average(Samples((known + 1).astype(np.float64), known, np.zeros_like(known), table[:, known]), within)
 
 
 def _gaps_to_fresh(
@@ -315,7 +320,7 @@ def _sensitivity_figure(
     chosen = comparison.choices.get(label, {}).get("chosen")
     rows, table = [], []
     for trial in trials:
-        estimate = interval(trial.scores)
+        estimate = interval(trial.scores, limits(metric))
         rows.append([key, str(trial.value), estimate.mean, estimate.low, estimate.high, str(trial.settings == chosen)])
         written = [number(estimate.mean, metric), span(estimate, metric)]
         table.append([f"{trial.value}", *written, "chosen" if trial.settings == chosen else ""])

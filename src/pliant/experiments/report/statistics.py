@@ -1,17 +1,14 @@
 """Statistics over seeds: intervals, tests, corrections, and the number of seeds that would be enough.
 
-scipy and statsmodels do the computations. The choices made here:
+Student's t gives both the intervals and the tests, so that they always agree:
 
-- Intervals are expanded percentile bootstrap intervals over seeds (Hesterberg 2015, "What teachers should know about
-  the bootstrap"). Plain percentiles are too narrow by √((n−1)/n) and use the normal quantile instead of Student's.
-  With two or three seeds the interval is their range, which covers the mean of a symmetric distribution in 1 − 2^(1−n)
-  of all cases.
 - Two methods are compared by Student's paired t-test on the seeds that both have, because runs of one seed share data
   order, initial weights and tasks. Rank and sign tests cannot reach 5 % with fewer than six seeds.
-- Families of tests are corrected by Holm's procedure.
+- Families of tests are corrected by Holm's procedure. The interval of a difference uses the level at which Holm's
+  procedure tests it: the interval excludes zero exactly if the corrected p-value is below 5 %.
+- With two seeds there is no interval: Student's would reach 13 standard errors to each side.
 """
 
-import gc
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
-from statsmodels.stats.multitest import multipletests
 
 Floats = NDArray[np.float64]
 
@@ -29,23 +25,23 @@ POWER = 0.8
 """The power for which `seeds_needed` plans."""
 MANY_SEEDS = 1000
 """The most seeds that `seeds_needed` suggests."""
+ANYTHING = (-math.inf, math.inf)
+"""The limits of a mean that may be any number."""
 
-_RESAMPLES = 9999
-_BAND_RESAMPLES = 999
-_BATCH = 20_000_000
-"""The most numbers to resample at a time; bounds memory."""
+_FEWEST = 3
+"""The fewest seeds that give an interval."""
 _ROUNDING = 1e-9
 """Differences below this fraction of the values are rounding errors."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over seeds and its 95 % interval.
+    """A mean over seeds and its interval.
 
     Args:
         mean: The mean.
-        low: The lower end; NaN for a single value.
-        high: The upper end; NaN for a single value.
+        low: The lower end; NaN for fewer than three values.
+        high: The upper end; NaN for fewer than three values.
         count: The number of values.
     """
 
@@ -60,164 +56,135 @@ class Difference:
     """The difference of two methods: mean of the first minus mean of the second.
 
     Args:
-        interval: The difference; its ends are NaN with too few seeds.
-        p: The uncorrected p-value; NaN if a test is impossible.
+        mean: The difference.
+        error: Its standard error; 0 if all paired differences are equal up to rounding, NaN if it is unknown.
+        freedom: The degrees of freedom of the error.
+        count: The number of seeds: the shared ones, or if unpaired the fewer of the two.
         paired: Whether the difference is paired by seed.
-        scatter: Standard deviation of the paired differences; 0 if they are equal up to rounding, NaN if unpaired.
     """
 
-    interval: Interval
-    p: float
+    mean: float
+    error: float
+    freedom: float
+    count: int
     paired: bool
-    scatter: float
 
     @property
     def reversed(self) -> "Difference":
         """The second minus the first."""
-        gap = self.interval
-        mean, low, high = (
-            0.0 - value for value in (gap.mean, gap.high, gap.low)
-        )  # 0.0 − x, because −x turns 0 into −0.
-        return Difference(Interval(mean, low, high, gap.count), self.p, self.paired, self.scatter)
+        # 0.0 − x, because −x turns 0 into −0.
+        return Difference(0.0 - self.mean, self.error, self.freedom, self.count, self.paired)
+
+    @property
+    def p(self) -> float:
+        """The uncorrected p-value; NaN if a test is impossible.
+
+        Differences that are all equal have no variance for a t-test. They are tested by a sign test instead.
+        """
+        if self.error == 0:
+            return 1.0 if self.mean == 0 else float(stats.binomtest(self.count, self.count).pvalue)
+        return float(2 * stats.t.sf(abs(self.mean) / self.error, self.freedom))
+
+    def interval(self, level: float = LEVEL) -> Interval:
+        """Return the interval that excludes zero exactly if `p` is below a level; NaN if there is no such interval."""
+        reach = float(stats.t.isf(level / 2, self.freedom)) * self.error
+        if self.count < _FEWEST or (self.error == 0 and self.mean != 0):
+            reach = math.nan
+        return Interval(self.mean, self.mean - reach, self.mean + reach, self.count)
 
 
-def interval(values: Sequence[float]) -> Interval:
-    """Estimate a mean with its 95 % bootstrap interval over seeds.
+def interval(values: Sequence[float], within: tuple[float, float] = ANYTHING) -> Interval:
+    """Estimate a mean with Student's 95 % interval over seeds.
 
     Args:
         values: A finite number for each seed, at least one.
+        within: The smallest and largest possible mean.
 
     Example:
-        >>> interval([3.0, 3.0, 3.0])
-        Interval(mean=3.0, low=3.0, high=3.0, count=3)
+        >>> interval([2.0, 2.0, 2.0]), round(interval([1.0, 2.0, 3.0]).high, 3)
+        (Interval(mean=2.0, low=2.0, high=2.0, count=3), 4.484)
     """
     if len(values) == 0:
         raise ValueError("values is empty; a mean needs at least one")
-    sample = np.asarray(values, dtype=float)
-    low, high = _bootstrap(sample[:, None], _RESAMPLES)
-    return Interval(float(sample.mean()), float(low[0]), float(high[0]), len(sample))
+    mean, low, high = (float(each[0]) for each in bands(np.asarray(values, dtype=float)[:, None], within))
+    return Interval(mean, low, high, len(values))
 
 
-def bands(values: Floats) -> tuple[Floats, Floats, Floats]:
-    """Estimate the mean at every point of a curve with its 95 % bootstrap interval over seeds.
+def bands(values: Floats, within: tuple[float, float] = ANYTHING) -> tuple[Floats, Floats, Floats]:
+    """Estimate the mean at every point of a curve with Student's 95 % interval over seeds.
 
     Args:
         values: [seeds, points]; NaN where a seed has no value.
+        within: The smallest and largest possible mean.
 
     Returns:
-        Mean, lower end and upper end at every point, over the seeds with a value there. They are NaN without a value;
-        the ends are also NaN with only one.
+        Mean, lower end and upper end at every point, over the seeds with a value there. The mean is NaN without a
+        value; the ends are NaN with fewer than three.
     """
-    points = values.shape[1]
-    mean, low, high = (np.full(points, np.nan) for _ in range(3))
-    present = np.isfinite(values)
-    # Points with values from the same seeds are resampled together.
-    patterns, group_of = np.unique(present, axis=1, return_inverse=True)
-    for group in range(patterns.shape[1]):
-        seeds, columns = patterns[:, group], np.flatnonzero(group_of.reshape(-1) == group)
-        if seeds.any():
-            sample = values[np.ix_(seeds, columns)]
-            mean[columns] = sample.mean(axis=0)
-            low[columns], high[columns] = _bootstrap(sample, _BAND_RESAMPLES)
-    return mean, low, high
+    count = np.isfinite(values).sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.nansum(values, axis=0) / count
+        scatter = np.sqrt(np.nansum((values - mean) ** 2, axis=0) / (count - 1))
+        reach = np.where(count < _FEWEST, np.nan, stats.t.isf(LEVEL / 2, count - 1) * scatter / np.sqrt(count))
+    return mean, np.maximum(mean - reach, within[0]), np.minimum(mean + reach, within[1])
 
 
 def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Difference:
-    """Compare two methods on their shared seeds, or on all seeds if they share fewer than two.
+    """Compare two methods on their shared seeds, or by Welch's test on all seeds if they share fewer than two.
 
     Args:
         first: A value for each seed, at least one.
         second: A value for each seed, at least one.
 
     Example:
-        >>> round(difference({0: 3.0, 1: 5.0, 2: 7.0}, {0: 2.0, 1: 3.0, 2: 4.0}).p, 4)
-        0.0742
+        >>> found = difference({0: 3.0, 1: 5.0, 2: 7.0, 9: 100.0}, {0: 2.0, 1: 3.0, 2: 4.0})
+        >>> found.mean, round(found.p, 4)
+        (2.0, 0.0742)
     """
-    p = compare(first, second)
     shared = sorted(first.keys() & second.keys())
     if len(shared) >= 2:
-        gaps, rounding = _gaps(first, second, shared)
-        scatter = float(np.std(gaps, ddof=1)) if np.ptp(gaps) > rounding else 0.0
-        return Difference(interval(gaps.tolist()), p, True, scatter)
+        pairs = np.array([(first[seed], second[seed]) for seed in shared])
+        gaps, rounding = pairs[:, 0] - pairs[:, 1], _ROUNDING * np.abs(pairs).max()
+        mean, error = float(gaps.mean()), float(stats.sem(gaps))
+        if np.ptp(gaps) <= rounding:
+            mean, error = mean if abs(mean) > rounding else 0.0, 0.0
+        return Difference(mean, error, len(shared) - 1, len(shared), True)
     x, y = (np.array(list(values.values())) for values in (first, second))
-    mean, count = mean_difference(first, second), min(len(x), len(y))
-    if count < 2:
-        return Difference(Interval(mean, math.nan, math.nan, count), p, False, math.nan)
-    ends = stats.bootstrap(
-        (x, y),
-        lambda a, b, axis: a.mean(axis=axis) - b.mean(axis=axis),
-        confidence_level=_expanded_level(count),
-        n_resamples=_RESAMPLES,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return Difference(Interval(mean, float(ends.low), float(ends.high), count), p, False, math.nan)
-
-
-def mean_difference(first: Mapping[int, float], second: Mapping[int, float]) -> float:
-    """Return the mean of the first minus that of the second, over the seeds that `compare` tests.
-
-    Example:
-        >>> mean_difference({0: 3.0, 1: 5.0, 2: 100.0}, {0: 2.0, 1: 3.0})
-        1.5
-    """
-    shared = sorted(first.keys() & second.keys())
-    if len(shared) >= 2:
-        return float(np.mean([first[seed] - second[seed] for seed in shared]))
-    return float(np.mean(list(first.values())) - np.mean(list(second.values())))
-
-
-def compare(first: Mapping[int, float], second: Mapping[int, float]) -> float:
-    """Test whether two methods differ: Student's paired t-test, or Welch's if they share fewer than two seeds.
-
-    Differences that are all equal have no variance for a t-test. They are tested by a sign test instead.
-
-    Args:
-        first: A value for each seed.
-        second: A value for each seed.
-
-    Returns:
-        The p-value; NaN if there are too few seeds.
-
-    Example:
-        >>> compare({0: 0.9, 1: 0.8, 2: 0.7}, {0: 0.8, 1: 0.7, 2: 0.6})
-        0.25
-    """
-    shared = sorted(first.keys() & second.keys())
-    if len(shared) >= 2:
-        gaps, rounding = _gaps(first, second, shared)
-        if np.ptp(gaps) > rounding:
-            return float(stats.ttest_1samp(gaps, 0.0).pvalue)
-        return 1.0 if abs(gaps[0]) <= rounding else float(stats.binomtest(len(gaps), len(gaps)).pvalue)
-    x, y = (np.array(list(values.values())) for values in (first, second))
-    if min(len(x), len(y)) < 2 or max(np.ptp(x), np.ptp(y)) <= _ROUNDING * np.abs([*x, *y]).max():
-        return math.nan
-    return float(stats.ttest_ind(x, y, equal_var=False).pvalue)
-
-
-def _gaps(first: Mapping[int, float], second: Mapping[int, float], seeds: Sequence[int]) -> tuple[Floats, float]:
-    """Return the differences of these seeds, and the threshold below which a difference is a rounding error."""
-    pairs = np.array([(first[seed], second[seed]) for seed in seeds])
-    return pairs[:, 0] - pairs[:, 1], float(_ROUNDING * np.abs(pairs).max())
+    mean, count = float(x.mean() - y.mean()), min(len(x), len(y))
+    if count < 2 or max(np.ptp(x), np.ptp(y)) <= _ROUNDING * np.abs([*x, *y]).max():
+        return Difference(mean, math.nan, math.nan, count, False)
+    variances = stats.sem(x) ** 2, stats.sem(y) ** 2
+    freedom = sum(variances) ** 2 / sum(v**2 / (len(z) - 1) for v, z in zip(variances, (x, y), strict=True))
+    return Difference(mean, math.sqrt(sum(variances)), float(freedom), count, False)
 
 
 def adjust(p_values: Sequence[float]) -> list[float]:
     """Correct the p-values of one family by Holm's procedure; NaN stays NaN and does not count.
 
+    The smallest of n is multiplied by n, the next by n − 1, and so on. No corrected value is below a smaller one's.
+
     Example:
         >>> adjust([0.01, 0.04, float("nan")])
         [0.02, 0.04, nan]
     """
-    known = [p for p in p_values if not math.isnan(p)]
-    if not known:
-        return list(p_values)
-    # statsmodels calls gc.collect(), which takes half a second with torch's objects unless they are frozen.
-    gc.freeze()
-    try:
-        corrected = iter(multipletests(known, method="holm")[1].tolist())
-    finally:
-        gc.unfreeze()
-    return [p if math.isnan(p) else next(corrected) for p in p_values]
+    order = sorted((place for place, p in enumerate(p_values) if not math.isnan(p)), key=p_values.__getitem__)
+    corrected, largest = list(p_values), 0.0
+    for rank, place in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p_values[place]))
+        corrected[place] = largest
+    return corrected
+
+
+def matching_level(p: float, corrected: float, family: int) -> float:
+    """Return the level at which a test with p-value `p` decides as the corrected one does at 5 %.
+
+    It lies between 5 % divided by the size of the family and 5 %.
+
+    Example:
+        >>> matching_level(0.01, 0.02, 2), matching_level(0.7, 1.0, 2)
+        (0.025, 0.025)
+    """
+    return LEVEL * p / corrected if p > 0 and corrected < 1 else LEVEL / max(1, family)
 
 
 def seeds_needed(gap: Difference, comparisons: int) -> int | None:
@@ -232,12 +199,12 @@ def seeds_needed(gap: Difference, comparisons: int) -> int | None:
     Returns:
         The total number of seeds; None if it is unknown or above `MANY_SEEDS`.
     """
-    if math.isnan(gap.scatter) or gap.interval.mean == 0:
+    if not gap.paired or math.isnan(gap.error) or gap.mean == 0:
         return None
     level = LEVEL / max(1, comparisons)
-    if gap.scatter == 0:
+    if gap.error == 0:
         return next(seeds for seeds in range(2, MANY_SEEDS + 1) if 2 * 0.5**seeds < level)
-    effect = abs(gap.interval.mean) / gap.scatter
+    effect = abs(gap.mean) / (gap.error * math.sqrt(gap.count))
     return next((seeds for seeds in range(2, MANY_SEEDS + 1) if _power(effect, seeds, level) >= POWER), None)
 
 
@@ -259,28 +226,3 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
     if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return math.nan
     return float(stats.spearmanr(a, b).statistic)
-
-
-def _expanded_level(count: int) -> float:
-    """Return the level at which a percentile interval is as wide as Student's interval (Hesterberg 2015)."""
-    quantile = stats.t.ppf(LEVEL / 2, count - 1) * math.sqrt(count / (count - 1))
-    return float(1 - 2 * stats.norm.cdf(quantile))
-
-
-def _bootstrap(sample: Floats, resamples: int) -> tuple[Floats, Floats]:
-    """Bootstrap the mean over the first axis, for every column at once."""
-    count, columns = sample.shape
-    if count == 1:
-        return np.full(columns, np.nan), np.full(columns, np.nan)
-    found = stats.bootstrap(
-        (sample,),
-        np.mean,
-        axis=0,
-        vectorized=True,
-        confidence_level=_expanded_level(count),
-        n_resamples=resamples,
-        batch=max(1, _BATCH // sample.size),
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return np.asarray(found.low), np.asarray(found.high)

@@ -50,6 +50,11 @@ def result_table(analysis: Analysis) -> ResultTable:
     rows = analysis.rows
     columns = ["method", _heading(headline)]
     makers: list[Callable[[Row], Cell]] = [lambda row: _value(row, headline)]
+    first = [headline]
+    if analysis.last_task is not None:
+        first.append(analysis.last_task)
+        columns.append(_heading(analysis.last_task))
+        makers.append(partial(_value, metric=analysis.last_task))
     if any(row.against_vanilla for row in rows):
         columns.append("vs. plain training")
         makers.append(lambda row: _contrast(row.against_vanilla, headline))
@@ -59,7 +64,7 @@ def result_table(analysis: Analysis) -> ResultTable:
     if any(row.published for row in rows):
         columns.append("published")
         makers.append(lambda row: _published(row, headline))
-    for metric in [metric for metric in analysis.metrics if metric != headline][: _METRICS - 1]:
+    for metric in [metric for metric in analysis.metrics if metric not in first][: _METRICS - len(first)]:
         columns.append(_heading(metric))
         makers.append(partial(_value, metric=metric))
     if any(row.cost for row in rows):
@@ -102,7 +107,7 @@ def _value(row: Row, metric: str) -> Cell:
 def _contrast(contrast: Contrast | None, metric: str) -> Cell:
     if contrast is None:
         return Cell("")
-    estimate = contrast.difference.interval
+    estimate = contrast.interval
     details = filter(None, [span(estimate, metric, signed=True), probability(contrast.p)])
     return Cell(change(estimate.mean, metric, unit=False), tuple(details))
 
@@ -140,16 +145,17 @@ def _marked(analysis: Analysis, metric: str) -> bool:
 
 
 def _notes(analysis: Analysis) -> list[str]:
-    notes = ["Means over seeds with 95 % bootstrap intervals."]
+    notes = ["Means over seeds with Student's 95 % intervals, which need at least three seeds."]
     contrasts = [c for row in analysis.rows for c in (row.against_vanilla, row.against_fresh) if c]
     if any(contrast.difference.paired for contrast in contrasts):
-        notes.append("Differences are paired by seed; p-values are from paired t-tests.")
+        notes.append("Differences are paired by seed and tested by paired t-tests.")
     if not all(contrast.difference.paired for contrast in contrasts):
-        notes.append(
-            "With fewer than two shared seeds, differences are of means and p-values are from Welch's t-tests."
-        )
+        notes.append("With fewer than two shared seeds, differences are of means and tested by Welch's t-tests.")
     if contrasts:
-        notes.append("All p-values are corrected by Holm's procedure for the number of comparisons.")
+        notes.append(
+            "p-values and intervals of differences are corrected by Holm's procedure for the number of comparisons: "
+            "an interval excludes 0 exactly if p < 0.05."
+        )
     marks = {mark for row in analysis.rows for mark in row.marks.values()}
     diverged = any(row.contender.diverged for row in analysis.rows)
     if "best" in marks:

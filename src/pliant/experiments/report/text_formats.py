@@ -145,7 +145,7 @@ def csv_table(sections: "Sequence[Section]") -> str:
                 }
                 if metric == headline:
                     line |= _contrast_columns(row.against_vanilla)
-                    line["difference_to_fresh"] = row.against_fresh and row.against_fresh.difference.interval.mean
+                    line["difference_to_fresh"] = row.against_fresh and row.against_fresh.difference.mean
                     if row.published:
                         line["published"], line["published_spread"] = row.published
                     if row.cost:
@@ -157,7 +157,7 @@ def csv_table(sections: "Sequence[Section]") -> str:
 def _contrast_columns(contrast: Contrast | None) -> dict[str, object]:
     if contrast is None:
         return {}
-    gap = contrast.difference.interval
+    gap = contrast.interval
     return {
         "difference_to_vanilla": gap.mean,
         "difference_low": gap.low,
