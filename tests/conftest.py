@@ -50,6 +50,7 @@ IMPORTERS = {
     "sb3_contrib": [
         "pliant.integrations.stable_baselines3",
         "pliant.integrations._agents",
+        "pliant.integrations._changed_agents",
         "benchmarks.rl.priming",
     ],
 }

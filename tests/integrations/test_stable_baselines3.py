@@ -179,6 +179,57 @@ def test_layer_norm_and_crelu_rebuild_optimizer_and_target(name: str) -> None:
     assert settings == {key: value for key, value in owner.optimizer.param_groups[0].items() if key != "params"}
 
 
+def rebuild_layers(network: nn.Module, example: Any) -> list[pliant.Method]:
+    return [
+        pliant.LayerNormInsertion(network, example),
+        pliant.CReLUConversion(network, example),
+        pliant.L2Init(network, lam=1e-2),
+    ]
+
+
+@pytest.mark.parametrize("name", ["DQN", "SAC", "TD3", "PPO", "QRDQN", "TQC"])
+def test_agents_with_changed_layers_are_loaded_as_any_other(name: str, tmp_path: Path) -> None:
+    agent = AGENTS[name]()
+    callback = PliantCallback(rebuild_layers)
+    agent.learn(64, callback=callback)
+    agent.save(tmp_path / "agent.zip")
+    env = gymnasium.make(agent.env.envs[0].spec.id)
+    loaded = type(agent).load(tmp_path / "agent.zip", env=env)
+    assert any(isinstance(module, nn.LayerNorm) for module in loaded.policy.modules())
+    assert all(torch.equal(a, b) for a, b in zip(tensors_of(agent), tensors_of(loaded), strict=True))
+
+    if hasattr(agent, "replay_buffer"):
+        agent.save_replay_buffer(tmp_path / "buffer.pkl")
+    trained = []
+    for each, its in ((agent, callback), (loaded, PliantCallback(rebuild_layers))):
+        if hasattr(agent, "replay_buffer"):
+            each.load_replay_buffer(tmp_path / "buffer.pkl")
+        each.set_env(gymnasium.make(agent.env.envs[0].spec.id), force_reset=True)
+        set_random_seed(3)
+        each.set_random_seed(3)
+        each.learn(64, callback=its, reset_num_timesteps=False)
+        trained.append(tensors_of(each))
+    assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True))
+    loaded.save(tmp_path / "again.zip")
+    type(agent).load(tmp_path / "again.zip", env=env)
+
+
+def test_changed_layers_and_another_make(tmp_path: Path) -> None:
+    agent = AGENTS["SAC"]()
+    agent.learn(48, callback=PliantCallback(rebuild_layers))
+    agent.save(tmp_path / "agent.zip")
+    loaded = type(agent).load(tmp_path / "agent.zip", env=gymnasium.make("Pendulum-v1"))
+    with pytest.raises(ValueError, match="make: it changes the layers of the agent in another way than before"):
+        loaded.learn(8, callback=PliantCallback(lambda network, example: [pliant.LayerNormInsertion(network, example)]))
+    loaded.learn(32, callback=PliantCallback(lambda network: [pliant.L2(network)]))  # the layers stay
+    assert any(isinstance(module, nn.LayerNorm) for module in loaded.policy.modules())
+
+
+def test_reinitializers_take_their_times_from_the_callback() -> None:
+    with pytest.raises(ValueError, match=r"make: fire has steps of its own.* pass at= to the callback"):
+        AGENTS["DQN"]().learn(8, callback=PliantCallback(lambda network: [pliant.FIRE(network, every=10)]))
+
+
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_the_actors_pass_through_the_critic_is_not_watched(name: str) -> None:
     """Units are scored on the critic's own passes alone, and nothing is frozen outside of training."""

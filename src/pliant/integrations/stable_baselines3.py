@@ -9,7 +9,6 @@ An actor's loss runs through the critics. That pass must not count for methods t
 Critics with such methods are therefore frozen from their optimizer's step until their target network is called again.
 """
 
-import copy
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -33,6 +32,13 @@ with naming_extra("pliant.integrations.stable_baselines3", "sb3"):
     from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
     from pliant.integrations._agents import Network, find_networks
+    from pliant.integrations._changed_agents import (
+        ChangedPolicy,
+        build_original_policy,
+        rebuild,
+        replace_policy,
+        same_tensors,
+    )
 
 MEASURES = ("dormant_fraction", "feature_rank", "weight_l2")
 
@@ -46,7 +52,8 @@ class PliantCallback(BaseCallback):  # type: ignore[misc]
     Args:
         make: `make(network)` returns the methods of one network. If it takes two arguments, the second is an example
             input, for methods that need one: `lambda network, example: [pliant.ReDo(network, example)]`. It may also
-            change the network (`pliant.LayerNormInsertion`): optimizer and target network are rebuilt.
+            change the network (`pliant.LayerNormInsertion`): optimizer and target network are rebuilt, and `load()`
+            builds the changed network.
         at: Environment steps at which reinitializers act: integers, or floats as fractions of the run. They act between
             an update and the next rollout, at the first opportunity from that step on.
         measure_every: Environment steps between measurements; they go to the agent's logger under `pliant/`.
@@ -126,14 +133,9 @@ class PliantCallback(BaseCallback):  # type: ignore[misc]
         saved = getattr(model, "pliant_state", None)
         if isinstance(saved, SavedState) and saved.callback is not None:
             saved.callback._detach()
-        self.methods = {}
-        networks = find_networks(model)
-        for network in networks:
-            before = list(network.module.parameters())
-            arguments = (network.module, network.example)[: _count_arguments(self.make)]
-            self.methods |= name_methods(self.make(*arguments), f"{network.name}/")
-            if not _same(before, list(network.module.parameters())):
-                _rebuild(network, before)
+        changed_again = isinstance(model.policy_class, ChangedPolicy) and self._change_again()
+        if not changed_again and self._call_make():
+            model.policy_class = ChangedPolicy(model.policy)
         self._networks = {network.name: network for network in find_networks(model)}
         self._acted_until = model.num_timesteps - 1
         if isinstance(saved, SavedState):
@@ -142,6 +144,40 @@ class PliantCallback(BaseCallback):  # type: ignore[misc]
             self._acted_until = state["acted_until"]
         model.pliant_state = SavedState(self)
         self._made_for = model
+
+    def _call_make(self) -> bool:
+        """Make the methods of each network, rebuild what its changed layers need, and say whether any were changed."""
+        self.methods = {}
+        changed = False
+        for network in find_networks(self.model):
+            before = list(network.module.parameters())
+            arguments = (network.module, network.example)[: _count_arguments(self.make)]
+            made = name_methods(self.make(*arguments), f"{network.name}/")
+            _refuse_own_times(made)
+            self.methods |= made
+            if not same_tensors(before, list(network.module.parameters())):
+                rebuild(network, before)
+                changed = True
+        return changed
+
+    def _change_again(self) -> bool:
+        """Let `make` change the original layers of an agent whose layers were changed before; say whether it did."""
+        model: Any = self.model
+        policy, parameters = model.policy, model.get_parameters()
+        with torch.random.fork_rng():  # all that is drawn here is loaded over
+            replace_policy(model, build_original_policy(policy))
+            if not self._call_make():
+                replace_policy(model, policy)
+                return False
+        try:
+            model.set_parameters(parameters, exact_match=True, device=model.device)
+        except (RuntimeError, ValueError) as error:
+            replace_policy(model, policy)
+            raise ValueError(
+                "make: it changes the layers of the agent in another way than before; change them as at first, or not "
+                f"at all ({str(error).partition(chr(10))[0]})"
+            ) from error
+        return True
 
     def _optimizers(self) -> list[Optimizer]:
         return list({id(network.owner): network.optimizer for network in self._networks.values()}.values())
@@ -334,55 +370,20 @@ def _count_arguments(make: Callable[..., Any]) -> int:
     return 2 if len(required) >= 2 else 1
 
 
+def _refuse_own_times(methods: Mapping[str, Method]) -> None:
+    """Raise a ValueError if a reinitializer acts by itself: its target network would not follow."""
+    for method in methods.values():
+        if method.kind == "reinitializer" and not method.acts_on_new_data:
+            raise ValueError(
+                f"make: {method.name} has steps of its own, at which no target network would follow; pass at= to the "
+                "callback instead"
+            )
+
+
 def _watches(methods: Mapping[str, Method], network: str) -> bool:
     """Say whether a method of a network watches its activations."""
     own = [method for name, method in methods.items() if name.partition("/")[0] == network]
     return any(each.kind == "recycler" or isinstance(each, FeatureRankRegularization) for each in own)
-
-
-def _same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
-
-
-def _rebuild(network: Network, before: Sequence[nn.Parameter]) -> None:
-    """Rebuild the target and the optimizer of a network whose layers were changed.
-
-    Args:
-        network: The network.
-        before: The parameters that it had before.
-    """
-    if network.replace_target is not None and network.target is not None:
-        target = copy.deepcopy(network.module)
-        _keep_tensors(target, network.target)
-        target.train(network.target.training)
-        network.replace_target(target)
-    old = network.optimizer
-    held = {id(p) for group in old.param_groups for p in group["params"]}
-    replaced = {id(p) for p in before}
-    trained = [p for p in network.module.parameters() if id(p) in held or id(p) not in replaced]
-    groups = []
-    for group in old.param_groups:
-        others = [p for p in group["params"] if id(p) not in replaced]
-        own, trained = (trained, []) if len(others) < len(group["params"]) else ([], trained)
-        groups.append({**group, "params": own + others})
-    new = type(old)(groups)  # type: ignore[call-arg]
-    new.defaults = old.defaults
-    for group in new.param_groups:
-        new.state.update({p: old.state[p] for p in group["params"] if p in old.state})
-    network.owner.optimizer = new
-
-
-@torch.no_grad()
-def _keep_tensors(module: nn.Module, old: nn.Module) -> None:
-    """Use the tensors of another module where names and shapes agree: the agent holds lists of some of them."""
-    known = {**dict(old.named_parameters()), **dict(old.named_buffers())}
-    for path, part in module.named_modules():
-        for tensors in (part._parameters, part._buffers):
-            for leaf, tensor in tensors.items():
-                kept = known.get(f"{path}.{leaf}" if path else leaf)
-                if tensor is not None and kept is not None and kept.shape == tensor.shape:
-                    kept.copy_(tensor)
-                    tensors[leaf] = kept
 
 
 @torch.no_grad()

@@ -81,7 +81,7 @@ def check_redrawable(model: nn.Module, init: Init | None, parameters: Iterable[s
     if init is None:
         _check_resets(model, names)
         if whole:
-            trial = _copy(model, type(model).__name__)
+            trial = copy_module(model, type(model).__name__)
             with torch.no_grad(), torch.random.fork_rng():
                 _reset_all(trial)
             _warn_of_tied(model, names)
@@ -190,7 +190,7 @@ def draw_fresh(model: nn.Module, init: Init | None = None) -> dict[str, Tensor]:
             a `reset_parameters` that fails is ignored.
     """
     init = init or library_init(model)
-    fresh = _copy(model, type(model).__name__)
+    fresh = copy_module(model, type(model).__name__)
     for parameter in fresh.parameters():
         # A draw fills memory in order, so the result must not depend on the memory layout of the weights.
         parameter.data = parameter.data.contiguous()
@@ -291,7 +291,7 @@ def _writes_to_children(module: nn.Module, *, strict: bool = True) -> bool:
 
 def _parameters_written(module: nn.Module, shown: str, initialize: Init) -> set[str]:
     """Return the parameters of a module and its children that an initializer writes, as tried on a copy."""
-    mark, trial = 0.123, _copy(module, shown)
+    mark, trial = 0.123, copy_module(module, shown)
     named = trial.named_parameters(remove_duplicate=False)
     marked = {name: parameter.detach().fill_(mark) for name, parameter in named}
     with torch.no_grad(), torch.random.fork_rng():
@@ -299,7 +299,13 @@ def _parameters_written(module: nn.Module, shown: str, initialize: Init) -> set[
     return {name for name, parameter in marked.items() if not (parameter == torch.full_like(parameter, mark)).all()}
 
 
-def _copy(module: nn.Module, shown: str) -> nn.Module:
+def copy_module(module: nn.Module, shown: str) -> nn.Module:
+    """Return a deep copy of a module; tensors in it that have a graph are detached.
+
+    Args:
+        module: The module.
+        shown: Its name in the error if it cannot be copied.
+    """
     try:
         with _DetachedCopies():
             return copy.deepcopy(module)
