@@ -37,8 +37,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
         Path(os.environ["PLIANT_CACHE"], entry.name).symlink_to(entry.resolve())
 
 FRAMEWORKS = {  # by what tests/integrations/conftest.py does not collect without them
-    "accelerate": ["test_transformers.py", "test_models.py"],
-    "lightning": ["test_lightning.py"],
+    "accelerate": ["test_transformers.py", "test_models.py", "test_ranks.py"],
+    "lightning": ["test_lightning.py", "test_ranks.py"],
     "sb3_contrib": ["test_stable_baselines3.py"],
     "trackio": ["test_loggers.py"],
     "torchrl": ["test_torchrl.py"],

@@ -1,6 +1,7 @@
 """The callback in Lightning's Trainer: automatic and manual optimization, checkpoints, several optimizers, logs."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ EXAMPLE = INPUTS[:2]
 
 
 class Automatic(LightningModule):
-    def __init__(self, optimizer: type[torch.optim.Optimizer] = torch.optim.Adam) -> None:
+    def __init__(self, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
         self.optimizer_class = optimizer
@@ -63,11 +64,18 @@ class Manual(Automatic):
 MODULES = {"automatic": Automatic, "manual": Manual}
 
 
-def loader() -> DataLoader[Any]:
-    return DataLoader(TensorDataset(INPUTS, TARGETS), batch_size=8)
+def loader(size: int = 8, sampler: Any = None) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(INPUTS, TARGETS), batch_size=size, sampler=sampler)
 
 
-def fit(module: LightningModule, folder: Path, *callbacks: Any, path: Path | None = None, **settings: Any) -> Trainer:
+def fit(
+    module: LightningModule,
+    folder: Path,
+    *callbacks: Any,
+    path: Path | None = None,
+    data: DataLoader[Any] | None = None,
+    **settings: Any,
+) -> Trainer:
     defaults: dict[str, Any] = {
         "max_epochs": 2,
         "accelerator": "cpu",
@@ -79,7 +87,7 @@ def fit(module: LightningModule, folder: Path, *callbacks: Any, path: Path | Non
     trainer = Trainer(default_root_dir=folder, callbacks=list(callbacks), **{**defaults, **settings})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of workers of the loader
-        trainer.fit(module, loader(), ckpt_path=path)
+        trainer.fit(module, data or loader(), ckpt_path=path)
     return trainer
 
 

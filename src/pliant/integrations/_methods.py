@@ -6,8 +6,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
@@ -139,23 +138,3 @@ class ActionTimes:
     def load_state(self, state: Sequence[float]) -> None:
         """Restore what `state` returned."""
         self._last = (int(state[0]), float(state[1]))
-
-
-def check_replicable(methods: Mapping[str, Method]) -> None:
-    """Raise a ValueError if a method would act differently in each process."""
-    for method in methods.values():
-        if method.kind == "recycler":
-            raise ValueError(
-                f"make: {method.name} renews units by the activations that one process sees, so the replicas would "
-                "differ; train in one process, or leave it out"
-            )
-        if method.kind == "after_step" and getattr(method, "seed", 0) is None:
-            raise ValueError(f"make: {method.name} draws noise in every process; pass seed=, the same in all")
-
-
-@torch.no_grad()
-def broadcast(model: nn.Module) -> None:
-    """Copy parameters and buffers of the first process to all others."""
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor, 0)

@@ -5,8 +5,7 @@
 Methods are made on the LightningModule when fitting begins, and each is attached to all optimizers that train some of
 its parameters. Their state is part of every checkpoint that Lightning writes, as that of any callback.
 
-With several processes, reinitializers act in each and the result of the first is sent to the others. Methods whose
-action depends on what one process sees or draws are refused.
+With DistributedDataParallel, every process runs the callback and the replicas stay bit-equal.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,8 +20,6 @@ from pliant.diagnostics import Monitor
 from pliant.integrations._methods import (
     ActionTimes,
     attach_to_holders,
-    broadcast,
-    check_replicable,
     load_states,
     name_methods,
     refuse_architecture,
@@ -85,8 +82,6 @@ class PliantCallback(Callback):  # type: ignore[misc]
         chosen = [method for method in self.methods.values() if method.acts_on_new_data]
         receipts = [method.apply(*self._optimizers, batches=batches, loss_fn=loss_fn) for method in chosen]
         self.receipts += [(self._batches, receipt) for receipt in receipts]
-        if receipts:
-            broadcast(self._module)
         return receipts
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -97,8 +92,6 @@ class PliantCallback(Callback):  # type: ignore[misc]
             self.methods = name_methods(self.make(pl_module))
             refuse_architecture(self.methods)
             self.monitor = None
-        if trainer.world_size > 1:
-            check_replicable(self.methods)
         for method in self.methods.values():
             attach_to_holders(method, self._optimizers)
         if self._monitor_settings is not None and self.monitor is None:

@@ -6,15 +6,13 @@ Methods are made on the unwrapped model when training begins, and attached to th
 Their state is saved within the optimizer's state, in the file `optimizer.pt` of each checkpoint: wherever Trainer
 resumes from, optimizer and methods fit together.
 
-With several processes, reinitializers act in each and the result of the first is sent to the others. Methods whose
-action depends on what one process sees or draws are refused.
+With DistributedDataParallel, every process runs the callback and the replicas stay bit-equal.
 """
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -25,8 +23,6 @@ from pliant.diagnostics import Monitor
 from pliant.integrations._methods import (
     ActionTimes,
     attach_to_holders,
-    broadcast,
-    check_replicable,
     load_states,
     name_methods,
     refuse_architecture,
@@ -93,8 +89,6 @@ class PliantCallback(TrainerCallback):  # type: ignore[misc]
         chosen = [method for method in self.methods.values() if method.acts_on_new_data]
         receipts = [method.apply(self._optimizer, batches=batches, loss_fn=loss_fn) for method in chosen]
         self.receipts += [(self._step, receipt) for receipt in receipts]
-        if receipts:
-            broadcast(self._model)
         return receipts
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -105,8 +99,6 @@ class PliantCallback(TrainerCallback):  # type: ignore[misc]
             self.methods = name_methods(self.make(kwargs["model"]))
             refuse_architecture(self.methods)
             self.monitor = None
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            check_replicable(self.methods)
         for method in self.methods.values():
             attach_to_holders(method, [self._optimizer])
         if self._monitor_settings is not None and self.monitor is None:
