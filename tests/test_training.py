@@ -480,3 +480,30 @@ def test_each_fresh_network_is_its_own_initial_reference(dataset: Dataset) -> No
         resumed = begin()
         resumed.load_state_dict(state)
         assert list(train(resumed, stream, 6, fresh=fresh)) == records[done:]
+
+
+def test_real_targets_are_trained_by_squared_error(dataset: Dataset) -> None:
+    stream = streams.create("teacher_regression", dataset, seed=1, tasks=2, epochs=2)
+    torch.manual_seed(0)
+    learner = Learner(nn.Sequential(nn.Flatten(), nn.Linear(36, 1)), Settings(batch_size=97, lr=0.01))
+    weight, bias = (p.detach().double().clone().requires_grad_() for p in learner.model.parameters())
+    optimizer = torch.optim.Adam([weight, bias], lr=0.01)
+    records = list(train(learner, stream, 5))
+    losses = []
+    for task in stream:
+        x, y = (part.double() for part in task.train.batch(torch.arange(97)))
+        for _ in range(2):
+            loss = ((x.flatten(1) @ weight.T + bias - y) ** 2).mean()
+            losses.append(float(loss.detach()))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert [record["loss"] for record in records] == pytest.approx(losses, rel=1e-5)
+    assert not any("accuracy" in name for record in records for name in record)
+    with torch.no_grad():
+        assert records[-1]["train_loss"] == pytest.approx(
+            float(((x.flatten(1) @ weight.T + bias - y) ** 2).mean()), rel=1e-5
+        )
+    result = summarize(records)
+    assert result["mean_task_online_loss"] == pytest.approx(sum(losses) / 4, rel=1e-5)
+    assert set(result) == {f"{a}_{b}_loss" for a in ("final", "mean") for b in ("test", "train", "task_online")}

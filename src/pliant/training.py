@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pliant._seeding import permutation, random_state, set_random_state
@@ -114,6 +114,7 @@ class Learner:
         self.step = 0
         self.examples = 0
         self.online_correct = 0
+        self.online_loss = 0.0
         self.optimizer = make_optimizer(model, settings)
         for method in self.methods:
             method.attach(self.optimizer)
@@ -135,7 +136,7 @@ class Learner:
             every=1,
             measures=names,
             probe=probe_batch(task),
-            loss_fn=cross_entropy,
+            loss_fn=loss_between,
             reference=self.reference.model,
             budget=None,
         )
@@ -225,7 +226,7 @@ class ReferenceNetwork:
             getattr(self, name).load_state_dict(saved)
 
 
-_POSITION = ("task", "epoch", "step", "examples", "online_correct")
+_POSITION = ("task", "epoch", "step", "examples", "online_correct", "online_loss")
 
 
 def train(
@@ -246,8 +247,8 @@ def train(
 
     Yields:
         A record after every epoch. The first record of a new task also has the test accuracy before the first step,
-        after the methods acted. The last record of a task also has the accuracy on its training examples and the
-        online accuracy over the task.
+        after the methods acted. The last record of a task also has accuracy and loss on its training examples and the
+        online accuracy and loss over the task. Tasks with real targets have losses only.
 
     Raises:
         DivergedError: If the loss is not finite.
@@ -266,6 +267,7 @@ def train(
             start = {"receipts": []}
             yield record
         learner.epoch = learner.examples = learner.online_correct = 0
+        learner.online_loss = 0.0
 
 
 def begin_task(learner: Learner, task: Task, fresh: Callable[[int], nn.Module] | None = None) -> Record:
@@ -294,7 +296,8 @@ def begin_task(learner: Learner, task: Task, fresh: Callable[[int], nn.Module] |
     if learner.reference is not None:
         learner.reference.start_task(learner.model)
     if task.test is not None:
-        record["entry_test_accuracy"], _ = _evaluate(learner, task, task.test, "test")
+        entry = _evaluate(learner, task, task.test, "test")
+        record |= {f"entry_{name}": entry[name] for name in list(entry)[:1]}
     return record
 
 
@@ -310,7 +313,7 @@ def _act_at_boundary(learner: Learner, task: Task, fresh: Callable[[int], nn.Mod
         for method in learner.methods:
             if method.acts_on_new_data:
                 pairs = batches(task.train, learner.settings.batch_size, _device(learner.model))
-                receipts.append(method.apply(learner.optimizer, batches=pairs, loss_fn=cross_entropy).as_dict())
+                receipts.append(method.apply(learner.optimizer, batches=pairs, loss_fn=loss_between).as_dict())
     if fresh is not None or learner.settings.new_optimizer:
         learner.renew_optimizer()
     return receipts
@@ -340,8 +343,8 @@ def train_epoch(learner: Learner, task: Task, seed: int) -> Record:
             group["lr"] = lr
         x, y = task.train.batch(index)
         optimizer.zero_grad()
-        logits = model(x)
-        loss = cross_entropy(logits, y)
+        outputs = model(x)
+        loss = loss_between(outputs, y)
         loss.backward()  # type: ignore[no-untyped-call]
         if settings.clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
@@ -349,7 +352,7 @@ def train_epoch(learner: Learner, task: Task, seed: int) -> Record:
         if monitor is not None:
             monitor.detach()
         loss_sum += loss.detach() * len(y)
-        correct += (logits.argmax(1) == y).sum()
+        correct += count_correct(outputs, y)
     seen = sum(len(index) for index in indices)
     mean_loss = float(loss_sum) / seen
     if not math.isfinite(mean_loss):
@@ -357,7 +360,10 @@ def train_epoch(learner: Learner, task: Task, seed: int) -> Record:
     learner.step += len(indices)
     learner.examples += seen
     learner.online_correct += int(correct)
-    record: Record = {"loss": mean_loss, "online_accuracy": int(correct) / seen, "lr": lr}
+    learner.online_loss += mean_loss * seen
+    record: Record = {"loss": mean_loss, "lr": lr}
+    if has_classes(task.train):
+        record["online_accuracy"] = int(correct) / seen
     if monitor is not None:
         values = monitor.records.pop().values
         record["measures"] = {name: value if math.isfinite(value) else None for name, value in values.items()}
@@ -369,20 +375,22 @@ def evaluate_epoch(learner: Learner, task: Task) -> Record:
     record: Record = {}
     last = learner.epoch == task.epochs
     if task.test is not None and (last or learner.epoch % learner.settings.evaluate_every == 0):
-        record["test_accuracy"], record["test_loss"] = _evaluate(learner, task, task.test, "test")
+        record |= _evaluate(learner, task, task.test, "test")
     if last:
-        record["train_accuracy"], record["train_loss"] = _evaluate(learner, task, task.train, "training")
-        record["task_online_accuracy"] = learner.online_correct / learner.examples
+        record |= _evaluate(learner, task, task.train, "train")
+        record["task_online_loss"] = learner.online_loss / learner.examples
+        if has_classes(task.train):
+            record["task_online_accuracy"] = learner.online_correct / learner.examples
     return record
 
 
-def _evaluate(learner: Learner, task: Task, examples: Examples, which: str) -> tuple[float, float]:
-    """Evaluate, and raise if the last step diverged, which its own loss does not show."""
+def _evaluate(learner: Learner, task: Task, examples: Examples, which: str) -> Record:
+    """Return accuracy, if there are classes, and loss; raise if the last step diverged, which its own loss hides."""
     size = min(_EVALUATED, max(learner.settings.batch_size, _EVALUATED_NUMBERS // math.prod(examples.shape)))
     accuracy, loss = evaluate(learner.model, examples, size)
     if not math.isfinite(loss):
         raise DivergedError(f"the {which} loss is {loss} after epoch {learner.epoch} of task {task.index}")
-    return accuracy, loss
+    return ({f"{which}_accuracy": accuracy} if has_classes(examples) else {}) | {f"{which}_loss": loss}
 
 
 _EVALUATED = 1000
@@ -393,15 +401,42 @@ _EVALUATED_NUMBERS = 2**24
 
 @torch.no_grad()
 def evaluate(model: nn.Module, examples: Examples, batch_size: int = _EVALUATED) -> tuple[float, float]:
-    """Return accuracy and mean cross-entropy over examples, with the model in evaluation mode."""
+    """Return accuracy (0 without classes) and mean loss over examples, with the model in evaluation mode."""
     device = _device(model)
     correct, loss = torch.zeros((), dtype=torch.int64, device=device), torch.zeros((), device=device)
     with eval_mode(model):
         for x, y in batches(examples, batch_size, device):
-            logits = model(x)
-            correct += (logits.argmax(1) == y).sum()
-            loss += cross_entropy(logits, y, reduction="sum")
+            outputs = model(x)
+            correct += count_correct(outputs, y)
+            loss += loss_between(outputs, y, reduction="sum")
     return int(correct) / len(examples), float(loss) / len(examples)
+
+
+def has_classes(examples: Examples) -> bool:
+    """Return whether the targets are class indices, so that there is an accuracy."""
+    return not examples.y.is_floating_point()
+
+
+def loss_between(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Return the cross-entropy of class indices, or the squared error of real targets, summed over their entries.
+
+    Example:
+        >>> loss_between(torch.tensor([[1.0], [3.0]]), torch.tensor([[0.0], [0.0]]))
+        tensor(5.)
+    """
+    if not targets.is_floating_point():
+        return cross_entropy(outputs, targets, reduction=reduction)
+    if outputs.shape != targets.shape:
+        raise ValueError(f"outputs have shape {tuple(outputs.shape)}, but the targets {tuple(targets.shape)}")
+    errors = mse_loss(outputs, targets, reduction="none").sum(1)
+    return errors.mean() if reduction == "mean" else errors.sum()
+
+
+def count_correct(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the number of examples whose class is predicted; 0 for real targets."""
+    if targets.is_floating_point():
+        return torch.zeros((), dtype=torch.int64, device=outputs.device)
+    return (outputs.argmax(1) == targets).sum()
 
 
 def batches(examples: Examples, size: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
@@ -450,7 +485,9 @@ def make_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
     return SGD(parameters, lr, momentum=settings.momentum, weight_decay=decay)
 
 
-_AT_ENDS = ("test_accuracy", "train_accuracy", "task_online_accuracy")
+_AT_ENDS = (
+    "test_accuracy", "train_accuracy", "task_online_accuracy", "test_loss", "train_loss", "task_online_loss",
+)  # fmt: skip
 RESULTS = tuple(f"{which}_{name}" for name in _AT_ENDS for which in ("final", "mean"))
 """The metrics of a run's result."""
 
@@ -463,9 +500,9 @@ def summarize(records: Sequence[Record]) -> dict[str, float]:
 
     Returns:
         `final_…`: the value at the end of the last task; `mean_…`: the mean over the ends of all tasks. Tasks without
-        the metric are skipped; a stream without a test set has no test accuracy.
+        the metric are skipped; a stream without a test set has no test accuracy, real targets have no accuracy.
     """
-    ends = [record for record in records if "task_online_accuracy" in record]
+    ends = [record for record in records if any(name.startswith("task_online") for name in record)]
     result: dict[str, float] = {}
     for name in _AT_ENDS:
         values = [record[name] for record in ends if name in record]

@@ -20,10 +20,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "pixel_permutation": {"tasks": 5, "epochs": 2},
     "label_flip": {"tasks": 5, "epochs": 2},
     "binary_pairs": {"tasks": 8, "epochs": 2},
+    "transfer": {"fraction": 0.3, "first_epochs": 7, "epochs": 5},
+    "teacher_regression": {"tasks": 5, "epochs": 2},
+    "slow_regression": {"tasks": 6, "epochs": 2, "slow": 5},
 }
 
 
 def make(name: str, dataset: Dataset, seed: int = 0) -> Stream:
+    if name == "slow_regression":
+        dataset = dataset.project(8)  # It needs vectors.
     return streams.create(name, dataset, seed, **OPTIONS[name])
 
 

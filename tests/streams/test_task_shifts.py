@@ -1,9 +1,11 @@
 """Random labels, permuted pixels, permuted labels and pairs of classes."""
 
+import pytest
 import torch
 
+from pliant import streams
 from pliant.data.dataset import Dataset
-from tests.streams.stream_options import CLASSES, N, make, rows_of
+from tests.streams.stream_options import CLASSES, N, content, make, rows_of, same
 
 
 def test_random_labels_are_independent_of_the_images(dataset: Dataset) -> None:
@@ -42,7 +44,7 @@ def test_label_flip_permutes_the_labels(dataset: Dataset) -> None:
 
 def test_pairs_use_every_class_once_before_one_repeats(dataset: Dataset) -> None:
     stream = make("binary_pairs", dataset)
-    assert stream.classes == 2
+    assert stream.outputs == 2
     pairs = [stream.pair(index) for index in range(8)]
     assert {label for pair in pairs[:5] for label in pair} == set(range(CLASSES))
     assert len({label for pair in pairs[5:] for label in pair}) == 6
@@ -52,3 +54,22 @@ def test_pairs_use_every_class_once_before_one_repeats(dataset: Dataset) -> None
         assert torch.equal(dataset.train.y[rows] == one, task.train.y == 1)
         assert torch.equal(dataset.train.y[rows] == zero, task.train.y == 0)
         assert task.changed == (frozenset({"classes", "head"}) if task.index else frozenset())
+
+
+@pytest.mark.parametrize("name", ["random_labels", "label_flip", "pixel_permutation"])
+def test_drift_changes_a_growing_part_of_the_examples(name: str, dataset: Dataset) -> None:
+    sudden = streams.create(name, dataset, tasks=3, epochs=1)
+    drifting = streams.create(name, dataset, tasks=9, epochs=1, drift=4)
+    for state in range(3):
+        assert same(drifting[4 * state], sudden[state])
+
+    def differing(index: int, state: int) -> torch.Tensor:
+        pairs = zip(content(drifting[index].train), content(sudden[state].train), strict=True)
+        return torch.stack([(a != b).flatten(1).any(1) if a.ndim > 1 else a != b for a, b in pairs]).any(0)
+
+    for part in (1, 2, 3):
+        from_old, from_new = differing(4 + part, 1), differing(4 + part, 2)
+        assert not (from_old & from_new).any()  # Every example is as before or as it will be.
+        assert int(from_old.sum()) <= N * part // 4
+        assert int((~from_new).sum()) >= N * part // 4
+    assert bool((differing(5, 1) <= differing(6, 1)).all())

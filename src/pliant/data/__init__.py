@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pliant._names import check_names, keyword_options, suggest
 from pliant._validation import check_choice
+from pliant.data.bits import load_bits
 from pliant.data.dataset import Dataset, Examples, from_tensors
 from pliant.data.digits import load_digits
 from pliant.data.hub import SOURCES, load_from_hub
@@ -19,13 +20,15 @@ __all__ = ["Dataset", "Examples", "from_tensors", "load", "names", "options", "s
 
 def names() -> tuple[str, ...]:
     """Return the names of the built-in data sets."""
-    return ("digits", *SOURCES)
+    return ("digits", "bits", *SOURCES)
 
 
 def summary(name: str) -> str:
     """Describe a built-in data set in one line."""
     if name == "digits":
         return "handwritten digits, 1 437 + 360, 8 x 8 gray; needs no download"
+    if name == "bits":
+        return "random vectors of 20 bits, 1 000 + 250; for slow_regression"
     return SOURCES[name].summary
 
 
@@ -100,6 +103,8 @@ def find_loader(name: str) -> Callable[..., Dataset]:
     path = Path(name)
     if name == "digits":
         return load_digits
+    if name == "bits":
+        return load_bits
     if name in SOURCES:
         return partial(load_from_hub, name)
     if is_function(name):

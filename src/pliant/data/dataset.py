@@ -22,7 +22,7 @@ class Examples:
 
     Args:
         x: Inputs: uint8 images [N, C, H, W], or floating-point features, which are not normalized.
-        y: The class index (int64) of every example, in the order of `rows` if given.
+        y: The class index (int64) of every example, or its real targets [N, K]; in the order of `rows` if given.
         rows: The rows of `x` that are the examples; all rows in order by default.
         scale: Factor of uint8 inputs per channel [C, 1, 1].
         shift: Number added after scaling, of the same shape.
@@ -38,8 +38,11 @@ class Examples:
         n = len(self.x) if self.rows is None else len(self.rows)
         if len(self.y) != n:
             raise ValueError(f"y has {len(self.y)} labels for {n} examples; it must have one for each")
-        if self.y.dtype != torch.int64:
-            raise ValueError(f"y has dtype {self.y.dtype}; class indices must be torch.int64")
+        if self.y.dtype != torch.int64 and not (self.y.is_floating_point() and self.y.ndim == 2):
+            raise ValueError(
+                f"y has dtype {self.y.dtype} and shape {tuple(self.y.shape)}; "
+                "it must be torch.int64 (classes), or floating-point of shape [N, K] (real targets)"
+            )
         if self.x.dtype != torch.uint8 and not self.x.is_floating_point():
             raise ValueError(f"x has dtype {self.x.dtype}; it must be torch.uint8 or floating-point")
 

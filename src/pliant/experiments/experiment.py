@@ -132,7 +132,7 @@ def _rehearse_entry(entry: Entry, config: RunConfig, stream: Stream, *, elsewher
         # A network that fails on the CPU may work on its own device.
         with contextlib.nullcontext() if elsewhere else _naming_model(config.model.name):
             model = make_model(config, stream)
-            _check_outputs(config, model, example, stream.classes)
+            _check_outputs(config, model, example, stream.outputs)
         for parts in entry.variants():
             make_methods(replace(config, methods=parts), copy.deepcopy(model), example)
     except ValueError as error:
@@ -152,13 +152,13 @@ def _naming_model(name: str) -> Iterator[None]:
         raise ValueError(f"model {name!r} fails: {tell_failure(error)}") from error
 
 
-def _check_outputs(config: RunConfig, model: nn.Module, example: Tensor, classes: int) -> None:
+def _check_outputs(config: RunConfig, model: nn.Module, example: Tensor, outputs: int) -> None:
     with eval_mode(model), torch.no_grad():
         shape = tuple(model(example).shape)
-    if len(shape) != 2 or shape[1] < classes:
+    if len(shape) != 2 or shape[1] < outputs:
         raise ValueError(
             f"model {config.model.name!r} gives outputs of shape {shape}; "
-            f"it must be (examples, classes), and there are {classes} classes"
+            f"it must be (examples, outputs), and the stream needs {outputs} outputs"
         )
 
 

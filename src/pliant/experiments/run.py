@@ -147,7 +147,7 @@ def make_stream(config: RunConfig, dataset: Dataset | None = None) -> Stream:
 def make_model(config: RunConfig, stream: Stream, task: int = 0) -> nn.Module:
     """Make the untrained network of a run; each task has its own."""
     seed = config.seed if task == 0 else derive_seed("task", config.seed, task)
-    model = models.create(config.model.name, stream.dataset.shape, stream.classes, seed=seed, **config.model.options)
+    model = models.create(config.model.name, stream.dataset.shape, stream.outputs, seed=seed, **config.model.options)
     return model.to(config.device)
 
 

@@ -10,8 +10,10 @@ from pliant.streams.incremental import (
     ContinualFull,
     ContinualLimited,
     SingleTask,
+    Transfer,
     WarmStart,
 )
+from pliant.streams.regression import SlowRegression, TeacherRegression
 from pliant.streams.stream import Stream, Task
 from pliant.streams.task_shifts import BinaryPairs, LabelFlip, PixelPermutation, RandomLabels
 
@@ -24,8 +26,11 @@ __all__ = [
     "PixelPermutation",
     "RandomLabels",
     "SingleTask",
+    "SlowRegression",
     "Stream",
     "Task",
+    "TeacherRegression",
+    "Transfer",
     "WarmStart",
     "create",
     "names",
@@ -36,6 +41,7 @@ __all__ = [
 _STREAMS: dict[str, type[Stream]] = {
     "single": SingleTask,
     "warm_start": WarmStart,
+    "transfer": Transfer,
     "continual_full": ContinualFull,
     "continual_limited": ContinualLimited,
     "class_incremental": ClassIncremental,
@@ -43,6 +49,8 @@ _STREAMS: dict[str, type[Stream]] = {
     "pixel_permutation": PixelPermutation,
     "label_flip": LabelFlip,
     "binary_pairs": BinaryPairs,
+    "teacher_regression": TeacherRegression,
+    "slow_regression": SlowRegression,
 }
 
 

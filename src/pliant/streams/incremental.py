@@ -1,4 +1,4 @@
-"""Streams with new examples or classes: a single task, a warm start, chunks, class-incremental learning.
+"""Streams with new examples or classes: a single task, a warm start, transfer, chunks, class-incremental learning.
 
 The two continual streams have the same chunks for the same seed. In one of them the learner keeps earlier chunks.
 """
@@ -77,6 +77,46 @@ class WarmStart(Stream):
         shift = torch.randint(1, max(self.classes, 2), (len(chosen),), generator=draw)
         y[chosen] = (y[chosen] + shift.to(y.device)) % self.classes
         return examples.relabel(y)
+
+
+@dataclass(frozen=True)
+class Transfer(Stream):
+    """Some classes first (the source), then the others (the target): does what was learned help or hurt?
+
+    Args:
+        fraction: The fraction of the classes in the source.
+        first_epochs: Epochs on the source.
+        epochs: Epochs on the target.
+    """
+
+    fraction: float = 0.5
+    first_epochs: int = 100
+    epochs: int = 100
+    paper: ClassVar[str] = "transfer from a source to a target task, as in pre-training"
+
+    def __post_init__(self) -> None:
+        require_positive(first_epochs=self.first_epochs, epochs=self.epochs)
+        check_number("fraction", self.fraction, high=1.0, above=True, below=True)
+        if self.classes < 2:
+            raise ValueError(f"dataset {self.dataset.name} has {self.classes} class; transfer needs at least 2")
+
+    def __len__(self) -> int:
+        return 2
+
+    def groups(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the classes of the source and of the target."""
+        order = permutation(self.classes, "transfer", self.seed)
+        n = min(max(1, round(self.fraction * self.classes)), self.classes - 1)
+        return order[:n], order[n:]
+
+    def _task(self, index: int) -> Task:
+        present = self.groups()[index]
+        train, test = (
+            examples.select(torch.isin(examples.y.cpu(), present).nonzero().flatten())
+            for examples in (self.dataset.train, self.dataset.test)
+        )
+        epochs = (self.first_epochs, self.epochs)[index]
+        return Task(index, train, some_or_none(test), epochs, self._boundary(index, "examples", "classes"))
 
 
 @dataclass(frozen=True)

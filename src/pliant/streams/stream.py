@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pliant.data.dataset import Dataset, Examples
 
-Change = Literal["examples", "labels", "pixels", "classes", "head"]
+Change = Literal["examples", "labels", "pixels", "classes", "head", "inputs", "targets"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Stream(ABC):
     headline: ClassVar[str] = "final_test_accuracy"
     """The metric that decides: a key of a run's result."""
     alike: ClassVar[bool] = False
-    """Whether all tasks are equally hard, so that a lower accuracy on a later task means lost plasticity."""
+    """Whether all tasks are equally hard, so that a worse result on a later task means lost plasticity."""
     renews_head: ClassVar[bool] = False
     """Whether every task comes with a new output layer."""
 
@@ -70,8 +70,13 @@ class Stream(ABC):
 
     @property
     def classes(self) -> int:
-        """The number of outputs of a network."""
+        """The number of classes of the data set."""
         return len(self.dataset.classes)
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs of a network."""
+        return self.classes
 
     def workload(self) -> list[int]:
         """Return the training examples times epochs of each task."""

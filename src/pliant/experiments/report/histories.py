@@ -20,7 +20,7 @@ MANY_TASKS = 60
 """With at least this many tasks, curves show only the end of each task."""
 
 _BOOKKEEPING = frozenset({"task", "epoch", "step", "progress", "lr", "receipts", MEASURES})
-_AT_AN_END = "task_online_accuracy"
+_AT_AN_END = "train_loss"
 """A metric recorded only at the end of a task."""
 
 

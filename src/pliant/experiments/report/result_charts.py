@@ -35,7 +35,7 @@ _ROWS = 16_000
 """The most points of a chart of curves; keeps the page small."""
 _STEP = 26
 _FIRST = ("test_accuracy", "online_accuracy", "loss")
-_NOT_CURVES = ("test_loss", "train_loss", "train_accuracy", "task_online_accuracy")
+_NOT_CURVES = ("test_loss", "train_loss", "train_accuracy", "task_online_accuracy", "task_online_loss")
 
 
 def differences(analysis: Analysis, series: Sequence[Series]) -> Figure | None:
