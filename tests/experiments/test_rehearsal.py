@@ -64,7 +64,7 @@ def test_networks_of_ones_own(tmp_path: Path) -> None:
     attempt("broken", device="cuda")  # Not for the rehearsal to judge, which is on the CPU.
     with pytest.raises(ValueError, match=r"vanilla: model .* takes \(x\)"):
         attempt("one")
-    with pytest.raises(ValueError, match=r"outputs of shape \(2, 3\); .* there are 10 classes"):
+    with pytest.raises(ValueError, match=r"outputs of shape \(2, 3\); .* the stream needs 10 outputs"):
         attempt("three")
 
 

@@ -34,8 +34,8 @@ from pliant.experiments.store import Run
 _ROWS = 16_000
 """The most points of a chart of curves; keeps the page small."""
 _STEP = 26
-_FIRST = ("test_accuracy", "online_accuracy", "loss")
-_NOT_CURVES = ("test_loss", "train_loss", "train_accuracy", "task_online_accuracy", "task_online_loss")
+_FIRST = ("test_accuracy", "online_accuracy", "test_loss", "loss")
+_NOT_CURVES = ("train_loss", "train_accuracy", "task_online_accuracy", "task_online_loss")
 
 
 def differences(analysis: Analysis, series: Sequence[Series]) -> Figure | None:
@@ -129,7 +129,8 @@ def _dot_plot(
 
 def learning_curves(histories: Histories, series: Sequence[Series]) -> list[Figure]:
     """Draw the metrics of every epoch over the whole stream."""
-    names = [name for name in histories.names if name not in _NOT_CURVES]
+    hidden = {*_NOT_CURVES, "test_loss"} if "test_accuracy" in histories.names else set(_NOT_CURVES)
+    names = [name for name in histories.names if name not in hidden]
     names.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
     figures = []
     for name in names:
