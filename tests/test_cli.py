@@ -26,6 +26,11 @@ from pliant.experiments.store import load_runs
 from pliant.training import Settings
 from tests.experiments.helpers import descendants, is_running, outputs, wait_until, write_waiting_network
 
+TINY = [
+    *("compare", "--stream", "label_flip", "--methods", "vanilla", "--seeds", "1", "--workers", "1", "--out", "out"),
+    *("--set", "data.first=50", "--set", "stream.tasks=1", "--set", "stream.epochs=1"),
+]
+ROOT = Path(__file__).parent.parent
 PLIANT = [sys.executable, "-c", "from pliant.cli import main; main()"]
 SMALL = [
     "compare",
@@ -213,6 +218,85 @@ def test_signals_stop_it_and_the_same_command_goes_on(tmp_path: Path) -> None:
         assert outputs(tmp_path / "cut", config) == outputs(tmp_path / "whole", config)
     resumes = [event for run in load_runs(tmp_path / "cut") for event in run.events if event["event"] == "resume"]
     assert len(resumes) == 6
+
+
+_NO_TORCH = """
+import sys
+from pliant.cli import main
+sys.argv = ["pliant", "--help"]
+try:
+    main()
+finally:
+    print("torch" in sys.modules)
+"""
+
+
+def test_help_answers_without_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", _NO_TORCH], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "diagnose" in done.stdout
+    assert done.stdout.endswith("False\n")
+
+
+def test_ctrl_c_while_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(_WAIT)
+    code, printed = interrupt([*PLIANT, "compare"], tmp_path)
+    assert (code, printed) == (130, "preparing …\nstopped; the same command starts over\n")
+
+
+def test_ctrl_c_while_data_is_prepared(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"def load():\n    {'    '.join(_WAIT.splitlines(keepends=True))}")
+    code, printed = interrupt([*PLIANT, "compare", "--data", "mine.py:load"], tmp_path)
+    assert (code, printed) == (130, "preparing …\nstopped; the same command resumes\n")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ctrl_c_while_the_report_is_made(tmp_path: Path) -> None:
+    (tmp_path / "altair.py").write_text(_WAIT)
+    code, printed = interrupt([*PLIANT, *TINY], tmp_path)
+    assert code == 130
+    assert "vanilla" in printed
+    assert printed.endswith("stopped; the runs are done, and `pliant report out` makes the report\n")
+
+
+def test_without_altair_there_is_still_a_table(tmp_path: Path) -> None:
+    script = f"import sys; sys.modules['altair'] = None; sys.argv = {['pliant', *TINY]}; {PLIANT[2]}"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    warning = "warning: without altair there is a table but no page: pip install 'pliant[report]'"
+    assert done.stdout.index(warning) < done.stdout.index("[1/1] vanilla, seed 0: finished")
+    assert "no page without altair: pip install 'pliant[report]'; pliant report out" in done.stdout
+    assert "vanilla reaches" in done.stdout
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
+_WAIT = """import pathlib, time
+pathlib.Path(__file__).with_name("waits").touch()
+time.sleep(600)
+"""
+
+
+def interrupt(command: list[str], folder: Path) -> tuple[int, str]:
+    """Start a command in a folder whose modules come first, and press Ctrl-C where one of them waits."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT / "src")))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        wait_until(lambda: (folder / "waits").exists() or process.poll() is not None)
+        assert process.poll() is None, process.stdout.read()
+        os.killpg(process.pid, signal.SIGINT)
+        printed, _ = process.communicate(timeout=60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, printed
 
 
 def in_terminal(command: list[str], words: str, then: Callable[[], None]) -> str:

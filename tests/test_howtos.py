@@ -15,6 +15,7 @@ from rich.console import Console
 
 from pliant import cli
 from pliant._key_values import override
+from pliant.experiments import engines
 from pliant.experiments.engines import Job, ProcessEngine, perform
 from pliant.experiments.recipe import make_recipe
 from pliant.experiments.run import Outcome
@@ -65,7 +66,7 @@ def run_here(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / ".cache"))
     monkeypatch.setattr(cli, "console", Console(width=120))
-    monkeypatch.setattr(cli, "ProcessEngine", EngineHere)
+    monkeypatch.setattr(engines, "ProcessEngine", EngineHere)
     yield run
     signal.signal(signal.SIGTERM, handler)
 

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import pkgutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -35,7 +36,9 @@ ALLOWED: dict[str, set[str]] = {
     "integrations": {*_ATTACHED, "language", "rl"},
     "__init__": {*_ATTACHED, "experiments", "compare"},
     "_diagnose_command": {*_ATTACHED, "experiments"},
-    "cli": {*_ATTACHED, "language", "rl", "experiments", "compare", "_diagnose_command"},
+    "_listings": {*_ATTACHED, "experiments"},
+    "cli": {*_ATTACHED, "language", "rl", "experiments", "compare", "_listings"},
+    "__main__": {"cli"},
 }
 """The files and folders of the package, and the others that each may import.
 
@@ -80,6 +83,27 @@ def test_imports_point_one_way(part: str) -> None:
 def test_the_training_loop_sees_only_the_interface_of_methods() -> None:
     names = {name for module, name in imported(ROOT / "training.py") if module.startswith("pliant.methods")}
     assert names == {"Method"}
+
+
+_NAMES = """
+import sys
+import pliant
+assert "torch" not in sys.modules
+import pliant.trial, pliant.compare
+assert {name for name in pliant.__all__ if not hasattr(pliant, name)} == set()
+assert set(pliant.__all__) <= set(dir(pliant))
+assert pliant.trial.__name__ == "trial" and pliant.compare.__name__ == "compare"
+assert pliant.streams.names()
+try:
+    pliant.nothing
+except AttributeError as error:
+    print(error)
+"""
+
+
+def test_names_are_imported_when_they_are_used() -> None:
+    done = subprocess.run([sys.executable, "-c", _NAMES], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "module 'pliant' has no attribute 'nothing'\n"), done.stderr
 
 
 def test_no_two_files_share_a_name() -> None:

@@ -1,41 +1,52 @@
-"""Pliant keeps PyTorch networks able to learn: attach methods, diagnose networks, compare methods."""
+"""Pliant keeps PyTorch networks able to learn: attach methods, diagnose networks, compare methods.
 
-from pliant import methods
+The names are imported when they are first used. `import pliant` alone does not import torch.
+"""
+
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from pliant._version import __version__
-from pliant.compare import ComparisonResult, compare
-from pliant.diagnostics import Diagnosis, Monitor, diagnose
-from pliant.experiments.report import report
-from pliant.methods import (
-    DASH,
-    FIRE,
-    L2,
-    SWR,
-    UPGD,
-    ContinualBackprop,
-    CReLU,
-    CReLUConversion,
-    FeatureRankRegularization,
-    FullReset,
-    HareTortoise,
-    HeadReset,
-    L2Init,
-    LayerNormInsertion,
-    LayerwiseReset,
-    Method,
-    OptimizerReset,
-    ParsevalRegularization,
-    Receipt,
-    ReDo,
-    Shrink,
-    ShrinkPerturb,
-    SpectralNormPenalty,
-    SpectralRegularization,
-    StreamingEWC,
-    WassersteinRegularization,
-    WeightClipping,
-    WeightRescaling,
-)
-from pliant.trial import Trial, trial
+
+if TYPE_CHECKING:
+    from pliant import methods
+    from pliant.compare import ComparisonResult, compare
+    from pliant.diagnostics import Diagnosis, Monitor, diagnose
+    from pliant.experiments.report import report
+    from pliant.methods import (
+        DASH,
+        FIRE,
+        L2,
+        SWR,
+        UPGD,
+        ContinualBackprop,
+        CReLU,
+        CReLUConversion,
+        FeatureRankRegularization,
+        FullReset,
+        HareTortoise,
+        HeadReset,
+        L2Init,
+        LayerNormInsertion,
+        LayerwiseReset,
+        Method,
+        OptimizerReset,
+        ParsevalRegularization,
+        Receipt,
+        ReDo,
+        Shrink,
+        ShrinkPerturb,
+        SpectralNormPenalty,
+        SpectralRegularization,
+        StreamingEWC,
+        WassersteinRegularization,
+        WeightClipping,
+        WeightRescaling,
+    )
+    from pliant.trial import Trial, trial
 
 __all__ = [
     "DASH",
@@ -77,3 +88,40 @@ __all__ = [
     "report",
     "trial",
 ]
+
+_HOMES = {
+    "ComparisonResult": "compare",
+    "compare": "compare",
+    "Diagnosis": "diagnostics",
+    "Monitor": "diagnostics",
+    "diagnose": "diagnostics",
+    "report": "experiments.report",
+    "Trial": "trial",
+    "trial": "trial",
+}
+"""The modules of the public names that are not methods."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__ and name != "methods":
+        return getattr(importlib.import_module(f"pliant.{_HOMES.get(name, 'methods')}"), name)
+    if not name.startswith("_") and importlib.util.find_spec(f"pliant.{name}"):
+        return importlib.import_module(f"pliant.{name}")
+    raise AttributeError(f"module 'pliant' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """The package; its functions `compare` and `trial` replace the modules of the same names."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # The import system makes each loaded submodule an attribute of its package.
+        if name in ("compare", "trial") and isinstance(value, ModuleType):
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -124,6 +124,16 @@ def tell_failure(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({frame.f_code.co_filename}, line {line})"
 
 
+def find_missing(*modules: str) -> list[str]:
+    """Return the modules that are not installed.
+
+    Example:
+        >>> find_missing("torch", "no_such_package")
+        ['no_such_package']
+    """
+    return [name for name in modules if importlib.util.find_spec(name) is None]
+
+
 @contextlib.contextmanager
 def naming_extra(what: str, extra: str) -> Iterator[None]:
     """Turn an ImportError into one that names the extra to install.

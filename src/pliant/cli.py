@@ -1,45 +1,54 @@
-"""The command line: compare methods, run recipes, read results, list what is there to choose from."""
+"""The command line: compare methods, run recipes, read results, list what is there to choose from.
 
+Commands import torch and what else they need when they run, so that `pliant --help` answers at once.
+"""
+
+import importlib
 import io
 import os
 import re
 import signal
 import sys
-import tomllib
 from collections.abc import Callable
-from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 try:
     import typer
-    from rich.console import Console, Group, RenderableType
-    from rich.markup import escape
-    from rich.table import Table
-
-    from pliant._diagnose_command import diagnose_command
-    from pliant.experiments import archive
-    from pliant.experiments.recipe import BASELINES, Recipe, RecipeError
-    from pliant.experiments.recipe_files import Scale, find_recipe, load_recipe, recipe_folder
+    from rich.console import Console
+    from typer.core import TyperGroup
+    from typer.main import get_command
 except ImportError as error:
     raise SystemExit(f"the command line needs more than torch ({error}): pip install 'pliant[cli]'") from error
 
-from pliant import data as datasets
-from pliant import methods as registry
-from pliant import models, streams
 from pliant._key_values import override, read_options
-from pliant._names import check_names, keyword_options, read_arguments, suggest
+from pliant._names import check_names, suggest
 from pliant._version import __version__
-from pliant.compare import ComparisonResult, run_recipe
-from pliant.compare import compare as compare_methods
-from pliant.data import cache
-from pliant.data.image_folder import load_folder
-from pliant.diagnostics import measures
-from pliant.experiments.engines import Engine, ProcessEngine, RayEngine
-from pliant.training import Settings
+
+if TYPE_CHECKING:
+    from pliant.compare import ComparisonResult
+    from pliant.experiments.engines import Engine
+
+
+class _Commands(TyperGroup):
+    """The commands; Ctrl-C ends each of them in one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            _print(STOPPED)
+            raise typer.Exit(130) from None
+
+
+STOPPED = "stopped; the same command starts over"
+RESUMES = "stopped; the same command resumes"
+PREPARING = "preparing …"
+
 
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -50,7 +59,6 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Download data sets and check the cache.")
 app.add_typer(data_app, name="data")
-app.command("diagnose")(diagnose_command)
 # Without a terminal, lines stay long and whole, for grep.
 console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
 
@@ -155,12 +163,16 @@ def compare(
     checkpoint_seconds: Checkpoint = 30.0,
 ) -> None:
     """Compare methods: train each with several seeds, print a table, write a report."""
+    _print(PREPARING)
+    from pliant.compare import compare as compare_methods
+    from pliant.experiments.recipe import Recipe, RecipeError
+
     asked = {"methods": methods, "data": data, "model": model, "stream": stream, "seeds": seeds}
     values = override(asked, setting or ())
     check_names("--set", values, Recipe.model_fields)
     place = _make_engine(engine, workers, threads, gpus, address)
 
-    def run_it() -> ComparisonResult:
+    def run_it() -> "ComparisonResult":
         try:
             return compare_methods(
                 **values, tune=tune, out=out, engine=place, checkpoint_seconds=checkpoint_seconds, progress=console
@@ -180,7 +192,9 @@ def run(
         str, typer.Argument(help="A name (`pliant list recipes`), a TOML file, or the recipe.json of a folder.")
     ],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes of the recipe.")] = None,
-    scale: Annotated[Scale, typer.Option(help="As published, or a smaller version that takes minutes.")] = "paper",
+    scale: Annotated[
+        Literal["paper", "quick"], typer.Option(help="As published, or a smaller version that takes minutes.")
+    ] = "paper",
     out: Out = None,
     engine: EngineOption = EngineName.PROCESSES,
     workers: Workers = None,
@@ -190,6 +204,10 @@ def run(
     checkpoint_seconds: Checkpoint = 30.0,
 ) -> None:
     """Run a recipe: every run that is not done yet."""
+    _print(PREPARING)
+    from pliant.compare import run_recipe
+    from pliant.experiments.recipe_files import find_recipe, load_recipe
+
     path = find_recipe(recipe)
     loaded = load_recipe(path, overrides or (), scale)
     folder = out or Path("runs") / (path.stem if scale == "paper" else f"{path.stem}-{scale}")
@@ -200,6 +218,11 @@ def run(
 @app.command()
 def demo(out: Out = None, workers: Workers = None) -> None:
     """Show in a minute or two what Pliant does: seven ways to train on digits whose labels keep changing."""
+    _print(PREPARING)
+    from pliant.compare import run_recipe
+    from pliant.experiments.engines import ProcessEngine
+    from pliant.experiments.recipe_files import find_recipe, load_recipe
+
     loaded, engine = load_recipe(find_recipe("demo")), ProcessEngine(workers)
     _run_and_report(lambda: run_recipe(loaded, out or Path("demo"), engine, console=console))
 
@@ -220,11 +243,7 @@ def report(
     ] = None,
 ) -> None:
     """Print the results of experiments and write a report."""
-    from pliant.experiments.report.document import (
-        FIGURES,
-        FORMATS,
-        make_report,
-    )  # The statistics take seconds to import.
+    from pliant.experiments.report.document import FIGURES, FORMATS, make_report
 
     chosen: str = format or (to and to.suffix.removeprefix(".")) or Format.HTML
     if chosen not in FORMATS:
@@ -238,12 +257,35 @@ def report(
     _print(f"report: {target}" + (f" ({len(files)} files)" if chosen in FIGURES else ""))
 
 
+def _add_command(name: str, summary: str) -> None:
+    """Add a command that lives in its own module, `_NAME_command`, which is imported when the command is called."""
+
+    @app.command(
+        name,
+        help=summary,
+        add_help_option=False,  # The module knows the options.
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
+    def load_and_invoke(context: typer.Context) -> None:
+        module = importlib.import_module(f"pliant._{name}_command")
+        holder = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+        holder.command(name)(getattr(module, f"{name}_command"))
+        command: Any = get_command(holder)
+        with command.make_context(name, context.args, parent=context.parent) as inner:
+            command.invoke(inner)
+
+
+_add_command("diagnose", "Diagnose a checkpoint: has this network lost plasticity, where and why?")
+
+
 @app.command()
 def pack(
     folder: Annotated[Path, typer.Argument(help="The folder of an experiment.")],
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. results.jsonl.gz.")],
 ) -> None:
     """Pack the finished runs of an experiment into one small file."""
+    from pliant.experiments import archive
+
     _print(f"{archive.pack(folder, file)} runs in {file}")
 
 
@@ -253,6 +295,8 @@ def unpack(
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],
 ) -> None:
     """Unpack an experiment, to report on it."""
+    from pliant.experiments import archive
+
     _print(f"{archive.unpack(file, folder)} runs in {folder}")
 
 
@@ -273,6 +317,9 @@ def tensorboard(
 @data_app.command("list")
 def data_list() -> None:
     """List the data sets, and those in the cache."""
+    from pliant._listings import list_data
+    from pliant.data import cache
+
     console.print(list_data())
     for entry in cache.entries():
         size = sum(file.stat().st_size for file in entry.iterdir())
@@ -288,6 +335,8 @@ def data_get(
     ] = None,
 ) -> None:
     """Download and decode a data set before runs need it."""
+    from pliant import data as datasets
+
     if warning := datasets.tell_namesake(name):
         _print(f"warning: {warning}")
     dataset = datasets.load(name, **read_options(setting or (), "data")["data"])
@@ -300,6 +349,8 @@ def data_get(
 @data_app.command("check")
 def data_check() -> None:
     """Compare every data set in the cache with its checksums."""
+    from pliant.data import cache
+
     problems = [problem for entry in cache.entries() for problem in cache.check(entry)]
     for problem in problems:
         _print(problem)
@@ -311,97 +362,11 @@ def data_check() -> None:
 @app.command("list")
 def list_(what: Annotated[str, typer.Argument(metavar="WHAT")]) -> None:
     """List methods, streams, models, data, training, measures or recipes."""
+    from pliant._listings import LISTINGS
+
     if what not in LISTINGS:
         raise ValueError(f"list {what!r}: {suggest(what, LISTINGS)}")
     console.print(LISTINGS[what]())
-
-
-def list_methods() -> Table:
-    """List the methods and the baselines."""
-    table = Table("name", "when it acts", "what it does", "settings (default)", "from")
-    for name, summary in BASELINES.items():
-        table.add_row(name, "baseline", summary, "", "")
-    for info in map(registry.info, registry.names()):
-        settings = "\n".join(f"{each.name} ({each.default}): {each.meaning}" for each in info.tunables)
-        table.add_row(info.name, info.acts, escape(info.summary), escape(settings), info.paper)
-    return table
-
-
-def list_streams() -> Table:
-    """List the streams."""
-    table = Table("name", "tasks", "options (default)", "from")
-    for name in streams.names():
-        cls = streams.stream_class(name)
-        summary = (cls.__doc__ or "").partition("\n")[0]
-        table.add_row(name, summary, _write_options(streams.options(name)), cls.paper)
-    return table
-
-
-def list_models() -> Table:
-    """List the networks."""
-    table = Table("name", "what it is", "options (default)", "from")
-    for info in map(models.info, models.names()):
-        table.add_row(info.name, info.summary, _write_options(models.options(info.name)), info.paper)
-    table.add_row("FILE.py:FUNCTION", "your own: function(shape, classes) -> torch.nn.Module", "", "")
-    return table
-
-
-def list_data() -> Group:
-    """List the data sets and their options."""
-    table = Table("name", "what it is")
-    for name in datasets.names():
-        table.add_row(name, datasets.summary(name))
-    table.add_row("PATH", "a folder of images (class/… or train/class/… and test/class/…), or an .npz file")
-    table.add_row("FILE.py:FUNCTION", "your own: function() -> (x_train, y_train), (x_test, y_test)")
-    options = Table("option (default)", "of", "what it is", title="--set data.OPTION=VALUE", title_justify="left")
-    for loader, which in ((datasets.load, "all"), (load_folder, "a folder of images")):
-        meanings = read_arguments(loader)
-        for name, default in keyword_options(loader).items():
-            options.add_row(f"{name} ({default})", which, escape(meanings[name]))
-    options.add_row("…", "your own", "the keyword arguments of the function")
-    return Group(table, options)
-
-
-def list_training() -> Table:
-    """List the settings of the training."""
-    table = Table("setting (default)", "what it is", title="--set training.SETTING=VALUE", title_justify="left")
-    meanings = read_arguments(Settings)
-    for field in fields(Settings):
-        default = list(field.default) if isinstance(field.default, tuple) else field.default  # as TOML writes it
-        table.add_row(escape(f"{field.name} ({default})"), escape(meanings[field.name]))
-    return table
-
-
-def list_measures() -> Table:
-    """List the measures."""
-    table = Table("name", "what it is", "cost", "from")
-    for info in map(measures.info, measures.names()):
-        table.add_row(info.name, info.definition, info.cost, info.source)
-    return table
-
-
-def list_recipes() -> Table:
-    """List the recipes that come with Pliant."""
-    table = Table("name", "what it is", "from")
-    for path in sorted(recipe_folder().glob("*.toml")):
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-        table.add_row(path.stem, values.get("title", ""), values.get("source", ""))
-    return table
-
-
-LISTINGS: dict[str, Callable[[], RenderableType]] = {
-    "methods": list_methods,
-    "streams": list_streams,
-    "models": list_models,
-    "data": list_data,
-    "training": list_training,
-    "measures": list_measures,
-    "recipes": list_recipes,
-}
-
-
-def _write_options(options: dict[str, object]) -> str:
-    return "\n".join(f"{name} ({default})" for name, default in options.items())
 
 
 def _print(line: str) -> None:
@@ -409,7 +374,13 @@ def _print(line: str) -> None:
     console.print(line, markup=False, soft_wrap=True)
 
 
-def _make_engine(engine: EngineName, workers: int | None, threads: int, gpus: float, address: str | None) -> Engine:
+def _print_error(message: str) -> None:
+    Console(stderr=True).print(f"error: {message}", markup=False, soft_wrap=True)
+
+
+def _make_engine(engine: EngineName, workers: int | None, threads: int, gpus: float, address: str | None) -> "Engine":
+    from pliant.experiments.engines import ProcessEngine, RayEngine
+
     if engine is EngineName.RAY:
         if workers is not None:
             raise ValueError("--workers is for --engine processes; Ray starts as many runs as its CPUs allow")
@@ -419,18 +390,27 @@ def _make_engine(engine: EngineName, workers: int | None, threads: int, gpus: fl
     return ProcessEngine(workers, threads)
 
 
-def _run_and_report(run: Callable[[], ComparisonResult]) -> None:
+def _run_and_report(run: "Callable[[], ComparisonResult]") -> None:
     """Run an experiment, print its results, write its report; exit with code 1 if a run or the report failed."""
+    from pliant._importing import find_missing
+    from pliant.compare import PAGE_NEEDS
+
     try:
         result = run()
     except KeyboardInterrupt:
-        _print("stopped; the same command resumes")
+        _print(RESUMES)
         raise typer.Exit(130) from None
     code = 0
     try:
-        (page,) = result.save(result.folder / "report.html")
         result.report.print(console, asked=True)
-        _print(f"report: {page}")
+        if missing := find_missing(*PAGE_NEEDS):
+            _print(f"no page without {', '.join(missing)}: pip install 'pliant[report]'; pliant report {result.folder}")
+        else:
+            (page,) = result.save(result.folder / "report.html")
+            _print(f"report: {page}")
+    except KeyboardInterrupt:
+        _print(f"stopped; the runs are done, and `pliant report {result.folder}` makes the report")
+        raise typer.Exit(130) from None
     except (OSError, ValueError, ImportError) as error:
         _print(f"the report could not be made: {error}")
         code = 1
@@ -450,7 +430,10 @@ def main() -> NoReturn:
             stream.reconfigure(errors="replace")  # A terminal without a letter shows a question mark.
     try:
         app()
+    except ModuleNotFoundError as error:
+        _print_error(f"the command line needs more than torch ({error}): pip install 'pliant[cli]'")
+        sys.exit(2)
     except (ValueError, ImportError, OSError) as error:
-        Console(stderr=True).print(f"error: {error}", markup=False, soft_wrap=True)
+        _print_error(str(error))
         sys.exit(2)
     sys.exit(0)

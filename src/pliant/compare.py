@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pliant._importing import naming_extra
+from pliant._importing import find_missing, naming_extra
 
 if TYPE_CHECKING:
     import altair
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from pliant.experiments.recipe import Recipe
     from pliant.experiments.report.document import Report, Section
     from pliant.experiments.store import Run, Status
+
+
+PAGE_NEEDS = ("altair", "jinja2", "vl_convert")
+"""The packages that the report's page needs; its table needs none of them."""
 
 
 class ComparisonResult:
@@ -207,9 +211,6 @@ def compare(
         (['l2_init', 'vanilla'], [1, 1])
     """
     with naming_extra("a comparison", "report"):
-        import altair as altair
-        import jinja2 as jinja2
-        import pandas as pandas
         from rich.console import Console
 
         from pliant.experiments.engines import ProcessEngine
@@ -267,6 +268,10 @@ def run_recipe(
     def tell(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+    with naming_extra("a comparison", "report"):
+        import scipy as scipy  # Before anything is trained: the results need it.
+    if missing := find_missing(*PAGE_NEEDS):
+        tell(f"warning: without {', '.join(missing)} there is a table but no page: pip install 'pliant[report]'")
     try:
         # The rehearsal also downloads and decodes the data, once, before several processes need it.
         present = rehearse(recipe)

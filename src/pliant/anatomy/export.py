@@ -16,6 +16,8 @@ Sizes are those of the example. Nothing is symbolic.
 """
 
 import contextlib
+import io
+import logging
 import operator
 import re
 import warnings
@@ -175,6 +177,20 @@ def _export(shell: nn.Module, arguments: tuple[Any, ...]) -> ExportedProgram:
 
 
 @contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what torch.export prints and logs when it fails, such as the graph so far, from the user's terminal."""
+    loggers = {logger: logger.level for logger in map(logging.getLogger, ("torch.export", "torch.fx.experimental"))}
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        for logger, level in loggers.items():
+            logger.setLevel(level)
+
+
+@contextlib.contextmanager
 def _without_validation() -> Iterator[None]:
     usual = Distribution._validate_args
     Distribution.set_default_validate_args(False)
@@ -223,7 +239,7 @@ def export_graph(model: nn.Module, example: Example) -> ModelGraph:
     # Trace the parts of nn.TransformerEncoderLayer, not its fused inference kernel.
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with warnings.catch_warnings(), torch.enable_grad():
+        with _quiet(), warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
             exported = _export(shell, (arguments, keywords))
             program = exported.run_decompositions({})
