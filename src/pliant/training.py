@@ -112,7 +112,7 @@ class Learner:
         self.task = 0
         self.epoch = 0
         self.step = 0
-        self.examples = 0
+        self.answers = 0
         self.online_correct = 0
         self.online_loss = 0.0
         self.optimizer = make_optimizer(model, settings)
@@ -226,7 +226,7 @@ class ReferenceNetwork:
             getattr(self, name).load_state_dict(saved)
 
 
-_POSITION = ("task", "epoch", "step", "examples", "online_correct", "online_loss")
+_POSITION = ("task", "epoch", "step", "answers", "online_correct", "online_loss")
 
 
 def train(
@@ -266,7 +266,7 @@ def train(
             record |= evaluate_epoch(learner, task)
             start = {"receipts": []}
             yield record
-        learner.epoch = learner.examples = learner.online_correct = 0
+        learner.epoch = learner.answers = learner.online_correct = 0
         learner.online_loss = 0.0
 
 
@@ -358,12 +358,13 @@ def train_epoch(learner: Learner, task: Task, seed: int) -> Record:
     if not math.isfinite(mean_loss):
         raise DivergedError(f"the training loss is {mean_loss} in epoch {learner.epoch + 1} of task {task.index}")
     learner.step += len(indices)
-    learner.examples += seen
+    answers = seen * answers_per_example(task.train)
+    learner.answers += answers
     learner.online_correct += int(correct)
-    learner.online_loss += mean_loss * seen
+    learner.online_loss += mean_loss * answers
     record: Record = {"loss": mean_loss, "lr": lr}
     if has_classes(task.train):
-        record["online_accuracy"] = int(correct) / seen
+        record["online_accuracy"] = int(correct) / answers
     if monitor is not None:
         values = monitor.records.pop().values
         record["measures"] = {name: value if math.isfinite(value) else None for name, value in values.items()}
@@ -378,9 +379,9 @@ def evaluate_epoch(learner: Learner, task: Task) -> Record:
         record |= _evaluate(learner, task, task.test, "test")
     if last:
         record |= _evaluate(learner, task, task.train, "train")
-        record["task_online_loss"] = learner.online_loss / learner.examples
+        record["task_online_loss"] = learner.online_loss / learner.answers
         if has_classes(task.train):
-            record["task_online_accuracy"] = learner.online_correct / learner.examples
+            record["task_online_accuracy"] = learner.online_correct / learner.answers
     return record
 
 
@@ -401,7 +402,7 @@ _EVALUATED_NUMBERS = 2**24
 
 @torch.no_grad()
 def evaluate(model: nn.Module, examples: Examples, batch_size: int = _EVALUATED) -> tuple[float, float]:
-    """Return accuracy (0 without classes) and mean loss over examples, with the model in evaluation mode."""
+    """Return accuracy (0 without classes) and mean loss over examples or their tokens, in evaluation mode."""
     device = _device(model)
     correct, loss = torch.zeros((), dtype=torch.int64, device=device), torch.zeros((), device=device)
     with eval_mode(model):
@@ -409,7 +410,8 @@ def evaluate(model: nn.Module, examples: Examples, batch_size: int = _EVALUATED)
             outputs = model(x)
             correct += count_correct(outputs, y)
             loss += loss_between(outputs, y, reduction="sum")
-    return int(correct) / len(examples), float(loss) / len(examples)
+    answers = len(examples) * answers_per_example(examples)
+    return int(correct) / answers, float(loss) / answers
 
 
 def has_classes(examples: Examples) -> bool:
@@ -417,15 +419,22 @@ def has_classes(examples: Examples) -> bool:
     return not examples.y.is_floating_point()
 
 
+def answers_per_example(examples: Examples) -> int:
+    """Return how many answers an example asks for: one, or one for each of its tokens."""
+    return examples.y.shape[1] if has_classes(examples) and examples.y.ndim == 2 else 1
+
+
 def loss_between(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
     """Return the cross-entropy of class indices, or the squared error of real targets, summed over their entries.
+
+    Class indices may be those of the examples, or of every token of the examples.
 
     Example:
         >>> loss_between(torch.tensor([[1.0], [3.0]]), torch.tensor([[0.0], [0.0]]))
         tensor(5.)
     """
     if not targets.is_floating_point():
-        return cross_entropy(outputs, targets, reduction=reduction)
+        return cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction=reduction)
     if outputs.shape != targets.shape:
         raise ValueError(f"outputs have shape {tuple(outputs.shape)}, but the targets {tuple(targets.shape)}")
     errors = mse_loss(outputs, targets, reduction="none").sum(1)
@@ -433,10 +442,10 @@ def loss_between(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> T
 
 
 def count_correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the number of examples whose class is predicted; 0 for real targets."""
+    """Return the number of examples or tokens whose class is predicted; 0 for real targets."""
     if targets.is_floating_point():
         return torch.zeros((), dtype=torch.int64, device=outputs.device)
-    return (outputs.argmax(1) == targets).sum()
+    return (outputs.argmax(-1) == targets).sum()
 
 
 def batches(examples: Examples, size: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:

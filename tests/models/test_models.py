@@ -42,11 +42,15 @@ VGG = [3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512]
         ("vgg16", (3, 64, 64), 200, conv(3, *VGG) + 2 * sum(VGG[1:]) + linear(2048, 4096, 4096, 200)),
         ("resnet18", (3, 32, 32), 10, 11_173_962),
         ("vit_tiny", (3, 32, 32), 100, 5_380_132),
+        ("gpt", (64,), 65, (65 + 64) * 128 + 4 * (4 * linear(128, 128) + linear(128, 512, 128) + 512) + 256),
     ],
 )
 def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, expected: int) -> None:
     model = models.create(name, shape, classes)
     assert count(model) == expected
+    if name == "gpt":
+        assert model(torch.randint(classes, (2, *shape))).shape == (2, *shape, classes)
+        return
     assert model(torch.randn(2, *shape)).shape == (2, classes)
 
 

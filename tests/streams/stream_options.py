@@ -6,6 +6,7 @@ import torch
 
 from pliant import streams
 from pliant.data.dataset import Dataset, Examples
+from pliant.data.text import cut_windows
 from pliant.streams.stream import Stream, Task
 
 N, TESTS, CLASSES = 120, 40, 10
@@ -19,6 +20,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "random_labels": {"tasks": 5, "epochs": 2},
     "pixel_permutation": {"tasks": 5, "epochs": 2},
     "label_flip": {"tasks": 5, "epochs": 2},
+    "permuted_vocabulary": {"tasks": 5, "epochs": 2},
     "binary_pairs": {"tasks": 8, "epochs": 2},
     "transfer": {"fraction": 0.3, "first_epochs": 7, "epochs": 5},
     "teacher_regression": {"tasks": 5, "epochs": 2},
@@ -29,6 +31,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def make(name: str, dataset: Dataset, seed: int = 0) -> Stream:
     if name == "slow_regression":
         dataset = dataset.project(8)  # It needs vectors.
+    if name == "permuted_vocabulary":
+        dataset = cut_windows("rows", "".join(chr(97 + i * i % 26) for i in range(200)), 12, None)
     return streams.create(name, dataset, seed, **OPTIONS[name])
 
 

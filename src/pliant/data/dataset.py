@@ -21,8 +21,9 @@ class Examples:
     """Inputs with labels, or a selection of their rows.
 
     Args:
-        x: Inputs: uint8 images [N, C, H, W], or floating-point features, which are not normalized.
-        y: The class index (int64) of every example, or its real targets [N, K]; in the order of `rows` if given.
+        x: Inputs: uint8 images [N, C, H, W], floating-point features, which are not normalized, or int64 tokens [N, T].
+        y: The class index (int64) of every example or of every token, or real targets [N, K]; in the order of `rows` if
+            given.
         rows: The rows of `x` that are the examples; all rows in order by default.
         scale: Factor of uint8 inputs per channel [C, 1, 1].
         shift: Number added after scaling, of the same shape.
@@ -43,8 +44,10 @@ class Examples:
                 f"y has dtype {self.y.dtype} and shape {tuple(self.y.shape)}; "
                 "it must be torch.int64 (classes), or floating-point of shape [N, K] (real targets)"
             )
-        if self.x.dtype != torch.uint8 and not self.x.is_floating_point():
-            raise ValueError(f"x has dtype {self.x.dtype}; it must be torch.uint8 or floating-point")
+        if self.x.dtype not in (torch.uint8, torch.int64) and not self.x.is_floating_point():
+            raise ValueError(
+                f"x has dtype {self.x.dtype}; it must be torch.uint8 (images), torch.int64 (tokens) or floating-point"
+            )
 
     def __len__(self) -> int:
         return len(self.y)

@@ -132,7 +132,7 @@ def _rehearse_entry(entry: Entry, config: RunConfig, stream: Stream, *, elsewher
         # A network that fails on the CPU may work on its own device.
         with contextlib.nullcontext() if elsewhere else _naming_model(config.model.name):
             model = make_model(config, stream)
-            _check_outputs(config, model, example, stream.outputs)
+            _check_outputs(config, model, example, stream)
         for parts in entry.variants():
             make_methods(replace(config, methods=parts), copy.deepcopy(model), example)
     except ValueError as error:
@@ -152,13 +152,15 @@ def _naming_model(name: str) -> Iterator[None]:
         raise ValueError(f"model {name!r} fails: {tell_failure(error)}") from error
 
 
-def _check_outputs(config: RunConfig, model: nn.Module, example: Tensor, outputs: int) -> None:
+def _check_outputs(config: RunConfig, model: nn.Module, example: Tensor, stream: Stream) -> None:
     with eval_mode(model), torch.no_grad():
         shape = tuple(model(example).shape)
-    if len(shape) != 2 or shape[1] < outputs:
+    tokens = example.shape[1:] if example.dtype == torch.int64 else ()
+    if shape[:-1] != (len(example), *tokens) or shape[-1] < stream.outputs:
         raise ValueError(
-            f"model {config.model.name!r} gives outputs of shape {shape}; "
-            f"it must be (examples, outputs), and the stream needs {outputs} outputs"
+            f"model {config.model.name!r} gives outputs of shape {shape}; it must be "
+            f"({'examples, tokens, outputs' if tokens else 'examples, outputs'}), "
+            f"and the stream needs {stream.outputs} outputs"
         )
 
 

@@ -16,6 +16,7 @@ from pliant._names import check_names, keyword_options, suggest
 from pliant._seeding import drawing_for
 from pliant._validation import check_positive_int
 from pliant.models.cnn import cnn, strided_cnn
+from pliant.models.gpt import gpt
 from pliant.models.mlp import mlp
 from pliant.models.resnet import resnet18
 from pliant.models.vgg import vgg16
@@ -27,6 +28,7 @@ __all__ = [
     "ModelInfo",
     "cnn",
     "create",
+    "gpt",
     "info",
     "mlp",
     "names",
@@ -85,6 +87,7 @@ _MODELS = {
         ModelInfo("cnn_strided", strided_cnn, "4 convolutions with stride 2, 512 units", "Curvature, B.3"),
         ModelInfo("vgg16", vgg16, "VGG-16 with BatchNorm, 4096 units", "Soft weight rescaling, D.1; FIRE, §4.1"),
         ModelInfo("resnet18", resnet18, "ResNet-18 for small images", "Spectral regularization, B; FIRE, §4.1"),
+        ModelInfo("gpt", gpt, "GPT, 4 blocks of width 128", "FIRE, §4.2 (0.1 billion parameters there)"),
         ModelInfo("vit_tiny", vit_tiny, "ViT-Tiny for small images", "Spectral regularization, B; FIRE, §4.1"),
     )
 }

@@ -14,11 +14,13 @@ class Attention(nn.Module):
     Args:
         width: Width of a token.
         heads: Number of heads.
+        causal: Whether a token sees only those before it.
     """
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, causal: bool = False) -> None:
         super().__init__()
         self.heads = heads
+        self.causal = causal
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
         self.value = nn.Linear(width, width)
@@ -29,7 +31,7 @@ class Attention(nn.Module):
         query, key, value = (
             part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
         )
-        mixed = scaled_dot_product_attention(query, key, value)
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
@@ -39,14 +41,16 @@ class Block(nn.Module):
     Args:
         width: Width of a token.
         heads: Number of heads.
+        activation: The class of the MLP's activation.
+        causal: Whether a token sees only those before it.
     """
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, activation: type[nn.Module] = nn.GELU, *, causal: bool = False) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
+        self.attention = Attention(width, heads, causal)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), activation(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block."""

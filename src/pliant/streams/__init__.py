@@ -15,7 +15,13 @@ from pliant.streams.incremental import (
 )
 from pliant.streams.regression import SlowRegression, TeacherRegression
 from pliant.streams.stream import Stream, Task
-from pliant.streams.task_shifts import BinaryPairs, LabelFlip, PixelPermutation, RandomLabels
+from pliant.streams.task_shifts import (
+    BinaryPairs,
+    LabelFlip,
+    PermutedVocabulary,
+    PixelPermutation,
+    RandomLabels,
+)
 
 __all__ = [
     "BinaryPairs",
@@ -23,6 +29,7 @@ __all__ = [
     "ContinualFull",
     "ContinualLimited",
     "LabelFlip",
+    "PermutedVocabulary",
     "PixelPermutation",
     "RandomLabels",
     "SingleTask",
@@ -48,6 +55,7 @@ _STREAMS: dict[str, type[Stream]] = {
     "random_labels": RandomLabels,
     "pixel_permutation": PixelPermutation,
     "label_flip": LabelFlip,
+    "permuted_vocabulary": PermutedVocabulary,
     "binary_pairs": BinaryPairs,
     "teacher_regression": TeacherRegression,
     "slow_regression": SlowRegression,

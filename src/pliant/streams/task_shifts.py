@@ -77,10 +77,12 @@ class _Drifting(_Shifting):
         is_new = torch.zeros(len(old), dtype=torch.bool)
         is_new[order[: round(len(old) * part / self.drift)]] = True
         is_new = is_new.to(old.y.device)
-        mixed = replace(new, y=torch.where(is_new, new.y, old.y))
-        if old.x is new.x:
-            return mixed
-        return replace(mixed, x=torch.where(is_new.view(-1, *[1] * len(new.shape)), new.x, old.x))
+
+        def choose(one: Tensor, other: Tensor) -> Tensor:
+            return torch.where(is_new.view(-1, *[1] * (one.ndim - 1)), one, other)
+
+        x = new.x if old.x is new.x else choose(new.x, old.x)
+        return replace(new, x=x, y=choose(new.y, old.y))
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,41 @@ class LabelFlip(_Drifting):
         train, test = self.dataset.train, self.dataset.test
         names = self.permutation(index).to(train.y.device)
         return train.relabel(names[train.y]), test.relabel(names[test.y])
+
+
+@dataclass(frozen=True)
+class PermutedVocabulary(_Drifting):
+    """Every task gives the tokens of the same text new names, by one random permutation of the vocabulary.
+
+    A fresh network finds all tasks equally hard. The stream tests how well a network memorizes, so its number is the
+    training loss.
+
+    Args:
+        tasks: Number of tasks.
+        epochs: Epochs per task.
+        drift: The number of tasks that a change takes.
+    """
+
+    paper: ClassVar[str] = "beyond the papers: language that changes its alphabet"
+    headline: ClassVar[str] = "mean_train_loss"
+    change: ClassVar[Change] = "labels"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dataset.train.x.dtype != torch.int64:
+            raise ValueError(f"data {self.dataset.name}: permuted_vocabulary needs a text, as python_docs is")
+
+    def permutation(self, index: int) -> Tensor:
+        """Return the new name of each token in a task."""
+        return permutation(self.classes, "vocabulary", self.seed, index)
+
+    def _state(self, index: int) -> tuple[Examples, Examples | None]:
+        names = self.permutation(index).to(self.dataset.train.y.device)
+        train, test = (
+            replace(examples, x=names[examples.x], y=names[examples.y])
+            for examples in (self.dataset.train, self.dataset.test)
+        )
+        return train, test
 
 
 @dataclass(frozen=True)
