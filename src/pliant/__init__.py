@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         WeightClipping,
         WeightRescaling,
     )
+    from pliant.treat import Treatment, treat
     from pliant.trial import Trial, trial
 
 __all__ = [
@@ -77,6 +78,7 @@ __all__ = [
     "SpectralNormPenalty",
     "SpectralRegularization",
     "StreamingEWC",
+    "Treatment",
     "Trial",
     "WassersteinRegularization",
     "WeightClipping",
@@ -86,6 +88,7 @@ __all__ = [
     "diagnose",
     "methods",
     "report",
+    "treat",
     "trial",
 ]
 
@@ -96,6 +99,8 @@ _HOMES = {
     "Monitor": "diagnostics",
     "diagnose": "diagnostics",
     "report": "experiments.report",
+    "Treatment": "treat",
+    "treat": "treat",
     "Trial": "trial",
     "trial": "trial",
 }
@@ -115,11 +120,11 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """The package; its functions `compare` and `trial` replace the modules of the same names."""
+    """The package; its functions `compare`, `treat` and `trial` replace the modules of the same names."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         # The import system makes each loaded submodule an attribute of its package.
-        if name in ("compare", "trial") and isinstance(value, ModuleType):
+        if name in ("compare", "treat", "trial") and isinstance(value, ModuleType):
             value = getattr(value, name)
         super().__setattr__(name, value)
 

@@ -149,7 +149,9 @@ def compare(
     *,
     data: str | PathLike[str] | Mapping[str, Any] | Callable[..., Any] = "digits",
     model: str | Mapping[str, Any] | Callable[..., Any] = "mlp",
-    stream: str | Mapping[str, Any] = "warm_start",
+    stream: str | Mapping[str, Any] | None = None,
+    start: str | PathLike[str] | Mapping[str, Any] | None = None,
+    old_data: str | PathLike[str] | Mapping[str, Any] | Callable[..., Any] | None = None,
     training: Mapping[str, Any] | None = None,
     seeds: int | Sequence[int] = 5,
     measures: Sequence[str] = (),
@@ -176,7 +178,14 @@ def compare(
             `{"name": "digits", "first": 100}`.
         model: The network: a name (`pliant.models.names()`), a function `(shape, classes) -> Module`, or
             "file.py:function"; a table adds options.
-        stream: The sequence of tasks: a name (`pliant.streams.names()`); a table adds options.
+        stream: The sequence of tasks: a name (`pliant.streams.names()`); a table adds options. By default
+            "warm_start"; with `start` it is "single", one task.
+        start: A checkpoint that all runs start from. The first task is then new data, on which methods act, and
+            "fresh" is an untrained network. θ₀ is the untrained network of the seed. A table adds options:
+            `{"path": "file.pt", "key": "model", "optimizer": "optimizer"}` names the places of the weights and of an
+            optimizer's state, which is not loaded otherwise.
+        old_data: Data that the network learned before. Its test examples are evaluated too. It has the options of
+            `data` unless it is a table.
         training: Settings of the training, e.g. `{"lr": 1e-3}`: see `pliant.training.Settings`.
         seeds: The number of seeds, or the seeds.
         measures: Names of measures to record during training.
@@ -219,21 +228,21 @@ def compare(
     if engine is not None and workers is not None:
         raise ValueError(f"workers is {workers}, but an engine is given, which has its own; pass one of the two")
     console = progress if isinstance(progress, Console) else Console(quiet=not progress)
-    parts: dict[str, Any] = {
-        "data": _importable("data", data),
-        "model": _importable("model", model),
-        "stream": stream,
-    }
-    names = {key: _short_name(part) for key, part in parts.items()}
-    values = {
-        "title": f"{names['stream'].replace('_', ' ')} on {names['data']} with {names['model']}",
-        "methods": _read_methods(methods, tune),
-        "seeds": seeds,
-        "measures": measures,
-        **parts,
-        **({} if training is None else {"training": training}),
+    names, values = make_values(
+        data=data,
+        model=model,
+        stream=stream or ("warm_start" if start is None else "single"),
+        start=start,
+        old_data=old_data,
+        training=training,
+        seeds=seeds,
+        measures=measures,
         **settings,
-    }
+    )
+    values["title"] = (
+        settings.get("title") or f"{names['stream'].replace('_', ' ')} on {names['data']} with {names['model']}"
+    )
+    values["methods"] = _read_methods(methods, tune)
     recipe = make_recipe(values)
     if tune and (fixed := [entry.label for entry in recipe.methods if entry.parts and len(entry.variants()) == 1]):
         console.print(f"not tuned: {', '.join(fixed)}", markup=False, soft_wrap=True)
@@ -292,6 +301,23 @@ def run_recipe(
     return ComparisonResult(folder, statuses)
 
 
+def make_values(
+    *, data: Any, model: Any, stream: Any, start: Any, old_data: Any, training: Any, **settings: Any
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the short names of data, network and stream, and the values of a recipe without its methods.
+
+    Paths and functions become texts from which a worker process can load them. See `compare` for the arguments.
+    """
+    parts = {"data": _importable("data", data), "model": _importable("model", model), "stream": stream}
+    names = {key: _short_name(part) for key, part in parts.items()}
+    optional = {
+        "start": str(start) if isinstance(start, PathLike) else start,
+        "old_data": None if old_data is None else _like(parts["data"], _importable("old_data", old_data)),
+        "training": training,
+    }
+    return names, {**parts, **{key: value for key, value in optional.items() if value is not None}, **settings}
+
+
 def _importable(argument: str, value: Any) -> Any:
     """Return paths and functions as texts from which a worker process can load them."""
     if isinstance(value, Mapping):
@@ -307,6 +333,11 @@ def _importable(argument: str, value: Any) -> Any:
             f"define it at the top level of a file and pass {argument}='FILE.py:FUNCTION'"
         )
     return f"{module}:{name}"
+
+
+def _like(data: Any, other: Any) -> Any:
+    """Return another data set with the options of a data set, unless the other has options of its own."""
+    return {**data, "name": other} if isinstance(data, Mapping) and isinstance(other, str) else other
 
 
 def _short_name(part: Any) -> str:

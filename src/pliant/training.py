@@ -94,6 +94,8 @@ class Learner:
         settings: Training settings.
         methods: Methods to attach to the optimizer.
         head: Resets the output layer, for streams whose tasks come with a new one.
+        trained: Whether the network was trained before. The first task is then new data for it, as later tasks are.
+        old_test: Examples that the network learned before; evaluated whenever the test examples are.
     """
 
     def __init__(
@@ -102,11 +104,16 @@ class Learner:
         settings: Settings,
         methods: Sequence[Method] = (),
         head: Method | None = None,
+        *,
+        trained: bool = False,
+        old_test: Examples | None = None,
     ) -> None:
         self.model = model
         self.settings = settings
         self.methods = list(methods)
         self.head = head
+        self.trained = trained
+        self.old_test = old_test
         self.monitor: Monitor | None = None
         self.reference: ReferenceNetwork | None = None
         self.task = 0
@@ -246,7 +253,7 @@ def train(
             baseline that plasticity is measured against.
 
     Yields:
-        A record after every epoch. The first record of a new task also has the test accuracy before the first step,
+        A record after every epoch. The first record of a new task also has the test accuracies before the first step,
         after the methods acted. The last record of a task also has accuracy and loss on its training examples and the
         online accuracy and loss over the task. Tasks with real targets have losses only.
 
@@ -273,7 +280,7 @@ def train(
 def begin_task(learner: Learner, task: Task, fresh: Callable[[int], nn.Module] | None = None) -> Record:
     """Prepare a task: reset the head, tell the methods, renew the optimizer, update probe and reference.
 
-    The first task, and a task in which a run resumes, need only the probe and the reference.
+    The first task of an untrained network, and a task in which a run resumes, need only the probe and the reference.
 
     Args:
         learner: The learner.
@@ -285,10 +292,11 @@ def begin_task(learner: Learner, task: Task, fresh: Callable[[int], nn.Module] |
     """
     if learner.monitor is not None:
         learner.monitor.set_probe(probe_batch(task))
-    if learner.reference is not None and fresh is not None and task.index > 0:
+    begins_untrained = task.index == 0 and not learner.trained
+    if learner.reference is not None and fresh is not None and not begins_untrained:
         learner.reference.start_fresh(partial(fresh, task.index))
     record: Record = {"receipts": []}
-    if learner.epoch > 0 or task.index == 0:
+    if learner.epoch > 0 or begins_untrained:
         return record
     if learner.reference is not None:
         learner.reference.end_task(learner.model)
@@ -297,6 +305,9 @@ def begin_task(learner: Learner, task: Task, fresh: Callable[[int], nn.Module] |
         learner.reference.start_task(learner.model)
     if task.test is not None:
         entry = _evaluate(learner, task, task.test, "test")
+        record |= {f"entry_{name}": entry[name] for name in list(entry)[:1]}
+    if learner.old_test is not None:
+        entry = _evaluate(learner, task, learner.old_test, "old_test")
         record |= {f"entry_{name}": entry[name] for name in list(entry)[:1]}
     return record
 
@@ -372,11 +383,14 @@ def train_epoch(learner: Learner, task: Task, seed: int) -> Record:
 
 
 def evaluate_epoch(learner: Learner, task: Task) -> Record:
-    """Return test accuracy if due and, after a task's last epoch, training accuracy and online accuracy."""
+    """Return test accuracies if due and, after a task's last epoch, training accuracy and online accuracy."""
     record: Record = {}
     last = learner.epoch == task.epochs
-    if task.test is not None and (last or learner.epoch % learner.settings.evaluate_every == 0):
+    due = last or learner.epoch % learner.settings.evaluate_every == 0
+    if task.test is not None and due:
         record |= _evaluate(learner, task, task.test, "test")
+    if learner.old_test is not None and due:
+        record |= _evaluate(learner, task, learner.old_test, "old_test")
     if last:
         record |= _evaluate(learner, task, task.train, "train")
         record["task_online_loss"] = learner.online_loss / learner.answers
@@ -495,7 +509,8 @@ def make_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
 
 
 _AT_ENDS = (
-    "test_accuracy", "train_accuracy", "task_online_accuracy", "test_loss", "train_loss", "task_online_loss",
+    "test_accuracy", "old_test_accuracy", "train_accuracy", "task_online_accuracy",
+    "test_loss", "old_test_loss", "train_loss", "task_online_loss",
 )  # fmt: skip
 RESULTS = tuple(f"{which}_{name}" for name in _AT_ENDS for which in ("final", "mean"))
 """The metrics of a run's result."""

@@ -1,4 +1,4 @@
-"""Load weights from a file without running code from the file."""
+"""Load weights and optimizer state from a file without running code from the file."""
 
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pliant._importing import naming_extra
 from pliant.diagnostics.probe import unwrap
@@ -82,6 +83,52 @@ def load_into(model: nn.Module, path: str | Path, key: str = "") -> nn.Module:
         reason = textwrap.shorten(str(error), 500, placeholder=" …")
         raise ValueError(f"{str(path)!r} does not fit the model: {reason}") from None
     return model
+
+
+def load_optimizer_into(optimizer: Optimizer, path: str | Path, key: str) -> Optimizer:
+    """Load the state of a checkpoint's optimizer into an optimizer, which keeps its own learning rate and settings.
+
+    Args:
+        optimizer: The optimizer, with the same parameters in the same order.
+        path: The file, written by `torch.save`.
+        key: The place of the optimizer's `state_dict()` in the file, with dots between keys.
+
+    Raises:
+        ValueError: If the file has no such state, or it does not fit the optimizer.
+    """
+    content = _read(Path(path))
+    for step in key.split("."):
+        content = content.get(step) if isinstance(content, Mapping) else None
+    if not isinstance(content, Mapping) or not {"state", "param_groups"} <= content.keys():
+        raise ValueError(f"{str(path)!r} holds no optimizer state under {key!r}; save optimizer.state_dict() there")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in content["param_groups"] for number in group["params"]]
+    # An optimizer numbers its parameters in their order; the file may have numbered them in another way.
+    state = {numbers.index(number): entries for number, entries in content["state"].items()}
+    fits = len(numbers) == len(parameters) and all(
+        value.ndim == 0 or value.shape == parameters[place].shape
+        for place, entries in state.items()
+        for value in entries.values()
+        if isinstance(value, Tensor)
+    )
+    if not fits:
+        raise ValueError(f"the optimizer state under {key!r} of {str(path)!r} belongs to another network")
+    held = {name for entries in state.values() for name in entries}
+    if held and held != _STATE_OF.get(type(optimizer), held):
+        raise ValueError(
+            f"the optimizer state under {key!r} of {str(path)!r} holds {', '.join(sorted(held))}: it is not the state "
+            f"of {type(optimizer).__name__}"
+        )
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    return optimizer
+
+
+_STATE_OF: dict[type[Optimizer], set[str]] = {
+    Adam: {"step", "exp_avg", "exp_avg_sq"},
+    AdamW: {"step", "exp_avg", "exp_avg_sq"},
+    SGD: {"momentum_buffer"},
+}
+"""What an optimizer remembers of a parameter."""
 
 
 def _named_alike(weights: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,14 @@ from pliant import data
 from pliant._files import write_atomically
 from pliant._importing import tell_failure
 from pliant.experiments.recipe import Entry, Recipe
-from pliant.experiments.run import find_sources, make_methods, make_model, make_stream, take_example
+from pliant.experiments.run import (
+    find_sources,
+    make_learner,
+    make_methods,
+    make_model,
+    make_stream,
+    take_example,
+)
 from pliant.experiments.run_config import RunConfig
 from pliant.experiments.selection import choose
 from pliant.experiments.store import FINAL, Sources, Status, load_run, read_sources
@@ -39,7 +46,7 @@ def run_experiment(
     Returns:
         How every run ended, by its id.
     """
-    _check_folder(recipe, root)
+    check_folder(recipe, root)
     root.mkdir(parents=True, exist_ok=True)
     (root / "runs").mkdir(exist_ok=True)
     candidates = {entry.label: entry.variants() for entry in recipe.methods}
@@ -70,7 +77,7 @@ def run_experiment(
     return statuses
 
 
-def _check_folder(recipe: Recipe, root: Path) -> None:
+def check_folder(recipe: Recipe, root: Path) -> None:
     """Raise a ValueError if the results would lie in a folder of images, where they would become a class."""
     for entry in recipe.methods:
         name = recipe.config(entry, (), 0, "result").data.name
@@ -110,6 +117,9 @@ def rehearse(recipe: Recipe) -> list[tuple[RunConfig, Sources]]:
         if key not in made:
             made[key] = make_stream(config)
             _check_stream(made[key], recipe)
+            if config.start is not None or config.old_data is not None:
+                with _naming_model(config.model.name):
+                    make_learner(replace(config, methods=(), measures=()), made[key])
         if key not in tried and len(entry.variants()) > 1 and recipe.selection.on == "validation":
             tried.add(key)
             for seed in recipe.selection.drawn:

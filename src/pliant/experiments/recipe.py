@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 import torch
@@ -30,9 +31,10 @@ from pliant import data, methods, models, streams
 from pliant._importing import import_object
 from pliant._key_values import parse_value
 from pliant._names import check_names, suggest
+from pliant.data.cache import digest_file
 from pliant.data.image_folder import load_folder
 from pliant.diagnostics import measures
-from pliant.experiments.run_config import SELECTION_SEEDS, Part, Purpose, RunConfig, read_settings
+from pliant.experiments.run_config import SELECTION_SEEDS, Part, Purpose, RunConfig, Start, read_settings
 from pliant.training import RESULTS, Reference, Settings
 
 _MOST_SEEDS = 10_000
@@ -118,6 +120,17 @@ def _as_seeds(value: Any) -> Any:
     if not 1 <= value <= _MOST_SEEDS:
         raise ValueError(f"is {value}; their number must be 1 … {_MOST_SEEDS}")
     return tuple(range(value))
+
+
+def _as_start(value: Any) -> Any:
+    """Accept a bare path, and read the digest of the file unless it is given."""
+    given = {"path": value} if isinstance(value, str) else value
+    if not isinstance(given, Mapping) or "digest" in given or not isinstance(given.get("path"), str):
+        return given
+    path = Path(given["path"])
+    if not path.is_file():
+        raise ValueError(f"is {str(path)!r}; there is no such file")
+    return {**given, "digest": digest_file(path)}
 
 
 NamedPart = Annotated[Part, BeforeValidator(_as_part)]
@@ -299,6 +312,8 @@ class Recipe(_Strict):
             ("boundary"), or the one when the task before began ("previous_task").
         headline: The result that decides; by default that of the stream.
         device: Where to compute.
+        start: The checkpoint that all runs start from; without one they start from an untrained network.
+        old_data: Data whose test examples are evaluated too, to see what is forgotten.
     """
 
     title: str = ""
@@ -316,6 +331,8 @@ class Recipe(_Strict):
     reference: Reference = "initial"
     headline: str = ""
     device: str = "cpu"
+    start: Annotated[Start | None, BeforeValidator(_as_start)] = None
+    old_data: Annotated[Part | None, BeforeValidator(_as_part)] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -346,10 +363,14 @@ class Recipe(_Strict):
             raise ValueError(
                 f"device is {self.device!r}; it must be a device of torch: cpu, cuda, cuda:1, …"
             ) from error
+        for entry in self.methods if self.start is not None else ():
+            _check_startable(entry)
         for config in self._configs.values():
             check_names("stream", config.stream.options, streams.options(config.stream.name))
             _check_model(config.model)
             _check_data(config.data)
+        if self.old_data is not None:
+            _check_data(self.old_data)
         return self
 
     @functools.cached_property
@@ -369,7 +390,7 @@ class Recipe(_Strict):
             label=entry.label,
             methods=(),
             fresh=entry.fresh,
-            data=_fit_part("data", dataset, _data_hints(data.is_function(dataset.name))),
+            data=_fit_data("data", dataset),
             model=_fit_part("model", model, _model_hints(model.name)),
             stream=_fit_part("stream", stream, _hints(streams.stream_class(stream.name))),
             training=training,
@@ -379,6 +400,8 @@ class Recipe(_Strict):
             holdout=0.0,
             device=self.device,
             reference=self.reference,
+            start=self.start,
+            old_data=None if self.old_data is None else _fit_data("old_data", self.old_data),
         )
 
     def config(self, entry: Entry, parts: tuple[Part, ...], seed: int, purpose: Purpose) -> RunConfig:
@@ -411,6 +434,10 @@ def _change(part: Part, changes: Mapping[str, Any]) -> Part:
 
 def _fit_part(where: str, part: Part, hints: Mapping[str, Any]) -> Part:
     return Part(part.name, _fit(where, part.options, hints))
+
+
+def _fit_data(where: str, part: Part) -> Part:
+    return _fit_part(where, part, _data_hints(data.is_function(part.name)))
 
 
 def _fit(where: str, options: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
@@ -459,6 +486,15 @@ def _check_data(part: Part) -> None:
     allowed = data.options(part.name)
     if allowed is not None:
         check_names("data", part.options, allowed)
+
+
+def _check_startable(entry: Entry) -> None:
+    """Raise a ValueError if a method cannot act on a network that is loaded after the method was made."""
+    for part in entry.parts:
+        if methods.info(part.name).kind == "architecture":
+            raise ValueError(f"{entry.label}: {part.name} changes the network, which the checkpoint then does not fit")
+        if part.name == "hare_tortoise":
+            raise ValueError(f"{entry.label}: its average would start at an untrained network, not at the checkpoint")
 
 
 def _check_model(part: Part) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from pliant._files import BusyError
 from pliant._seeding import derive_seed, seed_everything
 from pliant.anatomy.layers import called_layers
 from pliant.data.cache import digest_file
-from pliant.data.dataset import Dataset
-from pliant.experiments.run_config import Part, RunConfig
+from pliant.data.dataset import Dataset, Examples
+from pliant.diagnostics.checkpoints import load_into, load_optimizer_into
+from pliant.experiments.run_config import Part, RunConfig, Start
 from pliant.experiments.store import FINAL, RunFolder, Sources, Status, environment
 from pliant.streams.stream import Stream
 from pliant.training import DivergedError, Learner, summarize, train
@@ -155,14 +156,51 @@ def make_learner(config: RunConfig, stream: Stream) -> Learner:
     """Make the network with its methods and its optimizer."""
     model, example = make_model(config, stream), take_example(stream)
     attached = make_methods(config, model, example)  # Before the optimizer, as some methods change the network.
+    if config.start is not None:
+        load_start(model, config.start)  # After the methods: their initial values are those of an untrained network.
     head = None
     if stream.renews_head:
         output = called_layers(model, example)[-1].name
         head = methods.HeadReset(model, head=[output], seed=derive_seed("head", config.seed))
-    learner = Learner(model, config.training, attached, head)
+    learner = Learner(
+        model, config.training, attached, head, trained=config.start is not None, old_test=load_old_test(config, stream)
+    )
+    if config.start is not None and config.start.optimizer:
+        load_optimizer_into(learner.optimizer, config.start.path, config.start.optimizer)
     if config.measures:
         learner.measure(config.measures, stream[0], config.reference)
     return learner
+
+
+def load_start(model: nn.Module, start: Start) -> None:
+    """Load the weights of the checkpoint that a run starts from.
+
+    Raises:
+        ValueError: If the file is not there, has changed, or does not fit the network.
+    """
+    path = Path(start.path)
+    if path.is_file() and digest_file(path) != start.digest:
+        raise ValueError(f"start: {start.path!r} has changed since these runs were asked for; ask for them again")
+    load_into(model, path, start.key)
+
+
+def load_old_test(config: RunConfig, stream: Stream) -> Examples | None:
+    """Load the test examples of a run's old data, as the network sees its new data; None without old data.
+
+    Raises:
+        ValueError: If inputs or classes differ from those of the new data.
+    """
+    if config.old_data is None:
+        return None
+    new, old = stream.dataset, data.load(config.old_data.name, **config.old_data.options)
+    if old.shape != new.shape or old.test.x.dtype != new.train.x.dtype:
+        raise ValueError(f"old_data: inputs of {old.name} have shape {old.shape}, those of {new.name} {new.shape}")
+    if unknown := [name for name in old.classes if name not in new.classes]:
+        raise ValueError(f"old_data: {old.name} has a class {unknown[0]!r} that {new.name} does not have")
+    labels = torch.tensor([new.classes.index(name) for name in old.classes])
+    # Its images are scaled like the new ones: the network that learns these sees all images in that way.
+    test = replace(old.test, y=labels[old.test.y], scale=new.test.scale, shift=new.test.shift)
+    return test.to(config.device)
 
 
 def take_example(stream: Stream) -> Tensor:
@@ -193,6 +231,8 @@ def find_sources(config: RunConfig, dataset: Dataset) -> Sources:
         The digests of the data's content, and of the file with the function that builds the network.
     """
     found = {"data": dataset.fingerprint, "model": _digest_code(config.model.name)}
+    if config.old_data is not None:
+        found["old_data"] = data.load(config.old_data.name, **config.old_data.options).fingerprint
     return {kind: digest for kind, digest in found.items() if digest}
 
 

@@ -42,6 +42,23 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Start:
+    """The checkpoint that a run starts from.
+
+    Args:
+        path: The file.
+        digest: A digest of its content, so that another content under the same name is another run.
+        key: The place of the weights in the file; see `load_weights`.
+        optimizer: The place of the optimizer's state in the file; empty for a new optimizer.
+    """
+
+    path: str
+    digest: str
+    key: str = ""
+    optimizer: str = ""
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """One training run.
 
@@ -60,6 +77,8 @@ class RunConfig:
         holdout: The share of the training data that is held out.
         device: Where to compute.
         reference: The network that measures compare with.
+        start: The checkpoint to start from; None for an untrained network. The first task is then new data.
+        old_data: Data whose test examples are evaluated too, to see what is forgotten.
     """
 
     label: str
@@ -75,6 +94,8 @@ class RunConfig:
     holdout: float
     device: str
     reference: Reference = "initial"
+    start: Start | None = None
+    old_data: Part | None = None
 
     @cached_property
     def id(self) -> str:
@@ -90,16 +111,20 @@ class RunConfig:
     def to_json(self) -> str:
         """Return the configuration as JSON, with sorted keys."""
         values = asdict(self)
-        if self.reference == "initial":  # The default is left out, so that kept runs keep their ids.
-            del values["reference"]
+        for name, default in (("reference", "initial"), ("start", None), ("old_data", None)):
+            if values[name] == default:  # Defaults are left out, so that kept runs keep their ids.
+                del values[name]
         return json.dumps(values, sort_keys=True)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
         """Make a configuration from the parsed JSON of `to_json`."""
+        start, old_data = values.get("start"), values.get("old_data")
         return cls(
             **values
             | {
+                "start": None if start is None else Start(**start),
+                "old_data": None if old_data is None else Part(**old_data),
                 "methods": tuple(Part(**part) for part in values["methods"]),
                 "data": Part(**values["data"]),
                 "model": Part(**values["model"]),
@@ -110,7 +135,7 @@ class RunConfig:
         )
 
 
-SETTING = ("data", "model", "stream", "training")
+SETTING = ("data", "model", "stream", "training", "start", "old_data")
 """The keys that runs must share to be compared, in a configuration and in a recipe."""
 
 

@@ -191,6 +191,16 @@ class Section:
         """The table of all metrics; None if the first table shows all of them."""
         return metric_table(self.analysis)
 
+    @property
+    def code(self) -> str:
+        """Python code that does what the answer says; empty if there is none."""
+        return ""
+
+    @property
+    def tried(self) -> ResultTable | None:
+        """The table of settings from which a contender was chosen; None if there is none."""
+        return None
+
     @cached_property
     def series(self) -> list[Series]:
         """The colors and line patterns of the contenders, best first."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from pliant.experiments.recipe import Entry, GridPart, Recipe, Selection
 from pliant.experiments.report.comparison import Broken
-from pliant.experiments.run_config import Part, describe, read_settings
+from pliant.experiments.run_config import Part, Start, describe, read_settings
 from pliant.experiments.selection import tell_choice
 from pliant.experiments.store import Run, Status, load_recipe_values, load_run, load_selection
 
@@ -115,12 +115,13 @@ def _construct(values: dict[str, Any]) -> Recipe:
         Entry.model_construct(**entry | {"parts": tuple(GridPart.model_construct(**part) for part in entry["parts"])})
         for entry in values["methods"]
     ]
-    parts = {name: Part(**values[name]) for name in ("data", "model", "stream")}
+    parts = {name: Part(**values[name]) for name in ("data", "model", "stream", "old_data") if values.get(name)}
     return Recipe.model_construct(
         **values
         | parts
         | {
             "training": read_settings(values["training"]),
+            "start": Start(**values["start"]) if values.get("start") else None,
             "methods": tuple(entries),
             "seeds": tuple(values["seeds"]),
             "selection": Selection.model_construct(**values["selection"]),

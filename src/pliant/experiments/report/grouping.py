@@ -151,7 +151,7 @@ def _begin_draft(run: Run, written: WrittenRecipe | None) -> tuple[str, _Draft, 
         and _has_setting(run, expected or written.recipe)
         and (expected is None or expected.fresh == run.config.fresh)
     ):
-        setting = {name: written.values[name] for name in SETTING}
+        setting = {name: written.values.get(name) for name in SETTING}
         key = json.dumps([written.recipe.title, *setting.values()], sort_keys=True)
         order = [entry.label for entry in written.recipe.methods]
         draft = _Draft(written.recipe.title or _describe(run), setting, written.values, order)
@@ -179,7 +179,8 @@ def _expected(recipe: Recipe, run: Run) -> RunConfig | None:
 
 
 def _setting(run: Run) -> list[Any]:
-    return [asdict(getattr(run.config, name)) for name in SETTING]
+    parts = (getattr(run.config, name) for name in SETTING)
+    return [None if part is None else asdict(part) for part in parts]
 
 
 def _describe(run: Run) -> str:

@@ -1,0 +1,400 @@
+"""What to do with a checkpoint: continue, apply a remedy or train from scratch; in words, a table and a page."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from pliant.experiments.halving import Tried
+from pliant.experiments.report.answer import Answer, Certainty
+from pliant.experiments.report.comparison import Comparison, Contender
+from pliant.experiments.report.document import Section
+from pliant.experiments.report.formatting import change, count, enumerate_names, number, probability, size, span
+from pliant.experiments.report.statistics import LEVEL, Difference, adjust, difference, interval
+from pliant.experiments.report.table import Cell, ResultTable
+from pliant.experiments.store import Run
+
+CONTINUE, SCRATCH = "continue", "train from scratch"
+"""The labels of the two ways to train without a remedy."""
+
+NEW, OLD = "final_test_accuracy", "final_old_test_accuracy"
+
+NEGLIGIBLE = 0.01
+"""If the interval of a remedy's gain ends below this accuracy, the seeds are enough to go on without it."""
+MUCH_CHEAPER = 0.9
+"""A remedy below training from scratch is still advised if it takes less than this fraction of its time."""
+
+Action = Literal["apply", "scratch", "continue", "none"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do, and the tests behind it.
+
+    Args:
+        action: "apply" the remedy, train from "scratch", "continue", or "none" if runs are missing.
+        gain: The remedy minus continuing.
+        lift: Training from scratch minus continuing.
+        gap: The remedy minus training from scratch.
+        p_values: The p-values of these three, corrected by Holm's procedure.
+    """
+
+    action: Action
+    gain: Difference
+    lift: Difference
+    gap: Difference
+    p_values: tuple[float, float, float]
+
+    @property
+    def gains(self) -> bool:
+        """Whether the remedy is significantly better than continuing."""
+        return self.p_values[0] < LEVEL and self.gain.interval.mean > 0
+
+
+def decide(
+    remedy: Mapping[int, float], continued: Mapping[int, float], scratch: Mapping[int, float], time: float
+) -> Verdict:
+    """Decide between a remedy that was chosen on other seeds, continuing, and training from scratch.
+
+    Continuing is the default: a remedy or training from scratch must be significantly better. Training from scratch
+    must also be significantly better than a remedy that gains, unless that remedy is no cheaper.
+
+    Args:
+        remedy: The result of the remedy for each seed, at least one.
+        continued: The result of continuing.
+        scratch: The result of training from scratch.
+        time: The time of the remedy relative to training from scratch; NaN if unknown.
+
+    Example:
+        >>> worn = {0: 0.60, 1: 0.61, 2: 0.60}
+        >>> decide({0: 0.70, 1: 0.71, 2: 0.71}, worn, {0: 0.70, 1: 0.71, 2: 0.70}, 1.0).action
+        'apply'
+        >>> decide(worn, worn, worn, 1.0).action
+        'continue'
+    """
+    gain, lift, gap = difference(remedy, continued), difference(scratch, continued), difference(remedy, scratch)
+    p_values = adjust([gain.p, lift.p, gap.p])
+    gains = p_values[0] < LEVEL and gain.interval.mean > 0
+    lifts = p_values[1] < LEVEL and lift.interval.mean > 0
+    falls_short = p_values[2] < LEVEL and gap.interval.mean < 0
+    action: Action = "continue"
+    if gains:
+        action = "scratch" if lifts and falls_short and not time < MUCH_CHEAPER else "apply"
+    elif lifts:
+        action = "scratch"
+    return Verdict(action, gain, lift, gap, (p_values[0], p_values[1], p_values[2]))
+
+
+class TreatmentSection(Section):
+    """The comparison of continuing, the chosen remedy and training from scratch.
+
+    Args:
+        comparison: The runs, whose labels are `CONTINUE`, `SCRATCH` and that of the remedy.
+        remedy: The label of the remedy.
+        tried: Every setting that was tried to choose the remedy, best first.
+        left_out: Why methods or settings were not tried, one sentence each.
+        code: Python code that does what the answer says, by action.
+    """
+
+    def __init__(
+        self,
+        comparison: Comparison,
+        remedy: str,
+        tried: Sequence[Tried],
+        left_out: Sequence[str],
+        code: Mapping[Action, str],
+    ) -> None:
+        super().__init__(comparison)
+        self.remedy = remedy
+        self.all_tried = list(tried)
+        self.left_out = list(left_out)
+        self._code = dict(code)
+
+    @cached_property
+    def verdict(self) -> Verdict | None:
+        """What to do; None if one of the three has no finished run."""
+        values = [self._values(label, NEW) for label in (self.remedy, CONTINUE, SCRATCH)]
+        return decide(values[0], values[1], values[2], self._time(self.remedy)) if all(values) else None
+
+    @property
+    def action(self) -> Action:
+        """What to do, in a word."""
+        return "none" if self.verdict is None else self.verdict.action
+
+    @property
+    def code(self) -> str:
+        """Python code that does what the answer says; empty without an answer."""
+        return self._code.get(self.action, "")
+
+    @cached_property
+    def answer(self) -> Answer:
+        """The answer in words."""
+        verdict = self.verdict
+        if verdict is None:
+            lacking = [label for label in (CONTINUE, self.remedy, SCRATCH) if not self._values(label, NEW)]
+            return Answer(f"There is no answer: {enumerate_names(lacking)} has no finished run.", (), "none")
+        gain, lift, gap = (each.interval.mean for each in (verdict.gain, verdict.lift, verdict.gap))
+        name, certainty = _in_words(self.remedy), "clear"
+        if verdict.action == "apply":
+            cheap = self._cost_in_words(self.remedy, SCRATCH)
+            sentence = f"Apply {name} tonight: {_above(gain)} continuing, {_above(gap)} training from scratch{cheap}."
+        elif verdict.action == "scratch":
+            worse = f"{_above(-gap)} the best remedy ({name})"
+            cheap = self._cost_in_words(SCRATCH, CONTINUE)
+            sentence = f"Train from scratch tonight: {_above(lift)} continuing{cheap}, {worse}."
+        else:
+            certainty = "clear" if verdict.gain.interval.high < NEGLIGIBLE else "unclear"
+            sentence = "No remedy beats continuing: go on as you do."
+            if certainty == "unclear":
+                sentence = "No remedy is shown to beat continuing: go on as you do, or add seeds to be sure."
+        return Answer(sentence, tuple(filter(None, self._reasons(verdict))), _certainty(certainty))
+
+    def _reasons(self, verdict: Verdict) -> list[str]:
+        seeds = verdict.gain.interval.count
+        rounds = max((len(each.scores) for each in self.all_tried), default=0)
+        how = f"chosen from {count(len(self.all_tried), 'setting')} in {count(rounds, 'round')} on held-out data"
+        if not rounds:
+            how = "the only setting that was tried"
+        return [
+            f"The best remedy is {_in_words(self.remedy)}, {how}; it was then tested on {count(seeds, 'other seed')} "
+            "and on test data that chose nothing.",
+            f"Paired by seed: {self._contrast(verdict.gain, verdict.p_values[0], 'the remedy', 'continuing')}; "
+            f"{self._contrast(verdict.lift, verdict.p_values[1], 'training from scratch', 'continuing')}.",
+            self._exclusion(verdict),
+            self._speed_sentence(),
+            self._forgetting_sentence(),
+            *self.left_out,
+        ]
+
+    @staticmethod
+    def _contrast(gap: Difference, p: float, first: str, second: str) -> str:
+        ends = span(gap.interval, NEW, signed=True)
+        known = f"95 % interval {ends}; {probability(p)}" if ends else "one seed tells nothing about chance"
+        return f"{first} against {second} {change(gap.interval.mean, NEW)} ({known})"
+
+    def _exclusion(self, verdict: Verdict) -> str:
+        high = verdict.gain.interval.high
+        if verdict.action != "continue" or math.isnan(high):
+            return ""
+        if high < NEGLIGIBLE:
+            return f"A gain of more than {size(max(high, 0.0), NEW)} is unlikely."
+        return f"These seeds cannot exclude a gain of up to {size(high, NEW)}; more seeds (--seeds) would tell."
+
+    def _speed_sentence(self) -> str:
+        """Say after how many epochs the network reaches what training from scratch ends with."""
+        label = self.remedy if self.action == "apply" else CONTINUE
+        level = statistics.fmean(self._values(SCRATCH, NEW).values())
+        curve = mean_curve([run.records for run in self._runs(label)])
+        reached = next((epoch for epoch, accuracy in enumerate(curve) if accuracy >= level), None)
+        who, all_epochs = "The remedy" if label == self.remedy else "Continuing", count(len(curve) - 1, "epoch")
+        if reached is None:
+            return f"{who} does not reach the mean accuracy of training from scratch within {all_epochs}."
+        when = "before any training" if reached == 0 else f"after {reached} of {all_epochs}"
+        return f"{who} reaches the mean accuracy that training from scratch ends with {when}."
+
+    def _forgetting_sentence(self) -> str:
+        before = self._before(OLD)
+        if math.isnan(before):
+            return ""
+        ends = [
+            f"{_in_words(label)} {number(statistics.fmean(values.values()), OLD)}"
+            for label in (CONTINUE, self.remedy, SCRATCH)
+            if (values := self._values(label, OLD))
+        ]
+        return f"Accuracy on the old data: {number(before, OLD)} in the checkpoint; afterwards {', '.join(ends)}."
+
+    @cached_property
+    def table(self) -> ResultTable:
+        """The three ways to train: accuracy on new and old data, differences, time."""
+        remembers = any(self._values(label, OLD) for label in (CONTINUE, self.remedy, SCRATCH))
+        columns = ["", "new data, %", "vs. continuing", "vs. scratch", *(["old data, %"] if remembers else [])]
+        columns.append("time vs. scratch")
+        tests = self._tests()
+        names, cells = [], []
+        for row in self.analysis.rows:
+            label = row.contender.label
+            names.append(row.contender.name)
+            line = [self._accuracy(label, NEW), tests.get((label, CONTINUE), Cell(""))]
+            line.append(tests.get((label, SCRATCH), Cell("")))
+            if remembers:
+                line.append(self._accuracy(label, OLD))
+            cells.append([*line, _ratio(self._time(label))])
+        notes = [
+            "Means over seeds with 95 % intervals. Differences are paired by seed; p-values are from paired t-tests, "
+            "corrected by Holm's procedure for three comparisons.",
+            "Time is that of the whole training with its evaluations, relative to training from scratch with the same "
+            "seed: the median over seeds. It varies on a busy machine.",
+        ]
+        before = {"new": self._before(NEW), "old": self._before(OLD)}
+        known = [f"{number(value, NEW)} on the {which} data" for which, value in before.items() if value == value]
+        if known:
+            notes.append(f"Before any training the checkpoint has {' and '.join(known)}.")
+        return ResultTable(columns, names, cells, notes)
+
+    def rows(self) -> list[dict[str, str | float]]:
+        """Return the numbers of the table: one row for each of the three."""
+
+        def mean(values: Mapping[int, float]) -> float:
+            return statistics.fmean(values.values()) if values else math.nan
+
+        return [
+            {
+                "method": row.contender.label,
+                "new_accuracy": mean(self._values(row.contender.label, NEW)),
+                "old_accuracy": mean(self._values(row.contender.label, OLD)),
+                "time_to_scratch": self._time(row.contender.label),
+                "seeds": len(self._values(row.contender.label, NEW)),
+            }
+            for row in self.analysis.rows
+        ]
+
+    @property
+    def metrics(self) -> None:
+        """The table shows all that matters here."""
+        return
+
+    @property
+    def tried(self) -> ResultTable | None:
+        """Every setting with its results on held-out data; None if nothing was to be chosen."""
+        if not self.all_tried or not self.all_tried[0].scores:
+            return None
+        columns = ["setting", "held-out accuracy, %", "seeds", "vs. continuing"]
+        old = any(self._trial_values(each.label, OLD) for each in self.all_tried)
+        columns += ["old data, %"] if old else []
+        continued = self._trial_values(CONTINUE, NEW)
+        cells = []
+        for each in self.all_tried:
+            values = self._trial_values(each.label, NEW)
+            shared = [values[seed] - continued[seed] for seed in values if seed in continued]
+            line = [
+                Cell(number(each.mean, NEW, unit=False) if math.isfinite(each.mean) else "did not finish"),
+                Cell(str(len(each.scores))),
+                Cell(change(statistics.fmean(shared), NEW, unit=False) if shared else "–"),
+            ]
+            forgot = self._trial_values(each.label, OLD)
+            if old:
+                line.append(Cell(number(statistics.fmean(forgot.values()), OLD, unit=False) if forgot else "–"))
+            cells.append(line)
+        notes = [
+            "Successive halving: each round gives every setting one more seed and drops the worse half. Every run has "
+            "its full length. Differences to continuing are over the same seeds."
+        ]
+        return ResultTable(columns, [each.label for each in self.all_tried], cells, notes)
+
+    @property
+    def facts(self) -> list[str]:
+        """The numbers of settings, seeds and runs."""
+        runs = [*self.comparison.runs, *self.comparison.trials]
+        finished = sum(run.status == "finished" for run in runs)
+        return [
+            f"{count(len(self.all_tried), 'setting')} tried",
+            count(len({run.config.seed for run in self.comparison.runs}), "seed") + " to test",
+            f"{finished} of {count(len(runs), 'run')} finished",
+        ]
+
+    def _tests(self) -> dict[tuple[str, str], Cell]:
+        if self.verdict is None:
+            return {}
+        verdict, (gain, lift, gap) = self.verdict, self.verdict.p_values
+        pairs = {
+            (self.remedy, CONTINUE): (verdict.gain, gain),
+            (SCRATCH, CONTINUE): (verdict.lift, lift),
+            (self.remedy, SCRATCH): (verdict.gap, gap),
+            (CONTINUE, SCRATCH): (verdict.lift.reversed, lift),
+        }
+        return {pair: _difference_cell(each, p) for pair, (each, p) in pairs.items()}
+
+    def _accuracy(self, label: str, metric: str) -> Cell:
+        values = self._values(label, metric)
+        if not values:
+            return Cell("–")
+        estimate = interval(list(values.values()))
+        ends = span(estimate, metric)
+        return Cell(number(estimate.mean, metric, unit=False), (ends,) if ends else ())
+
+    def _contender(self, label: str) -> Contender | None:
+        return next((each for each in self.comparison.contenders if each.label == label), None)
+
+    def _runs(self, label: str) -> list[Run]:
+        contender = self._contender(label)
+        return [run for run in contender.runs if run.status == "finished"] if contender else []
+
+    def _values(self, label: str, metric: str) -> dict[int, float]:
+        contender = self._contender(label)
+        return contender.values(metric) if contender else {}
+
+    def _trial_values(self, label: str, metric: str) -> dict[int, float]:
+        trials = (run for run in self.comparison.trials if run.config.label == label and metric in run.result)
+        return {run.config.seed: run.result[metric] for run in trials}
+
+    def _before(self, metric: str) -> float:
+        """Return the accuracy of the checkpoint before any training; NaN if unknown."""
+        name = f"entry_{metric.removeprefix('final_')}"
+        runs = self._runs(CONTINUE)
+        return float(runs[0].records[0].get(name, math.nan)) if runs and runs[0].records else math.nan
+
+    def _time(self, label: str, relative_to: str = SCRATCH) -> float:
+        """Return the median over seeds of the time relative to another label; NaN if unknown."""
+        own, others = ({run.config.seed: _seconds(run) for run in self._runs(each)} for each in (label, relative_to))
+        ratios = [own[seed] / others[seed] for seed in own if others.get(seed, math.nan) > 0]
+        known = [ratio for ratio in ratios if not math.isnan(ratio)]
+        return statistics.median(known) if known else math.nan
+
+    def _cost_in_words(self, label: str, relative_to: str) -> str:
+        time = self._time(label, relative_to)
+        if math.isnan(time) or MUCH_CHEAPER <= time <= 1 / MUCH_CHEAPER:
+            return "" if math.isnan(time) else " at about the same cost"
+        return f" at {100 * time:.0f} % of its cost" if time < 1 else f" at {time:.1f} times its cost"
+
+
+def _certainty(text: str) -> Certainty:
+    return "clear" if text == "clear" else "unclear"
+
+
+def _in_words(label: str) -> str:
+    """Write a setting for a sentence.
+
+    Example:
+        >>> _in_words("shrink_perturb(lam=0.4)"), _in_words("continue")
+        ('shrink_perturb (lam=0.4)', 'continuing')
+    """
+    return {CONTINUE: "continuing", SCRATCH: "training from scratch"}.get(label, label.replace("(", " (", 1))
+
+
+def _above(gap: float) -> str:
+    """Write a difference as a position: "+2.1 points over", "0.3 points below", "level with"."""
+    if round(100 * gap, 2) == 0:
+        return "level with"
+    return f"+{size(gap, NEW)} over" if gap > 0 else f"{size(gap, NEW)} below"
+
+
+def _difference_cell(gap: Difference, p: float) -> Cell:
+    details = filter(None, [span(gap.interval, NEW, signed=True), probability(p)])
+    return Cell(change(gap.interval.mean, NEW, unit=False), tuple(details))
+
+
+def _ratio(time: float) -> Cell:
+    return Cell("–" if math.isnan(time) else f"×{time:.2f}")
+
+
+def _seconds(run: Run) -> float:
+    """Return the seconds of a whole run, extrapolated if it was resumed; NaN if they were not recorded."""
+    end = next((event for event in reversed(run.events) if event["event"] == "end" and event.get("steps")), None)
+    return float(end["seconds"] / end["steps"] * run.records[-1]["step"]) if end and run.records else math.nan
+
+
+def mean_curve(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:
+    """Return the mean test accuracy over runs, before the first epoch and after each; NaN where it was not evaluated.
+
+    Example:
+        >>> mean_curve([[{"entry_test_accuracy": 0.25, "test_accuracy": 0.5}, {"test_accuracy": 1.0}]])
+        [0.25, 0.5, 1.0]
+    """
+    curves = [
+        [run[0].get("entry_test_accuracy", math.nan), *(record.get("test_accuracy", math.nan) for record in run)]
+        for run in runs
+        if run
+    ]
+    return [statistics.fmean(values) for values in zip(*curves, strict=True)]
