@@ -16,7 +16,7 @@ from pliant.data.dataset import Dataset
 from pliant.streams import SingleTask
 from pliant.training import Learner, Settings, train
 
-OLD, NEW, TESTED = 1000, 2000, 2000
+OLD, NEW, TESTED = 1000, 2000, 1000
 EPOCHS = {"worn": 150, "healthy": 5}
 
 

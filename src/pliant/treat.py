@@ -11,6 +11,8 @@ import copy
 import io
 import itertools
 import json
+import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -40,12 +42,13 @@ if TYPE_CHECKING:
 AUTO = ("shrink_perturb", "fire", "head_reset", "dash", "redo", "l2_init", "spectral", "swr")
 """The methods that are tried by default, most likely to help first: a short budget drops the last ones."""
 
+_FEWEST_SEEDS = 3
 _HELD_OUT = 0.2
 _SLOWER = 1.25
 """How much longer a run with a method is assumed to take, until runs have been timed."""
 _STARTUP = 2.0
 """Seconds that a run takes to load its data and build its network."""
-_TIMED_BATCHES = 8
+_TIMED_BATCHES, _TIMED_REPEATS = 8, 3
 
 
 class Treatment:
@@ -160,7 +163,7 @@ def treat(
         methods: "auto", or the methods to try, separated by commas: "shrink_perturb,l2_init:lam=1e-2|1e-3,swr+l2". A
             method without settings is tried with its default and its published sweep.
         budget: About how long it may take, e.g. "30m"; as many settings are tried as fit. None tries all.
-        seeds: The number of seeds that test the winner; two or more.
+        seeds: The number of seeds that test the winner; three or more.
         epochs: Epochs of training on the new data.
         scratch_epochs: Epochs of training from scratch, which may need more; by default `epochs`.
         training: Settings of the training, e.g. `{"lr": 1e-3}`: see `pliant.training.Settings`. Batches have 64
@@ -193,8 +196,10 @@ def treat(
         from pliant.experiments.experiment import check_device
 
     begun = time.monotonic()
-    if check_positive_int("seeds", seeds) < 2:
-        raise ValueError(f"seeds is {seeds}; it must be 2 or more, since one seed tells nothing about chance")
+    if check_positive_int("seeds", seeds) < _FEWEST_SEEDS:
+        raise ValueError(f"seeds is {seeds}; it must be {_FEWEST_SEEDS} or more, which an interval needs")
+    if not Path(checkpoint).is_file():
+        raise ValueError(f"checkpoint: there is no file {str(checkpoint)!r}")
     limit = None if budget is None else parse_duration("budget", budget)
     if engine is not None and workers is not None:
         raise ValueError(f"workers is {workers}, but an engine is given, which has its own; pass one of the two")
@@ -406,7 +411,8 @@ class _Search:
             self._write_plan()
         stopped = self.plan["stopped"] is not None and number >= self.plan["stopped"]
         if stopped:
-            self.left_out.append(f"Time was short: the choice was made after {number} rounds.")
+            done = "1 round" if number == 1 else f"{number} rounds"
+            self.left_out.append(f"Time was short: the choice was made after {done}.")
         return not stopped
 
     def _check_folder(self) -> None:
@@ -439,18 +445,23 @@ def time_run(config: RunConfig, stream: Stream) -> float:
     tests = [examples for examples in (task.test, task.test if config.old_data else None) if examples is not None]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    trained, evaluated = [], []
     try:
         learner = make_learner(config, stream)
         train_epoch(learner, short, config.seed)  # The first steps also allocate and import.
-        begun = time.perf_counter()
-        train_epoch(learner, short, config.seed)
-        trained = time.perf_counter()
-        evaluate(learner.model, part, size)
-        evaluated = time.perf_counter()
+        for _ in range(_TIMED_REPEATS):
+            times = [time.perf_counter()]
+            train_epoch(learner, short, config.seed)
+            times.append(time.perf_counter())
+            evaluate(learner.model, part, size)
+            trained.append(times[1] - times[0])
+            evaluated.append(time.perf_counter() - times[1])
     finally:
         torch.set_num_threads(threads)
-    per_epoch = (trained - begun) * len(task.train) + (evaluated - trained) * sum(map(len, tests))
-    return task.epochs * per_epoch / len(part)
+    evaluations = math.ceil(task.epochs / config.training.evaluate_every)
+    train_seconds = task.epochs * len(task.train) * statistics.median(trained)
+    test_seconds = evaluations * sum(map(len, tests)) * statistics.median(evaluated)
+    return (train_seconds + test_seconds) / len(part)
 
 
 def _as_entry(text: str, per_epoch: int) -> Any:

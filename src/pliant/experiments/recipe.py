@@ -129,7 +129,7 @@ def _as_start(value: Any) -> Any:
         return given
     path = Path(given["path"])
     if not path.is_file():
-        raise ValueError(f"is {str(path)!r}; there is no such file")
+        raise ValueError(f"there is no file {str(path)!r}")
     return {**given, "digest": digest_file(path)}
 
 

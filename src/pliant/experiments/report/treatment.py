@@ -8,11 +8,12 @@ from functools import cached_property
 from typing import Any, Literal
 
 from pliant.experiments.halving import Tried
+from pliant.experiments.report.analysis import Contrast
 from pliant.experiments.report.answer import Answer, Certainty
 from pliant.experiments.report.comparison import Comparison, Contender
 from pliant.experiments.report.document import Section
-from pliant.experiments.report.formatting import change, count, enumerate_names, number, probability, size, span
-from pliant.experiments.report.statistics import LEVEL, Difference, adjust, difference, interval
+from pliant.experiments.report.formatting import change, count, enumerate_names, limits, number, probability, size, span
+from pliant.experiments.report.statistics import adjust, difference, interval
 from pliant.experiments.report.table import Cell, ResultTable
 from pliant.experiments.store import Run
 
@@ -22,8 +23,9 @@ CONTINUE, SCRATCH = "continue", "train from scratch"
 NEW, OLD = "final_test_accuracy", "final_old_test_accuracy"
 
 NEGLIGIBLE = 0.01
-"""If the interval of a remedy's gain ends below this accuracy, the seeds are enough to go on without it."""
-MUCH_CHEAPER = 0.9
+"""If the interval of a remedy's gain ends below this accuracy, the seeds are enough to go on without it. If training
+from scratch leads a remedy of the same cost by more, it is preferred."""
+MUCH_CHEAPER = 0.8
 """A remedy below training from scratch is still advised if it takes less than this fraction of its time."""
 
 Action = Literal["apply", "scratch", "continue", "none"]
@@ -31,26 +33,19 @@ Action = Literal["apply", "scratch", "continue", "none"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do, and the tests behind it.
+    """What to do, and the tests behind it. Their p-values and intervals are corrected for three comparisons.
 
     Args:
-        action: "apply" the remedy, train from "scratch", "continue", or "none" if runs are missing.
+        action: "apply" the remedy, train from "scratch", or "continue".
         gain: The remedy minus continuing.
         lift: Training from scratch minus continuing.
         gap: The remedy minus training from scratch.
-        p_values: The p-values of these three, corrected by Holm's procedure.
     """
 
     action: Action
-    gain: Difference
-    lift: Difference
-    gap: Difference
-    p_values: tuple[float, float, float]
-
-    @property
-    def gains(self) -> bool:
-        """Whether the remedy is significantly better than continuing."""
-        return self.p_values[0] < LEVEL and self.gain.interval.mean > 0
+    gain: Contrast
+    lift: Contrast
+    gap: Contrast
 
 
 def decide(
@@ -58,8 +53,8 @@ def decide(
 ) -> Verdict:
     """Decide between a remedy that was chosen on other seeds, continuing, and training from scratch.
 
-    Continuing is the default: a remedy or training from scratch must be significantly better. Training from scratch
-    must also be significantly better than a remedy that gains, unless that remedy is no cheaper.
+    Continuing is the default: a remedy or training from scratch must be significantly better. If both are, the remedy
+    is preferred, unless training from scratch leads it significantly or by a point, at about the same cost.
 
     Args:
         remedy: The result of the remedy for each seed, at least one.
@@ -74,17 +69,17 @@ def decide(
         >>> decide(worn, worn, worn, 1.0).action
         'continue'
     """
-    gain, lift, gap = difference(remedy, continued), difference(scratch, continued), difference(remedy, scratch)
-    p_values = adjust([gain.p, lift.p, gap.p])
-    gains = p_values[0] < LEVEL and gain.interval.mean > 0
-    lifts = p_values[1] < LEVEL and lift.interval.mean > 0
-    falls_short = p_values[2] < LEVEL and gap.interval.mean < 0
+    gaps = [difference(remedy, continued), difference(scratch, continued), difference(remedy, scratch)]
+    tests = [Contrast(gap, p, len(gaps)) for gap, p in zip(gaps, adjust([gap.p for gap in gaps]), strict=True)]
+    gain, lift, gap = tests
+    gains, lifts = (test.significant and test.difference.mean > 0 for test in (gain, lift))
+    falls_short = gap.difference.mean < -NEGLIGIBLE or (gap.significant and gap.difference.mean < 0)
     action: Action = "continue"
     if gains:
         action = "scratch" if lifts and falls_short and not time < MUCH_CHEAPER else "apply"
     elif lifts:
         action = "scratch"
-    return Verdict(action, gain, lift, gap, (p_values[0], p_values[1], p_values[2]))
+    return Verdict(action, gain, lift, gap)
 
 
 class TreatmentSection(Section):
@@ -135,8 +130,9 @@ class TreatmentSection(Section):
         if verdict is None:
             lacking = [label for label in (CONTINUE, self.remedy, SCRATCH) if not self._values(label, NEW)]
             return Answer(f"There is no answer: {enumerate_names(lacking)} has no finished run.", (), "none")
-        gain, lift, gap = (each.interval.mean for each in (verdict.gain, verdict.lift, verdict.gap))
-        name, certainty = _in_words(self.remedy), "clear"
+        gain, lift, gap = (each.difference.mean for each in (verdict.gain, verdict.lift, verdict.gap))
+        name = _in_words(self.remedy)
+        certainty: Certainty = "clear"
         if verdict.action == "apply":
             cheap = self._cost_in_words(self.remedy, SCRATCH)
             sentence = f"Apply {name} tonight: {_above(gain)} continuing, {_above(gap)} training from scratch{cheap}."
@@ -145,14 +141,14 @@ class TreatmentSection(Section):
             cheap = self._cost_in_words(SCRATCH, CONTINUE)
             sentence = f"Train from scratch tonight: {_above(lift)} continuing{cheap}, {worse}."
         else:
-            certainty = "clear" if verdict.gain.interval.high < NEGLIGIBLE else "unclear"
             sentence = "No remedy beats continuing: go on as you do."
-            if certainty == "unclear":
+            if not verdict.gain.interval.high < NEGLIGIBLE:
+                certainty = "unclear"
                 sentence = "No remedy is shown to beat continuing: go on as you do, or add seeds to be sure."
-        return Answer(sentence, tuple(filter(None, self._reasons(verdict))), _certainty(certainty))
+        return Answer(sentence, tuple(filter(None, self._reasons(verdict))), certainty)
 
     def _reasons(self, verdict: Verdict) -> list[str]:
-        seeds = verdict.gain.interval.count
+        seeds = verdict.gain.difference.count
         rounds = max((len(each.scores) for each in self.all_tried), default=0)
         how = f"chosen from {count(len(self.all_tried), 'setting')} in {count(rounds, 'round')} on held-out data"
         if not rounds:
@@ -160,19 +156,13 @@ class TreatmentSection(Section):
         return [
             f"The best remedy is {_in_words(self.remedy)}, {how}; it was then tested on {count(seeds, 'other seed')} "
             "and on test data that chose nothing.",
-            f"Paired by seed: {self._contrast(verdict.gain, verdict.p_values[0], 'the remedy', 'continuing')}; "
-            f"{self._contrast(verdict.lift, verdict.p_values[1], 'training from scratch', 'continuing')}.",
+            f"Paired by seed: {_contrast_in_words(verdict.gain, 'the remedy against continuing')}; "
+            f"{_contrast_in_words(verdict.lift, 'training from scratch against continuing')}.",
             self._exclusion(verdict),
             self._speed_sentence(),
             self._forgetting_sentence(),
             *self.left_out,
         ]
-
-    @staticmethod
-    def _contrast(gap: Difference, p: float, first: str, second: str) -> str:
-        ends = span(gap.interval, NEW, signed=True)
-        known = f"95 % interval {ends}; {probability(p)}" if ends else "one seed tells nothing about chance"
-        return f"{first} against {second} {change(gap.interval.mean, NEW)} ({known})"
 
     def _exclusion(self, verdict: Verdict) -> str:
         high = verdict.gain.interval.high
@@ -222,10 +212,10 @@ class TreatmentSection(Section):
                 line.append(self._accuracy(label, OLD))
             cells.append([*line, _ratio(self._time(label))])
         notes = [
-            "Means over seeds with 95 % intervals. Differences are paired by seed; p-values are from paired t-tests, "
-            "corrected by Holm's procedure for three comparisons.",
-            "Time is that of the whole training with its evaluations, relative to training from scratch with the same "
-            "seed: the median over seeds. It varies on a busy machine.",
+            "Means over seeds with 95 % intervals. Differences are paired by seed; p-values are from paired t-tests. "
+            "They and the intervals of differences are corrected by Holm's procedure for three comparisons.",
+            "Time is that of the whole training with its evaluations, relative to training from scratch: the shortest "
+            "over seeds, as a busy machine only lengthens runs.",
         ]
         before = {"new": self._before(NEW), "old": self._before(OLD)}
         known = [f"{number(value, NEW)} on the {which} data" for which, value in before.items() if value == value]
@@ -297,20 +287,19 @@ class TreatmentSection(Section):
     def _tests(self) -> dict[tuple[str, str], Cell]:
         if self.verdict is None:
             return {}
-        verdict, (gain, lift, gap) = self.verdict, self.verdict.p_values
         pairs = {
-            (self.remedy, CONTINUE): (verdict.gain, gain),
-            (SCRATCH, CONTINUE): (verdict.lift, lift),
-            (self.remedy, SCRATCH): (verdict.gap, gap),
-            (CONTINUE, SCRATCH): (verdict.lift.reversed, lift),
+            (self.remedy, CONTINUE): self.verdict.gain,
+            (SCRATCH, CONTINUE): self.verdict.lift,
+            (self.remedy, SCRATCH): self.verdict.gap,
+            (CONTINUE, SCRATCH): self.verdict.lift.reversed,
         }
-        return {pair: _difference_cell(each, p) for pair, (each, p) in pairs.items()}
+        return {pair: _difference_cell(contrast) for pair, contrast in pairs.items()}
 
     def _accuracy(self, label: str, metric: str) -> Cell:
         values = self._values(label, metric)
         if not values:
             return Cell("–")
-        estimate = interval(list(values.values()))
+        estimate = interval(list(values.values()), limits(metric))
         ends = span(estimate, metric)
         return Cell(number(estimate.mean, metric, unit=False), (ends,) if ends else ())
 
@@ -336,21 +325,21 @@ class TreatmentSection(Section):
         return float(runs[0].records[0].get(name, math.nan)) if runs and runs[0].records else math.nan
 
     def _time(self, label: str, relative_to: str = SCRATCH) -> float:
-        """Return the median over seeds of the time relative to another label; NaN if unknown."""
-        own, others = ({run.config.seed: _seconds(run) for run in self._runs(each)} for each in (label, relative_to))
-        ratios = [own[seed] / others[seed] for seed in own if others.get(seed, math.nan) > 0]
-        known = [ratio for ratio in ratios if not math.isnan(ratio)]
-        return statistics.median(known) if known else math.nan
+        """Return the time relative to another label; NaN if unknown.
+
+        Both are the shortest over seeds: other programs on the machine only ever lengthen a run.
+        """
+        own, other = (
+            min((seconds for run in self._runs(each) if not math.isnan(seconds := _seconds(run))), default=math.nan)
+            for each in (label, relative_to)
+        )
+        return own / other if other > 0 else math.nan
 
     def _cost_in_words(self, label: str, relative_to: str) -> str:
         time = self._time(label, relative_to)
         if math.isnan(time) or MUCH_CHEAPER <= time <= 1 / MUCH_CHEAPER:
             return "" if math.isnan(time) else " at about the same cost"
         return f" at {100 * time:.0f} % of its cost" if time < 1 else f" at {time:.1f} times its cost"
-
-
-def _certainty(text: str) -> Certainty:
-    return "clear" if text == "clear" else "unclear"
 
 
 def _in_words(label: str) -> str:
@@ -370,9 +359,15 @@ def _above(gap: float) -> str:
     return f"+{size(gap, NEW)} over" if gap > 0 else f"{size(gap, NEW)} below"
 
 
-def _difference_cell(gap: Difference, p: float) -> Cell:
-    details = filter(None, [span(gap.interval, NEW, signed=True), probability(p)])
-    return Cell(change(gap.interval.mean, NEW, unit=False), tuple(details))
+def _contrast_in_words(contrast: Contrast, what: str) -> str:
+    ends = span(contrast.interval, NEW, signed=True)
+    known = "; ".join(filter(None, [ends and f"95 % interval {ends}", probability(contrast.p)]))
+    return f"{what} {change(contrast.difference.mean, NEW)} ({known})"
+
+
+def _difference_cell(contrast: Contrast) -> Cell:
+    details = filter(None, [span(contrast.interval, NEW, signed=True), probability(contrast.p)])
+    return Cell(change(contrast.difference.mean, NEW, unit=False), tuple(details))
 
 
 def _ratio(time: float) -> Cell:
