@@ -65,7 +65,10 @@ def treat_command(
     ] = None,
     workers: Annotated[int | None, typer.Option(metavar="N", help="Processes. Default: the cores.")] = None,
 ) -> None:
-    """Find the remedy that works best from a checkpoint: continue, treat it, or train from scratch?"""
+    """Find out what to do with a checkpoint before it learns new data: continue, apply a remedy, train from scratch?
+
+    Example: `pliant treat checkpoint.pt --model my.py:build --data new/ --old-data old/ --budget 30m`
+    """
     from rich.console import Console
 
     from pliant.treat import treat

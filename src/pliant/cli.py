@@ -276,7 +276,9 @@ def _add_command(name: str, summary: str) -> None:
 
 
 _add_command("diagnose", "Diagnose a checkpoint: has this network lost plasticity, where and why?")
-_add_command("treat", "Treat a checkpoint: continue, apply a remedy or train from scratch? Tries all, and gives the code.")
+_add_command(
+    "treat", "Treat a checkpoint: continue, apply a remedy or train from scratch? Tries all, and gives the code."
+)
 
 
 @app.command()
