@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from pliant import (
     DASH,
+    FIRE,
     ParsevalRegularization,
     SpectralNormPenalty,
     SpectralRegularization,
@@ -39,28 +40,48 @@ class OwnConvolution(nn.Module):
         return nn.functional.conv2d(x, self.weight)
 
 
-@pytest.mark.parametrize("make", [WeightClipping, SpectralRegularization, SpectralNormPenalty, ParsevalRegularization])
-def test_stacks_are_left_alone_with_a_warning(make: Any) -> None:
-    model = nn.Sequential(Critics(8, 8), nn.ReLU(), Critics(8, 1), OwnConvolution(), nn.Linear(4, 2))
-    with pytest.warns(UserWarning, match=f"{make.name} leaves these .* several matrices: 0.weight, 2.weight ") as told:
-        method = make(model)
-    assert [warning.filename for warning in told] == [__file__]
-    weights = [name for name in method.parameters if name.endswith("weight")]
-    assert weights == ["3.weight", "4.weight"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        make(model, where=lambda name, _: name.startswith(("3.", "4.")))
-        model.requires_grad_(False)
-        model[4].requires_grad_(True)
-        make(model)
+def test_each_matrix_of_a_stack_counts() -> None:
+    """Matrices that are stored as [in, out]: the bias beside them tells."""
+    model = nn.Sequential(Critics(8, 8), nn.ReLU(), Critics(8, 2), OwnConvolution(), nn.Linear(4, 2)).double()
+    weight = model[2].weight.detach()
+    spectral = SpectralRegularization(model, lam=1.0, where=lambda name, _: name.startswith("2."))
+    norms = torch.linalg.matrix_norm(weight, 2)
+    torch.testing.assert_close(spectral.sigma("2.weight"), norms, rtol=1e-6, atol=0)
+    torch.testing.assert_close(spectral.value(), ((norms**2 - 1) ** 2).sum(), rtol=1e-6, atol=0)
+    parseval = ParsevalRegularization(model, lam=1.0, where=lambda name, _: name == "2.weight")
+    excess = weight.mT @ weight - torch.eye(2).double()
+    torch.testing.assert_close(parseval.value().double(), (excess**2).sum(), rtol=1e-6, atol=0)
+    assert WeightClipping(model, kappa=1.0).bounds["2.weight"] == WeightClipping(model, kappa=1.0).bounds["2.bias"]
+    assert WeightClipping(model, kappa=1.0).bounds["2.weight"] == 8**-0.5
+    fire = FIRE(model, polynomial="exact")
+    assert [str(m) for m in fire.matrices if m.parameter == "2.weight"] == [f"2.weight[{i}]" for i in range(5)]
+    fire.apply()
+    rows = model[2].weight.detach().mT  # [out, in] of each member
+    expected = 2 / 8 * torch.eye(2).double().expand(5, 2, 2)
+    torch.testing.assert_close(rows @ rows.mT, expected, rtol=1e-6, atol=1e-9)
+
+
+class Experts(nn.Module):
+    """A stack whose layout nothing tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 4, 8))
+
+
+def test_a_stack_of_unknown_layout_is_left_alone_where_the_layout_counts() -> None:
+    model = nn.Sequential(Experts(), nn.Linear(4, 2))
+    with pytest.warns(UserWarning, match=r"weight_clipping leaves these weights alone.*\[in, out\]: 0.weight"):
+        assert "0.weight" not in WeightClipping(model).bounds
+    assert "0.weight" in SpectralRegularization(model).parameters
+    with pytest.warns(UserWarning, match=r"fire leaves these weights alone.*0\.weight"):
+        FIRE(model)
 
 
 def test_clipping_does_not_touch_fresh_critics() -> None:
     model = nn.Sequential(Critics(8, 8), nn.Linear(8, 2))
     before = snapshot(model)
-    with pytest.warns(UserWarning, match="weight_clipping leaves these weights alone"):
-        clipping = WeightClipping(model, kappa=1.0)
-    assert set(clipping.bounds) == {"1.weight", "1.bias"}
+    clipping = WeightClipping(model, kappa=1.0)
     clipping.step()
     assert all(tensor.equal(before[name]) for name, tensor in snapshot(model).items())
 

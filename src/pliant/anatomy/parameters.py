@@ -3,7 +3,8 @@
 - `role_of`: a parameter multiplies as a "matrix", scales each unit ("scale"), or is added ("shift").
 - `find_matrices`: the linear maps inside the weights. A convolution holds one [C_out, C_in] map for each place of its
   kernel, and attention often packs its query, key and value maps into one tensor.
-- `is_stack`: whether a weight may hold several matrices, one for each member of an ensemble or each expert.
+- `is_stack`, `stack_dims`, `members`: whether a parameter holds those of several networks (an ensemble of critics, the
+  experts of a mixture), and the part of each.
 - `find_computed`: the layers whose weight is computed by a parametrization or a hook.
 
 Attention is recognized by the usual names of its projections. A layer that packs its maps under another name, or in
@@ -12,11 +13,12 @@ another order, must be named by the user.
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
@@ -73,6 +75,7 @@ def role_of(model: nn.Module, name: str, parameter: Tensor) -> Role | None:
     """
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
+    parameter = parameter[(0,) * _tensordict_dims(module)]
     if isinstance(module, ParametrizationList):
         magnitudes = leaf == "original0" and hasattr(module, "original1") and parameter.numel() == max(parameter.shape)
         path, _, leaf = path.rpartition(".")
@@ -90,6 +93,14 @@ def role_of(model: nn.Module, name: str, parameter: Tensor) -> Role | None:
     if parameter.ndim > 1 and len(parameter) == 1 and "weight" not in leaf:
         return "shift"
     return None if is_vector else "matrix"
+
+
+def is_in_norm_layer(model: nn.Module, name: str) -> bool:
+    """Say whether a parameter belongs to a norm layer, also to a stack of them in a `TensorDictParams` of TorchRL."""
+    module = model.get_submodule(name.rpartition(".")[0])
+    if not _is_tensordict(module):
+        return is_norm(module)
+    return getattr(module, "weight", torch.zeros(())).ndim == _tensordict_dims(module) + 1
 
 
 def matrices_in_use(model: nn.Module) -> dict[str, Tensor]:
@@ -134,6 +145,7 @@ class Matrix:
         start: The first output of the map in a weight that packs several maps; None for the whole weight.
         stop: The last output of the map, exclusive.
         transposed: Whether the weight is stored as [in, out].
+        member: The number of the map in a stack; None for a weight that is not a stack.
     """
 
     parameter: str
@@ -141,12 +153,16 @@ class Matrix:
     start: int | None = None
     stop: int | None = None
     transposed: bool = False
+    member: int | None = None
 
     def __str__(self) -> str:
-        return self.parameter if self.start is None else f"{self.parameter}[{self.role}]"
+        part = self.member if self.start is None else self.role
+        return self.parameter if part is None else f"{self.parameter}[{part}]"
 
     def view(self, weight: Tensor) -> Tensor:
         """Return the map as a view of the weight: [out, in], after the dimensions of a convolution's kernel."""
+        if self.member is not None:
+            weight = weight[self.member]
         matrix = weight.movedim((0, 1), (-2, -1))
         if self.transposed:
             matrix = matrix.mT
@@ -161,7 +177,7 @@ def find_matrices(model: nn.Module, packed: Packed = ()) -> list[Matrix]:
     These layers are `nn.Linear`, `nn.Conv*d` (also transposed), `nn.MultiheadAttention` with packed or separate maps,
     and `Conv1D` of the transformers library. A linear layer with a usual name for packed maps (`qkv`, `c_attn`,
     `in_proj` …) is split in three if it has three times as many outputs as inputs. Weights that are computed are left
-    out: nothing can be written to them.
+    out: nothing can be written to them. A stack [count, out, in] of an ensemble holds one matrix for each member.
 
     Args:
         model: The model.
@@ -187,7 +203,18 @@ def find_matrices(model: nn.Module, packed: Packed = ()) -> list[Matrix]:
                 matrix = Matrix(names[id(weight)], role, start, stop, _is_transposed(module))
                 found.setdefault((matrix.parameter, start), matrix)
                 start = stop
-    return list(found.values())
+    return [*found.values(), *_stacked_matrices(model, {parameter for parameter, _ in found})]
+
+
+def _stacked_matrices(model: nn.Module, known: Collection[str]) -> Iterator[Matrix]:
+    """Yield the matrices of stacks [count, out, in] or [count, in, out] whose layout is known."""
+    for name, parameter in model.named_parameters():
+        if name in known or parameter.ndim < 3 or role_of(model, name, parameter) != "matrix":
+            continue
+        layout = stack_layout(model, name, parameter)
+        if stack_dims(model, name, parameter) == 1 and layout is not None:
+            for member in range(len(parameter)):
+                yield Matrix(name, transposed=layout == "in_out", member=member)
 
 
 def find_computed(model: nn.Module, *, hooks_only: bool = False) -> list[str]:
@@ -234,6 +261,72 @@ def is_stack(model: nn.Module, name: str, weight: Tensor) -> bool:
         return False
     named = model.named_parameters(remove_duplicate=False)
     return not any(_is_one_map(model, other, weight) for other, parameter in named if parameter is weight)
+
+
+def stack_dims(model: nn.Module, name: str, parameter: Tensor) -> int:
+    """Return how many leading dimensions of a parameter count the members of a stack; 0 if it is not a stack.
+
+    All parameters in a `TensorDictParams` of TorchRL are stacks if it has a batch size. Elsewhere, matrices are (see
+    `is_stack`), and so are the biases beside them.
+
+    Args:
+        model: The model that holds the parameter.
+        name: Its name in the model.
+        parameter: The parameter.
+    """
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    if _is_tensordict(module):
+        return _tensordict_dims(module)
+    if role_of(model, name, parameter) == "matrix":
+        return parameter.ndim - 2 if is_stack(model, name, parameter) else 0
+    weight = getattr(module, leaf.replace("bias", "weight"), None) if "bias" in leaf else None
+    if not isinstance(weight, Tensor) or not is_stack(model, f"{path}.{leaf.replace('bias', 'weight')}", weight):
+        return 0
+    dims = weight.ndim - 2
+    return dims if parameter.ndim > dims and parameter.shape[:dims] == weight.shape[:dims] else 0
+
+
+def members(tensor: Tensor, dims: int) -> list[Tensor]:
+    """Return views of the members of a stack, given the number of dimensions that count them.
+
+    Example:
+        >>> import torch
+        >>> [tuple(member.shape) for member in members(torch.zeros(2, 4, 3), 1)]
+        [(4, 3), (4, 3)]
+    """
+    found = [tensor]
+    for _ in range(dims):
+        found = [member for each in found for member in each.unbind()]
+    return found
+
+
+def stack_layout(model: nn.Module, name: str, weight: Tensor) -> Literal["out_in", "in_out"] | None:
+    """Return how a stack of matrices is stored, [count, out, in] or [count, in, out]; None if nothing tells.
+
+    TorchRL stacks torch's own layers, [out, in]. Elsewhere the bias beside the weight tells: it has one entry for each
+    output. A stack of square matrices is the same either way.
+    """
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    bias = getattr(module, leaf.replace("weight", "bias"), None) if "weight" in leaf else None
+    rows, columns = weight.shape[-2:]
+    if _is_tensordict(module) or rows == columns:
+        return "out_in"
+    if isinstance(bias, Tensor) and bias.numel() * columns == weight.numel():
+        return "out_in"
+    if isinstance(bias, Tensor) and bias.numel() * rows == weight.numel():
+        return "in_out"
+    return None
+
+
+def _is_tensordict(module: nn.Module) -> bool:
+    # tensordict is not a dependency, so its class is recognized by name.
+    return type(module).__name__ == "TensorDictParams"
+
+
+def _tensordict_dims(module: nn.Module) -> int:
+    return len(module.batch_size) if _is_tensordict(module) else 0  # type: ignore[arg-type]
 
 
 def _is_one_map(model: nn.Module, name: str, weight: Tensor) -> bool:

@@ -19,8 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from pliant._precision import wide_dtype, widen
 from pliant._validation import check_choice, check_number, check_positive_int
-from pliant.anatomy.layers import is_norm
-from pliant.anatomy.parameters import find_matrices
+from pliant.anatomy.parameters import find_matrices, is_in_norm_layer
 from pliant.distributed import iterate_together, sum_over_ranks
 from pliant.methods._core.filters import Filter, learnable_parameters, warn_of_computed
 from pliant.methods._core.method import Batches, LossFunction
@@ -87,11 +86,10 @@ class DASH(Reinitializer):
         every: int | None = None,
     ) -> None:
         learnable_parameters(model)  # rejects unsuitable parameters before their layers are examined
-        norm_parameters = {id(p) for module in model.modules() if is_norm(module) for p in module.parameters()}
         super().__init__(
             model,
             optimizer_state=optimizer_state,
-            where=lambda name, p: id(p) not in norm_parameters and (where is None or where(name, p)),
+            where=lambda name, p: not is_in_norm_layer(model, name) and (where is None or where(name, p)),
             at=at,
             every=every,
         )
@@ -105,7 +103,7 @@ class DASH(Reinitializer):
             if accumulate == "batch":
                 raise ValueError(f"chunk_size: {chunk_size} has no effect with accumulate='batch'; leave it out")
         self.chunk_size = chunk_size
-        self._transposed = {m.parameter for m in find_matrices(model) if m.transposed}
+        self._transposed = {m.parameter: 0 if m.member is None else 1 for m in find_matrices(model) if m.transposed}
 
     def _reinitialize(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
         free = self._free()
@@ -135,7 +133,8 @@ class DASH(Reinitializer):
         for name, parameter in free.items():
             weight, direction = parameter.detach(), average[name]
             if name in self._transposed:
-                weight, direction = weight.transpose(0, 1), direction.transpose(0, 1)
+                first = self._transposed[name]
+                weight, direction = (tensor.transpose(first, first + 1) for tensor in (weight, direction))
             if not torch.linalg.vector_norm(direction).isfinite():
                 raise ValueError(f"loss_fn: its gradient of {name!r} on the new data is not finite, or overflows")
             shrunk.append((weight, shrink_factors(weight.to(direction.dtype), direction, self.lam)))

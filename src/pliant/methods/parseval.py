@@ -13,12 +13,13 @@ initialization): set `s`, and λ per name pattern. FIRE's code adds λ‖γ² �
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from pliant._precision import without_autocast
 from pliant._validation import check_number
-from pliant.anatomy.parameters import Role, as_matrix, role_of
-from pliant.methods._core.filters import Filter, Strength, having_role, warn_of_computed, without_stacks
+from pliant.anatomy.parameters import Role, as_matrix, members, role_of, stack_dims
+from pliant.methods._core.filters import Filter, Strength, having_role, warn_of_computed
 from pliant.methods._core.learning_rate import Schedule
 from pliant.methods._core.orthogonal import gram
 from pliant.methods._core.penalty import Penalty, add_scaled_, half_squared_norm
@@ -105,11 +106,12 @@ class ParsevalRegularization(Penalty):
         where: Filter | None = None,
     ) -> None:
         roles: tuple[Role, ...] = ("matrix", "scale") if norm_scales else ("matrix",)
-        where = having_role(model, without_stacks(self.name, model, where), *roles)
+        where = having_role(model, where, *roles)
         super().__init__(model, lam=lam, schedule=schedule, where=where)
         warn_of_computed(self.name, model, self.parameters)
         self.s = check_number("s", s)
         self._scales = {name for name in self.strengths if role_of(model, name, self.parameters[name]) == "scale"}
+        self._stacked = {name: stack_dims(model, name, self.parameters[name]) for name in self.strengths}
 
     def value(self, names: Sequence[str] | None = None) -> Tensor:
         """Return λ Σ‖WWᵀ − sI‖², plus λ Σ‖γ² − 1‖² if norm scales are penalized."""
@@ -117,8 +119,11 @@ class ParsevalRegularization(Penalty):
         for name in self.parameters if names is None else names:
             if name in self.strengths:
                 parameter = self.parameters[name].detach()
-                scale = name in self._scales
-                excesses[name] = parameter**2 - 1 if scale else deviation(as_matrix(parameter), self.s)
+                if name in self._scales:
+                    excesses[name] = parameter**2 - 1
+                else:
+                    matrices = map(as_matrix, members(parameter, self._stacked[name]))
+                    excesses[name] = torch.stack([deviation(matrix, self.s) for matrix in matrices])
         return 2 * half_squared_norm(excesses, self.strengths)
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
@@ -128,5 +133,6 @@ class ParsevalRegularization(Penalty):
             if name in self._scales:
                 directions[name] = 4 * (parameter**2 - 1) * parameter
             elif name in self.strengths:
-                add_parseval_gradient_(gradient, as_matrix(parameter), self.s, self.strengths[name], scale)
+                for part, weight in zip(*(members(t, self._stacked[name]) for t in (gradient, parameter)), strict=True):
+                    add_parseval_gradient_(part, as_matrix(weight), self.s, self.strengths[name], scale)
         add_scaled_({name: gradients[name] for name in directions}, directions, self.strengths, scale)

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from pliant._precision import widen
 from pliant._validation import check_number
-from pliant.anatomy.parameters import ROLES
-from pliant.methods._core.filters import Filter, Strength, having_role, without_stacks
+from pliant.anatomy.parameters import ROLES, members
+from pliant.methods._core.filters import Filter, Strength, having_role
 from pliant.methods._core.learning_rate import Schedule
 from pliant.methods._core.power_iteration import SingularValuePenalty
 
@@ -82,7 +82,7 @@ class SpectralRegularization(SingularValuePenalty):
         schedule: Schedule = "constant",
         where: Filter | None = None,
     ) -> None:
-        where = having_role(model, without_stacks(self.name, model, where), *ROLES)
+        where = having_role(model, where, *ROLES)
         super().__init__(model, lam=lam, schedule=schedule, where=where)
         self.k = check_number("k", k, low=1.0)
 
@@ -98,8 +98,8 @@ class SpectralRegularization(SingularValuePenalty):
         if self.roles[name] == "scale":
             return self.strengths[name] * spectral_cost(parameter, self.k).sum()
         if self.roles[name] == "shift":
-            norm: Tensor = widen(parameter).norm()
-            return self.strengths[name] * norm ** (2 * self.k)
+            norms = torch.stack([widen(shift).norm() for shift in members(parameter, self._stacked[name])])
+            return self.strengths[name] * (norms ** (2 * self.k)).sum()
         return super()._term(name)
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
@@ -113,6 +113,7 @@ class SpectralRegularization(SingularValuePenalty):
                 slope = spectral_slope(parameter, self.k)
                 gradient.add_(slope if scale is None else slope * scale, alpha=self.strengths[name])
             else:
-                power: Tensor = torch.linalg.vector_norm(widen(parameter)) ** (2 * self.k - 2)
-                factor = power if scale is None else power * scale
-                gradient.addcmul_(parameter, factor, value=2 * self.k * self.strengths[name])
+                for part, shift in zip(*(members(t, self._stacked[name]) for t in (gradient, parameter)), strict=True):
+                    power: Tensor = torch.linalg.vector_norm(widen(shift)) ** (2 * self.k - 2)
+                    factor = power if scale is None else power * scale
+                    part.addcmul_(shift, factor, value=2 * self.k * self.strengths[name])

@@ -7,7 +7,7 @@ tracks it, with its singular vectors u and v kept between steps and held fixed i
 
 from torch import Tensor, nn
 
-from pliant.methods._core.filters import Filter, Strength, having_role, without_stacks
+from pliant.methods._core.filters import Filter, Strength, having_role
 from pliant.methods._core.learning_rate import Schedule
 from pliant.methods._core.power_iteration import SingularValuePenalty
 
@@ -50,7 +50,7 @@ class SpectralNormPenalty(SingularValuePenalty):
         schedule: Schedule = "constant",
         where: Filter | None = None,
     ) -> None:
-        where = having_role(model, without_stacks(self.name, model, where), "matrix")
+        where = having_role(model, where, "matrix")
         super().__init__(model, lam=lam, schedule=schedule, where=where)
 
     def _cost(self, sigma: Tensor) -> Tensor:

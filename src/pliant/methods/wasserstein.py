@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from pliant._validation import check_choice, check_positive_int
+from pliant.anatomy.parameters import members, stack_dims
 from pliant.methods._core.filters import Filter, Strength
 from pliant.methods._core.learning_rate import Schedule
 from pliant.methods._core.penalty import Penalty, add_scaled_, half_squared_norm
@@ -102,7 +103,8 @@ class WassersteinRegularization(Penalty):
         self.reduction = reduction
         self.refresh = check_positive_int("refresh", refresh)
         initial = {name: self.parameters[name].detach().clone() for name in self.strengths}
-        self.ordered = {name: values.flatten().sort().values for name, values in initial.items()}
+        self._stacked = {name: stack_dims(model, name, self.parameters[name]) for name in self.strengths}
+        self.ordered = {name: self._sorted(name, values) for name, values in initial.items()}
         self.targets = initial if refresh > 1 else {}
         self.ages = dict.fromkeys(self.targets, 0)
 
@@ -114,15 +116,29 @@ class WassersteinRegularization(Penalty):
         for name in gradients:
             if name in self.targets:
                 if self.ages[name] % self.refresh == 0:
-                    self.targets[name] = match_order(self.parameters[name].detach(), self.ordered[name])
+                    self.targets[name] = self._matched(name)
                 self.ages[name] += 1
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
         add_scaled_(gradients, self._distances(gradients), self._factors(), scale)
 
+    def _sorted(self, name: str, values: Tensor) -> Tensor:
+        """Return the values of a tensor in order; of a stack, those of each member in a row of their own."""
+        dims = self._stacked[name]
+        return values.flatten(dims).sort().values if dims else values.flatten().sort().values
+
+    def _matched(self, name: str) -> Tensor:
+        values, dims = self.parameters[name].detach(), self._stacked[name]
+        parts = zip(members(values, dims), members(self.ordered[name], dims), strict=True)
+        matched = [match_order(member, ordered) for member, ordered in parts]
+        return torch.stack(matched).view(values.shape) if dims else matched[0]
+
     def _factors(self) -> dict[str, float]:
-        """Return 2λ of each tensor, divided by its size for the mean."""
-        sizes = {name: 1 if self.reduction == "sum" else self.parameters[name].numel() for name in self.strengths}
+        """Return 2λ of each tensor, divided by the size of a member for the mean."""
+        sizes = {
+            name: 1 if self.reduction == "sum" else members(self.parameters[name], self._stacked[name])[0].numel()
+            for name in self.strengths
+        }
         return {name: 2 * strength / sizes[name] for name, strength in self.strengths.items()}
 
     def _distances(self, names: Iterable[str]) -> dict[str, Tensor]:
@@ -130,8 +146,5 @@ class WassersteinRegularization(Penalty):
         if not chosen:  # torch's foreach functions reject empty lists
             return {}
         values = [self.parameters[name].detach() for name in chosen]
-        targets = [
-            self.targets[name] if name in self.targets else match_order(each, self.ordered[name])
-            for name, each in zip(chosen, values, strict=True)
-        ]
+        targets = [self.targets[name] if name in self.targets else self._matched(name) for name in chosen]
         return dict(zip(chosen, torch._foreach_sub(values, targets), strict=True))

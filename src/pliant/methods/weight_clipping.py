@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pliant._validation import check_number
-from pliant.anatomy.parameters import is_linear, is_stack, role_of
+from pliant._warnings import warn_user
+from pliant.anatomy.parameters import is_linear, role_of, stack_dims, stack_layout
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, count_step
-from pliant.methods._core.filters import Filter, learnable_parameters, warn_of_computed, without_stacks
+from pliant.methods._core.filters import Filter, learnable_parameters, warn_of_computed
 from pliant.methods._core.method import Receipt
 from pliant.running import eval_mode
 
@@ -72,8 +73,14 @@ def _bound(model: nn.Module, path: str, leaf: str) -> float | None:
     if not weight.numel():
         return None
     name = f"{path}.{leaf}".lstrip(".")
-    if role_of(model, name, weight) != "matrix" or is_stack(model, name, weight):
+    if role_of(model, name, weight) != "matrix":
         return None
+    stacked = stack_dims(model, name, weight)
+    if stacked:
+        layout = stack_layout(model, name, weight)
+        weight = weight[(0,) * stacked]
+        fan_in = len(weight) if layout == "in_out" else weight[0].numel()
+        return None if layout is None else float(fan_in**-0.5)
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return float(module.hidden_size**-0.5)
     if isinstance(module, nn.Bilinear):
@@ -103,9 +110,18 @@ class WeightClipping(AfterStep):
     def __init__(self, model: nn.Module, *, kappa: float = 2.0, where: Filter | None = None) -> None:
         learnable_parameters(model)  # rejects unsuitable parameters before their bounds are computed
         bounds = initial_bounds(model)
-        single = without_stacks(self.name, model, where)
-        super().__init__(model, where=lambda name, p: name in bounds and single(name, p))
+        super().__init__(model, where=lambda name, p: name in bounds and (where is None or where(name, p)))
         warn_of_computed(self.name, model, self.parameters)
+        unknown = [
+            name
+            for name, p in learnable_parameters(model, where).items()
+            if name not in bounds and role_of(model, name, p) == "matrix" and stack_dims(model, name, p)
+        ]
+        if unknown:
+            warn_user(
+                f"{self.name} leaves these weights alone, because nothing tells if their matrices are [out, in] or "
+                f"[in, out]: {', '.join(unknown)} (exclude them with where=)"
+            )
         self.kappa = check_number("kappa", kappa)
         self.bounds = {name: self.kappa * bounds[name] for name in self.parameters}
 

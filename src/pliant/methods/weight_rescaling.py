@@ -16,39 +16,45 @@ from torch.optim import Optimizer
 
 from pliant._precision import widen
 from pliant._warnings import warn_user
+from pliant.anatomy.parameters import stack_dims
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, check_timing, count_step, found_inf_of
 from pliant.methods._core.filters import Filter, having_role, warn_of_computed
 from pliant.methods._core.method import Receipt
 
 
-def standard_deviation(weight: Tensor) -> Tensor:
+def standard_deviation(weight: Tensor, stacked: int = 0) -> Tensor:
     """Return the standard deviation of a tensor's entries about their mean, in float32 at least.
 
     Args:
         weight: The tensor.
+        stacked: The number of leading dimensions that count the members of a stack, each with a deviation of its own.
 
     Example:
         >>> standard_deviation(torch.tensor([[1.0, 3.0]]))
         tensor(1.)
     """
     wide = widen(weight)
+    if stacked:
+        inner = tuple(range(stacked, weight.ndim))
+        return wide.std(inner, correction=0, keepdim=True)
     deviation: Tensor = (wide - wide.mean()).norm() / wide.numel() ** 0.5
     return deviation
 
 
-def rescaling_factor(weight: Tensor, deviation: Tensor) -> Tensor:
+def rescaling_factor(weight: Tensor, deviation: Tensor, stacked: int = 0) -> Tensor:
     """Return the factor that gives a weight this standard deviation; 1 if there is none, or if it is zero.
 
     Args:
         weight: The weight.
         deviation: The standard deviation to reach.
+        stacked: The number of leading dimensions that count the members of a stack.
 
     Example:
         >>> rescaling_factor(torch.tensor([[0.0, 4.0]]), torch.tensor(1.0))
         tensor(0.5000)
     """
-    factor = deviation / standard_deviation(weight)
+    factor = deviation / standard_deviation(weight, stacked)
     return torch.where((factor > 0) & factor.isfinite(), factor, 1)
 
 
@@ -81,9 +87,10 @@ class WeightRescaling(AfterStep):
         super().__init__(model, where=having_role(model, where, "matrix"))
         warn_of_computed(self.name, model, self.parameters)
         self.every, self.first = check_timing(every, first)
-        self.initial = {name: standard_deviation(p.detach()) for name, p in self.parameters.items()}
+        self._stacked = {name: stack_dims(model, name, p) for name, p in self.parameters.items()}
+        self.initial = {n: standard_deviation(p.detach(), self._stacked[n]) for n, p in self.parameters.items()}
         self._last: dict[str, Tensor] = {}
-        constant = [name for name, deviation in self.initial.items() if deviation == 0]
+        constant = [name for name, deviation in self.initial.items() if not deviation.any()]
         if constant:
             warn_user(f"{self.name} leaves these weights alone, they start constant: {', '.join(constant)}")
 
@@ -97,7 +104,9 @@ class WeightRescaling(AfterStep):
         """The factors of the last rescaling, and the number of steps."""
         if not self._last:
             return None
-        factors = {name: float(factor) for name, factor in self._last.items()}
+        factors = {
+            name: factor.flatten().tolist() if factor.ndim else float(factor) for name, factor in self._last.items()
+        }
         entries = sum(self.parameters[name].numel() for name in factors)
         details = {"factors": factors, "steps": sum(self.steps)}
         return Receipt(self.name, "rescale", len(factors), entries, details)
@@ -111,7 +120,7 @@ class WeightRescaling(AfterStep):
         if not names:
             return
         weights: list[Tensor] = [self.parameters[name] for name in names]
-        factors = [rescaling_factor(self.parameters[name], self.initial[name]) for name in names]
+        factors = [rescaling_factor(self.parameters[n], self.initial[n], self._stacked[n]) for n in names]
         if found_inf is not None:
             factors = [torch.where(found_inf == 0, factor, 1) for factor in factors]
         torch._foreach_mul_(weights, factors)

@@ -1,5 +1,6 @@
 """What a method acts on: the parameters and units of a model, and the strength for each name."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,7 +12,7 @@ from torch.optim import Optimizer
 
 from pliant._validation import check_number
 from pliant._warnings import warn_user
-from pliant.anatomy.parameters import Role, find_computed, is_linear, is_stack, role_of
+from pliant.anatomy.parameters import Role, find_computed, is_linear, role_of
 from pliant.anatomy.unit_tracker import find_units
 from pliant.anatomy.units import UNREACHED, UnitGroup
 
@@ -29,8 +30,14 @@ def learnable_parameters(model: nn.Module, where: Filter | None = None) -> dict[
         where: A predicate on name and parameter; all pass if None.
 
     Raises:
-        ValueError: If a parameter has no values yet or is sharded over devices, or if no parameter is left.
+        ValueError: If a parameter has no values yet or is sharded over devices, if no parameter is left, or if the
+            model is a loss of TorchRL.
     """
+    if "remove_duplicate" not in inspect.signature(model.named_parameters).parameters:
+        parts = [name for name, part in model.named_children() if any(p.requires_grad for p in part.parameters())]
+        raise ValueError(
+            f"model: {type(model).__name__} is not a network but holds some; pass one of them: {', '.join(parts)}"
+        )
     chosen = {}
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
@@ -120,30 +127,6 @@ def warn_of_unknown(
 def having_role(model: nn.Module, where: Filter | None, *roles: Role) -> Filter:
     """Return a filter for the parameters that have one of these roles and pass `where`."""
     return lambda name, p: role_of(model, name, p) in roles and (where is None or where(name, p))
-
-
-def without_stacks(method: str, model: nn.Module, where: Filter | None) -> Filter:
-    """Return a filter for the parameters that pass `where` and are not stacks of matrices (see `is_stack`).
-
-    Warns of the stacks: a bound on the whole stack would not be a bound on any of its matrices.
-
-    Args:
-        method: The name of the method, whose `__init__` calls this.
-        model: The model.
-        where: The filter; all pass if None.
-    """
-    stacks = [
-        name
-        for name, p in learnable_parameters(model).items()
-        if is_stack(model, name, p) and role_of(model, name, p) == "matrix" and (where is None or where(name, p))
-    ]
-    if stacks:
-        warn_user(
-            f"{method} leaves these weights alone, because each may hold several matrices: {', '.join(stacks)} (they "
-            "have three or more dimensions and are not kernels of a convolution). Give each matrix its own parameter "
-            "to act on it, or exclude these weights with where="
-        )
-    return lambda name, p: name not in stacks and (where is None or where(name, p))
 
 
 def warn_of_computed(method: str, model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:

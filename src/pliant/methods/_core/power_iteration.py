@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pliant._precision import widen, without_autocast
 from pliant._seeding import generator
-from pliant.anatomy.parameters import as_matrix, role_of
+from pliant.anatomy.parameters import as_matrix, members, role_of, stack_dims
 from pliant.methods._core.filters import Filter, Strength, warn_of_computed
 from pliant.methods._core.learning_rate import Schedule
 from pliant.methods._core.penalty import Penalty
@@ -99,6 +99,8 @@ def iterate_power_(weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
 class SingularValuePenalty(Penalty):
     """A penalty Σ λ·cost(σ₁(W)) over the matrices of a model; power iteration tracks each σ₁.
 
+    A stack of matrices has a σ₁ for each member, under the names `weight[0]`, `weight[1]`, …
+
     Args:
         model: The model.
         lam: λ, one number for all parameters or one per name pattern.
@@ -116,17 +118,29 @@ class SingularValuePenalty(Penalty):
         super().__init__(model, lam=lam, schedule=schedule, where=where)
         warn_of_computed(self.name, model, self.parameters)
         self.roles = {name: role_of(model, name, self.parameters[name]) for name in self.strengths}
-        matrices = [name for name, role in self.roles.items() if role == "matrix"]
-        pairs = {name: leading_pair(as_matrix(self.parameters[name])) for name in matrices}
-        self.left = {name: u for name, (u, _) in pairs.items()}
-        self.right = {name: v for name, (_, v) in pairs.items()}
+        self._stacked = {name: stack_dims(model, name, self.parameters[name]) for name in self.strengths}
+        self._matrices: dict[str, list[str]] = {}
+        for name in (name for name, role in self.roles.items() if role == "matrix"):
+            count = len(members(self.parameters[name], self._stacked[name]))
+            self._matrices[name] = [f"{name}[{i}]" for i in range(count)] if self._stacked[name] else [name]
+        pairs = {key: leading_pair(weight) for name in self._matrices for key, weight in self._members(name)}
+        self.left = {key: u for key, (u, _) in pairs.items()}
+        self.right = {key: v for key, (_, v) in pairs.items()}
         self._fresh: dict[str, Tensor] = {}
+
+    def _members(self, name: str, tensor: Tensor | None = None) -> list[tuple[str, Tensor]]:
+        """Return the matrices of a weight, or views of a tensor shaped as the weight, each with its name."""
+        parts = members(self.parameters[name].detach() if tensor is None else tensor, self._stacked[name])
+        return list(zip(self._matrices[name], map(as_matrix, parts) if tensor is None else parts, strict=True))
 
     @without_autocast
     def sigma(self, name: str) -> Tensor:
-        """Return uᵀWv, the estimate of a weight's largest singular value."""
-        weight, u, v = as_matrix(self.parameters[name]), self.left[name], self.right[name]
-        return u @ (weight @ v.to(weight.dtype)).to(u.dtype)
+        """Return uᵀWv, the estimate of a weight's largest singular value; of a stack, one for each member."""
+        found = []
+        for key, weight in self._members(name):
+            u, v = self.left[key], self.right[key]
+            found.append(u @ (weight @ v.to(weight.dtype)).to(u.dtype))
+        return torch.stack(found) if self._stacked[name] else found[0]
 
     def value(self, names: Sequence[str] | None = None) -> Tensor:
         """Return the term at the current parameters, with the singular vectors of the last step."""
@@ -142,24 +156,29 @@ class SingularValuePenalty(Penalty):
         """Return the derivative of the cost at each singular value."""
 
     def _term(self, name: str) -> Tensor:
-        return self.strengths[name] * self._cost(self.sigma(name))
+        return self.strengths[name] * self._cost(self.sigma(name)).sum()
 
     def _observe(self, gradients: Mapping[str, Tensor], scale: Tensor | None, found_inf: Tensor | None) -> None:
         for name in gradients:
-            if name in self.left:
-                weight = as_matrix(self.parameters[name])
-                self._fresh[name] = iterate_power_(weight, self.left[name], self.right[name])
+            for key, weight in self._members(name) if name in self._matrices else ():
+                self._fresh[key] = iterate_power_(weight, self.left[key], self.right[key])
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
-        names = [name for name in gradients if name in self.left]
+        names = [name for name in gradients if name in self._matrices]
         if not names:
             return
         # This step's iteration has just computed σ. Other callers compute it with one more product.
         fresh, self._fresh = self._fresh, {}
-        slopes = self._slopes([fresh[name] if name in fresh else self.sigma(name) for name in names])
-        for name, slope in zip(names, slopes, strict=True):
-            left = self.left[name] * (slope if scale is None else slope * scale)
-            add_outer_(gradients[name], left, self.right[name], self.strengths[name])
+        sigmas: dict[str, Tensor] = {}
+        for name in names:
+            keys = self._matrices[name]
+            known = all(key in fresh for key in keys)
+            sigmas |= zip(keys, [fresh[key] for key in keys] if known else self.sigma(name).reshape(-1), strict=True)
+        slopes = dict(zip(sigmas, self._slopes(list(sigmas.values())), strict=True))
+        for name in names:
+            for key, gradient in self._members(name, gradients[name]):
+                left = self.left[key] * (slopes[key] if scale is None else slopes[key] * scale)
+                add_outer_(gradient, left, self.right[key], self.strengths[name])
 
 
 def add_outer_(gradient: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
