@@ -39,7 +39,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 FRAMEWORKS = {  # by what tests/integrations/conftest.py does not collect without them
     "accelerate": ["test_transformers.py", "test_models.py", "test_ranks.py"],
     "lightning": ["test_lightning.py", "test_ranks.py"],
-    "sb3_contrib": ["test_stable_baselines3.py"],
+    "sb3_contrib": ["test_stable_baselines3.py", "test_priming.py", "test_examples.py"],
     "trackio": ["test_loggers.py"],
     "torchrl": ["test_torchrl.py"],
 }

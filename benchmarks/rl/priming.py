@@ -4,12 +4,15 @@ Priming is 10 000 updates on 200 transitions (Nikishin et al. 2022, "The primacy
 agent learns as usual: as it is, or after `FIRE` or `full_reset` through the callback. `unprimed` is the same agent
 without the 10 000 updates. The late return is the mean over the episodes that end in the last fifth of the steps.
 
-Each finished run is a line of `results/priming.jsonl`; runs that are there already are not run again.
+Each finished run is a line of `results/priming.jsonl`; runs that are there already are not run again. At the end the
+table in `docs/howto-frameworks.md` is written from the kept runs; `--table` does only that.
 """
 
 import copy
 import json
 import platform
+import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +31,8 @@ import pliant
 from pliant.integrations.stable_baselines3 import PliantCallback
 
 RESULTS = Path(__file__).parent.parent / "results" / "priming.jsonl"
+PAGE = Path(__file__).parents[2] / "docs" / "howto-frameworks.md"
+BLOCK = re.compile(r"(?<=<!-- priming -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
 FIRST, UPDATES, STEPS, SEEDS = 200, 10_000, 20_000, 10
 SETTINGS: dict[str, Any] = {
     "learning_rate": 1e-3,
@@ -98,20 +103,28 @@ def load_runs() -> list[dict[str, Any]]:
 
 
 def summarize(runs: list[dict[str, Any]]) -> str:
-    """Return the mean late return of each condition with its 95 % bootstrap interval, as a Markdown table."""
-    lines = ["| agent | late return | 95 % interval | seeds |", "|---|---|---|---|"]
-    generator = np.random.default_rng(0)
-    for condition in CONDITIONS:
-        values = np.array([run["late_return"] for run in runs if run["condition"] == condition])
-        if len(values):
-            means = generator.choice(values, (10_000, len(values))).mean(1)
-            low, high = np.quantile(means, [0.025, 0.975])
-            lines.append(f"| `{condition}` | {values.mean():.0f} | {low:.0f} to {high:.0f} | {len(values)} |")
+    """Return a Markdown table: each condition's mean late return and its difference from `primed`, with intervals.
+
+    Intervals are 95 % bootstrap intervals over seeds. Only seeds with all conditions count.
+    """
+    values = {(run["condition"], run["seed"]): run["late_return"] for run in runs}
+    seeds = [seed for seed in range(SEEDS) if all((condition, seed) in values for condition in CONDITIONS)]
+    late = {condition: np.array([values[condition, seed] for seed in seeds]) for condition in CONDITIONS}
+    lines = ["| agent | late return | minus `primed`, same seed | seeds |", "|---|---|---|---|"]
+    for condition, returns in late.items():
+        gap = "" if condition == "primed" else _show_mean(returns - late["primed"])
+        lines.append(f"| `{condition}` | {_show_mean(returns)} | {gap} | {len(seeds)} |")
     return "\n".join(lines)
 
 
+def _show_mean(values: np.ndarray[Any, Any]) -> str:
+    draws = np.random.default_rng(0).choice(values, (10_000, len(values))).mean(1)
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return f"{values.mean():.0f} ({low:.0f} to {high:.0f})"
+
+
 def run_all() -> None:
-    """Run what is missing, seed by seed, and print the table."""
+    """Run what is missing, seed by seed."""
     torch.set_num_threads(1)
     kept = {(run["condition"], run["seed"]) for run in load_runs()}
     for seed in range(SEEDS):
@@ -125,8 +138,16 @@ def run_all() -> None:
             with RESULTS.open("a") as file:
                 file.write(json.dumps(record) + "\n")
             print(f"{condition}, seed {seed}: {record['late_return']:.1f}, {record['seconds']} s", flush=True)
-    print(summarize(load_runs()))
+
+
+def write_table() -> None:
+    """Write the table of the kept runs into the page."""
+    table = summarize(load_runs())
+    PAGE.write_text(BLOCK.sub(lambda _: table, PAGE.read_text()))
+    print(table)
 
 
 if __name__ == "__main__":
-    run_all()
+    if "--table" not in sys.argv:
+        run_all()
+    write_table()

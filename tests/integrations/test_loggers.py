@@ -38,11 +38,15 @@ def test_log_is_called_with_values_and_step() -> None:
 def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
     import trackio  # reads the folder when it is imported
+    from trackio.sqlite_storage import SQLiteStorage
 
     trackio.init(project="pliant-tests", name="run", embed=False)
     monitor = train(trackio.log)
     trackio.finish()
-    assert len(monitor.records) == 3
+    logged = SQLiteStorage.get_logs("pliant-tests", "run")
+    for measure in ("weight_l2", "gradient_l2"):
+        expected = monitor.to_dict()[measure]
+        assert [(entry["step"], entry[f"monitor/{measure}"]) for entry in logged] == [tuple(each) for each in expected]
 
 
 def test_tensorboard(tmp_path: Path) -> None:

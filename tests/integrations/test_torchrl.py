@@ -15,7 +15,7 @@ from pliant import methods
 
 COUNT = 2
 STRONG: dict[str, dict[str, Any]] = {  # settings with which a method acts within a few steps
-    **dict.fromkeys(["l2", "l2_init", "wasserstein", "spectral", "spectral_norm", "parseval"], {"lam": 0.1}),
+    **{name: {"lam": 0.1} for name in ("l2", "l2_init", "wasserstein", "spectral", "spectral_norm", "parseval")},
     "streaming_ewc": {"lam": 0.1},
     "weight_clipping": {"kappa": 0.5},
     "hare_tortoise": {"every": 2},

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaForCausalLM, TrainerCallback
+from transformers import LlamaForCausalLM, TrainerCallback, TrainerControl, TrainerState
 
 import pliant
 from pliant.integrations.transformers import PliantCallback
@@ -179,6 +179,28 @@ def test_values_of_the_monitor_are_in_the_log_and_in_every_report(tmp_path: Path
     assert len(logged) == 4
     assert callback.monitor is not None
     assert logged == [value for _, value in callback.monitor.to_dict()["weight_l2"]]
+
+
+def test_a_loop_that_is_not_the_trainers_is_told_what_it_misses() -> None:
+    callback = PliantCallback(lambda model: [], monitor={"every": 2, "measures": ["weight_l2"]})
+    model = gpt2()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="not the loggers of report_to.* pass log="):
+        callback.on_train_begin(None, TrainerState(), TrainerControl(), model=model, optimizer=optimizer)
+
+
+def test_trackio_gets_the_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    from trackio import sqlite_storage
+
+    monkeypatch.setattr(sqlite_storage, "TRACKIO_DIR", tmp_path / "trackio")  # read when it was imported
+    callback = PliantCallback(lambda model: [], monitor={"every": 2, "budget": None, "measures": ["weight_l2"]})
+    settings = {"report_to": ["trackio"], "max_steps": 4, "run_name": "run", "project": "pliant"}
+    trainer(gpt2(), tmp_path, callback, **settings).train()
+    logged = sqlite_storage.SQLiteStorage.get_logs("pliant", "run")
+    values = [value for entry in logged for key, value in entry.items() if key.endswith("pliant/weight_l2")]
+    assert callback.monitor is not None
+    assert values == [value for _, value in callback.monitor.to_dict()["weight_l2"]]
 
 
 def test_tensorboard_gets_the_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pliant._importing import naming_extra
 from pliant._step_hooks import unwrap_optimizer
+from pliant._warnings import warn_user
 from pliant.diagnostics import Monitor
 from pliant.integrations._methods import (
     ActionTimes,
@@ -153,7 +154,16 @@ class PliantCallback(TrainerCallback):  # type: ignore[misc]
         }
 
     def _go_first(self, handler: Any) -> None:
-        """Move this callback to the front, so that its values are in the log before others report it."""
-        if isinstance(handler, CallbackHandler) and self in handler.callbacks:
-            handler.callbacks.remove(self)
-            handler.callbacks.insert(0, self)
+        """Move this callback to the front, so that its values are in the log before others report it.
+
+        Trainer puts the callbacks of `report_to` before the user's, and tells no callback about the others. So the list
+        is that of the handler which has called `on_train_begin`.
+        """
+        if not (isinstance(handler, CallbackHandler) and self in handler.callbacks):
+            warn_user(
+                "the values of the monitor reach trainer.state.log_history, but not the loggers of report_to: the list "
+                "of the Trainer's callbacks was not found; pass log= among the settings of the monitor instead"
+            )
+            return
+        handler.callbacks.remove(self)
+        handler.callbacks.insert(0, self)
