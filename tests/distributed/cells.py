@@ -8,6 +8,7 @@ reference.
 
 import io
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,6 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -55,8 +60,8 @@ def make_method(name: str, model: nn.Module, network: str, **settings: Any) -> M
 
 
 def share(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return this rank's part of a batch."""
-    if not dist.is_initialized():
+    """Return this rank's part of a batch; under tensor parallelism, all of it."""
+    if not dist.is_initialized() or not networks.BatchNorm.synchronized:
         return batch
     rank, world = dist.get_rank(), dist.get_world_size()
     size = networks.BATCH // world
@@ -71,6 +76,7 @@ class Run:
 
     def __init__(self, setting: str, method: str, optimizer: str, network: str, **settings: Any) -> None:
         self.network = network
+        networks.BatchNorm.synchronized = setting != "tp"
         self.inner = networks.build(network)
         early = optimizer == "sgd" or methods.info(method).kind == "architecture"
         made = make_method(method, self.inner, network, **settings) if early else None
@@ -90,7 +96,8 @@ class Run:
 
     def values(self) -> dict[str, torch.Tensor]:
         """Return copies of all parameters and buffers."""
-        return {name: tensor.clone() for name, tensor in self.inner.state_dict().items()}
+        state = self.inner.state_dict()
+        return {name: t.full_tensor() if isinstance(t, DTensor) else t.clone() for name, t in state.items()}
 
     def save(self) -> dict[str, Any]:
         """Return the state of the model, the optimizer and the method, written and read again."""
@@ -98,13 +105,31 @@ class Run:
         file = io.BytesIO()
         torch.save({name: part.state_dict() for name, part in parts.items()}, file)
         file.seek(0)
-        saved: dict[str, Any] = torch.load(file, weights_only=True)
+        saved: dict[str, Any] = torch.load(file, weights_only=False)
         return saved
 
     def load(self, saved: dict[str, Any]) -> None:
         """Restore what `save` returned."""
         for name, state in saved.items():
             getattr(self, name).load_state_dict(state)
+
+
+def shard_fully(model: nn.Module) -> nn.Module:
+    """Shard each module with parameters of its own, and the rest; 3 ranks get uneven and empty shards."""
+    for module in [*model.modules()][:0:-1]:
+        if next(module.parameters(recurse=False), None) is not None:
+            fully_shard(module)
+    return fully_shard(model)
+
+
+def parallelize(model: nn.Module) -> nn.Module:
+    """Split pairs of linear layers over the ranks, by columns and by rows."""
+    columns = ("0", "5", "block.up", "block.attention.q", "block.attention.k", "block.attention.v")
+    rows = ("2", "7", "block.down", "block.attention.out")
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    plan = {name: ColwiseParallel() for name in linear if name in columns}
+    plan |= {name: RowwiseParallel() for name in linear if name in rows}
+    return parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
 
 
 def run(setting: str, method: str, optimizer: str, network: str, **settings: Any) -> dict[str, Any]:
@@ -126,6 +151,8 @@ def run(setting: str, method: str, optimizer: str, network: str, **settings: Any
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "single": lambda model: model,
     "ddp": DistributedDataParallel,
+    "fsdp": shard_fully,
+    "tp": parallelize,
 }
 
 
@@ -155,8 +182,8 @@ def main(setting: str, rank: int, world: int, folder: str, *chosen: str) -> None
         torch.manual_seed(1000 + rank)
         try:
             results[cell] = run(setting, *cell)
-        except (ValueError, TypeError, NotImplementedError) as error:
-            results[cell] = {"error": f"{type(error).__name__}: {error}"}
+        except Exception as error:
+            results[cell] = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     torch.save(results, Path(folder) / f"{setting}.{world}.{rank}.pt")
     if world > 1:
         dist.destroy_process_group()

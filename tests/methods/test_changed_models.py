@@ -381,12 +381,8 @@ def test_a_replaced_head_outside_the_units_is_accepted() -> None:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_wrappers_for_several_processes_are_named() -> None:
-    model = nn.parallel.DistributedDataParallel(zoo.build("mlp"))
-    for make in (SWR, ReDo, Shrink):
-        with pytest.raises(ValueError, match="a DistributedDataParallel cannot be traced; pass the model inside it"):
-            make(model, X)
-    sharded = fully_shard(zoo.build("mlp"), mesh=init_device_mesh("cpu", (1,)))
-    for make in (lambda m: SWR(m, X), L2Init, FIRE, HareTortoise):
-        with pytest.raises(ValueError, match=r"parameter '0\.weight' is a DTensor, sharded over devices"):
-            make(sharded)
+def test_methods_see_the_model_inside_wrappers() -> None:
+    for wrap in (nn.parallel.DistributedDataParallel, lambda m: fully_shard(m, mesh=init_device_mesh("cpu", (1,)))):
+        for make in (lambda m: SWR(m, X), L2Init, FIRE, HareTortoise):
+            model = zoo.build("mlp")
+            assert list(make(wrap(model)).parameters) == [*make(zoo.build("mlp")).parameters]

@@ -34,7 +34,7 @@ from pliant._step_hooks import before_step
 from pliant._validation import check_modules, check_number
 from pliant._warnings import warn_user
 from pliant.anatomy.layers import called_layers, classifier_names
-from pliant.distributed import Group, gather_rows, rank_count
+from pliant.distributed import Group, add_whole, data_group, gather_rows, rank_count, whole_of
 from pliant.methods._core.attachment import Attachment, ascending_names, closure_of, count_step, with_closure
 from pliant.methods._core.method import Kind, Method, Receipt
 from pliant.methods._core.module_hooks import ModuleHook, input_of
@@ -181,21 +181,24 @@ class FeatureRankRegularization(Method):
         # The features do not learn if the network is frozen (an actor learns through its critic) or if functional_call
         # has replaced its parameters (by a target network's).
         own = {id(parameter) for parameter in self.parameters.values()}
-        if not any(p.requires_grad and id(p) in own for p in self._network.parameters()):
+        learning = [p for p in self._network.parameters() if p.requires_grad]
+        if not any(id(p) in own or self._shards is not None for p in learning):
             return
         if features.ndim > 3:
             raise ValueError(
                 f"classifier: {self.classifier!r} takes inputs of shape {tuple(features.shape)}, but features are "
                 "[examples, features] or [examples, tokens, features]; name the linear layer that reads them"
             )
-        seen, mine = gather_rows(_as_matrix(features.detach()), self.group)
+        group = data_group(self.model, self.group)
+        seen, mine = gather_rows(_as_matrix(whole_of(features.detach())), group)
         self._features = seen
 
         def add_gradient(gradient: Tensor) -> Tensor:
             scale = self.loss_scale() if callable(self.loss_scale) else self.loss_scale
             own = feature_rank(seen)[1][mine].view(gradient.shape)
             # The gradients of the parameters are averaged over the ranks; the term's must be summed.
-            return gradient + (own * (self.lam * scale * rank_count(self.group))).to(gradient.dtype)
+            added: Tensor = add_whole(gradient, (own * (self.lam * scale * rank_count(group))).to(gradient.dtype))
+            return added
 
         features.register_hook(add_gradient)
 

@@ -23,7 +23,7 @@ from pliant.distributed import Group, broadcast_
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, check_timing, count_step, found_inf_of, is_due
 from pliant.methods._core.filters import Filter
-from pliant.methods._core.method import Batches, LossFunction, Receipt, Targets
+from pliant.methods._core.method import Batches, LossFunction, Receipt, Sharding, Targets
 from pliant.methods._core.surgery import check_targets, copy_targets_
 
 
@@ -72,6 +72,7 @@ class HareTortoise(AfterStep):
     """
 
     name = "hare_tortoise"
+    sharding: Sharding = "entries"
     order: ClassVar[int] = 30
     saved: ClassVar[tuple[str, ...]] = ("tortoise", "returns")
     pins_placement: ClassVar[bool] = True
@@ -171,8 +172,9 @@ class HareTortoise(AfterStep):
 
     @torch.no_grad()
     def _follow(self, parameters: tuple[str, ...], found_inf: Tensor | None) -> None:
-        names, hare = self._hare(parameters)
-        follow_([self.tortoise[name] for name in names], hare, 1 - self.beta, found_inf)
+        with self._acting():
+            names, hare = self._hare(parameters)
+            follow_([self.tortoise[name] for name in names], hare, 1 - self.beta, found_inf)
 
     def _facts(self) -> dict[str, Any]:
         self._share_buffers()
@@ -184,16 +186,17 @@ class HareTortoise(AfterStep):
 
     @torch.no_grad()
     def _go_back(self, parameters: tuple[str, ...], found_inf: Tensor | None) -> None:
-        # Parameters that were frozen since construction keep their values.
-        names, hare = self._hare(tuple(name for name in parameters if self.parameters[name].requires_grad))
-        if not names:
-            return
-        self._share_buffers()
-        slow = [self.tortoise[name] for name in names]
-        if found_inf is not None:
-            slow = [torch.where(found_inf == 0, old, new.to(old)) for old, new in zip(slow, hare, strict=True)]
-        _copy_all_(hare, slow)
-        self.returns += 1
+        with self._acting():
+            # Parameters that were frozen since construction keep their values.
+            names, hare = self._hare(tuple(name for name in parameters if self.parameters[name].requires_grad))
+            if not names:
+                return
+            self._share_buffers()
+            slow = [self.tortoise[name] for name in names]
+            if found_inf is not None:
+                slow = [torch.where(found_inf == 0, old, new.to(old)) for old, new in zip(slow, hare, strict=True)]
+            _copy_all_(hare, slow)
+            self.returns += 1
 
     def _hare(self, parameters: tuple[str, ...]) -> tuple[list[str], list[Tensor]]:
         """Return the names and tensors of these parameters and of the buffers that go with them."""

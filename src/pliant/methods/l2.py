@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pliant.methods._core.filters import Filter, Strength
 from pliant.methods._core.learning_rate import Schedule
+from pliant.methods._core.method import Sharding
 from pliant.methods._core.penalty import Penalty, add_scaled_, half_squared_norm
 
 
@@ -48,6 +49,7 @@ class L2(Penalty):
     """
 
     name = "l2"
+    sharding: Sharding = "entries"
     takes_complex: ClassVar[bool] = True
 
     def __init__(

@@ -28,12 +28,12 @@ from pliant.anatomy.layers import classifier_parameters
 from pliant.anatomy.plan import BlockTensors, ScalePlan
 from pliant.anatomy.planning import plan_rescaling
 from pliant.anatomy.verify import drift, run_graph
-from pliant.distributed import Group
+from pliant.distributed import Group, whole_norms
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, count_step, found_inf_of
 from pliant.methods._core.filters import Filter, Strength, check_not_frozen, resolve_strengths
 from pliant.methods._core.learning_rate import LearningRateSchedule, Schedule
-from pliant.methods._core.method import Receipt
+from pliant.methods._core.method import Receipt, Sharding
 
 Number = TypeVar("Number", float, Tensor)
 LogFactors = Tensor | Sequence[float]
@@ -84,6 +84,7 @@ class SWR(AfterStep):
     """
 
     name = "swr"
+    sharding: Sharding = "norms"
     saved: ClassVar[tuple[str, ...]] = ("initial_norms",)
     pins_placement: ClassVar[bool] = True
     joint: ClassVar[bool] = True
@@ -110,6 +111,8 @@ class SWR(AfterStep):
             raise ValueError(
                 "model: no weight can be rescaled without changing the function; see pliant.anatomy.analyze"
             )
+        if any(block.start is not None for block in (*self.plan.wishes, *self.plan.targets)):
+            self.sharding = "whole"  # a shard may cut through packed queries, keys and values
         self._weights = BlockTensors(model, self.plan.wishes)
         self._written = BlockTensors(model, self.plan.targets)
         self._written_parameters = self._written.parameters()
@@ -246,7 +249,8 @@ class SWR(AfterStep):
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         decays = self.schedule.find_decays(optimizer, self._attachment(optimizer))
         if decays.any():
-            self.reset_initial_norms(decays)
+            with self._acting():
+                self.reset_initial_norms(decays)
 
     def _act(self, optimizer: Optimizer, attachment: Attachment) -> None:
         if any(owner in attachment.names for owner in self._parameter_names):
@@ -261,7 +265,7 @@ class SWR(AfterStep):
         """Rescale the weights among these parameters, and what follows them; return log c of each weight."""
         frozen = tuple([row for row, parameter in self._written_parameters if not parameter.requires_grad])
         rows, rule = self._rules.get((names, frozen)) or self._make_rule(names, frozen)
-        log_c, factors = rule(torch._foreach_norm(self._weights.get(), 2, self._dtype), rates, found_inf)
+        log_c, factors = rule(self._block_norms(), rates, found_inf)
         if rows:
             written = self._written.get()
             torch._foreach_mul_([written[row] for row in rows], factors)  # type: ignore[arg-type]
@@ -279,7 +283,11 @@ class SWR(AfterStep):
 
     @torch.no_grad()
     def _norms(self) -> Tensor:
-        return torch.stack(torch._foreach_norm(self._weights.get(), 2, self._dtype))
+        return torch.stack(self._block_norms())
+
+    def _block_norms(self) -> list[Tensor]:
+        norms = torch._foreach_norm(self._weights.get(), 2, self._dtype)
+        return whole_norms(norms, [self.parameters[name] for name in self._parameter_names])
 
     @staticmethod
     def _factors(matrix: Tensor, log_c: LogFactors) -> list[float]:

@@ -31,19 +31,21 @@ from torch.utils.hooks import RemovableHandle
 from pliant._precision import widen
 from pliant._step_hooks import before_step
 from pliant._validation import check_number, check_seed
+from pliant.distributed import largest_of_shards
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, ascending_names, check_rates, found_inf_of
 from pliant.methods._core.averages import start_averages, update_averages_
 from pliant.methods._core.filters import Filter
 from pliant.methods._core.initial import draw_normal, seeded
-from pliant.methods._core.method import Receipt
+from pliant.methods._core.method import Receipt, Sharding
 
 
-def plasticity_gates(utilities: Sequence[Tensor]) -> list[Tensor]:
+def plasticity_gates(utilities: Sequence[Tensor], parameters: Sequence[Tensor] = ()) -> list[Tensor]:
     """Return 1 − sigmoid(u / max u) for each utility, the maximum taken over all tensors.
 
     Args:
         utilities: The utilities of the weights.
+        parameters: The weights, if some are shards: then the maximum is over all ranks.
 
     Returns:
         Gates between 0.27 (the most useful weight) and 1 (harmful ones); 0.5 is neutral.
@@ -52,7 +54,8 @@ def plasticity_gates(utilities: Sequence[Tensor]) -> list[Tensor]:
         >>> plasticity_gates([torch.tensor([2.0, 0.0]), torch.tensor([-2.0])])
         [tensor([0.2689, 0.5000]), tensor([0.7311])]
     """
-    largest = torch.stack([utility.max() for utility in utilities]).max()
+    maxima = [utility.max() if utility.numel() else utility.new_tensor(-torch.inf) for utility in utilities]
+    largest = torch.stack(largest_of_shards(maxima, parameters)).max()
     largest = largest.clamp_min(torch.finfo(largest.dtype).tiny)
     return [(utility / -largest).sigmoid_() for utility in utilities]
 
@@ -70,6 +73,7 @@ class UPGD(AfterStep):
     """
 
     name = "upgd"
+    sharding: Sharding = "entries"
     order: ClassVar[int] = 10
     saved: ClassVar[tuple[str, ...]] = ("averages", "draws")
     pins_placement: ClassVar[bool] = True
@@ -121,8 +125,9 @@ class UPGD(AfterStep):
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         names = self._attachment(optimizer).names
-        self._gradients(names)  # refuse sparse gradients before anything moves
-        self._before[names] = list(torch._foreach_clone([self.parameters[name] for name in names]))
+        with self._acting():
+            self._gradients(names)  # refuse sparse gradients before anything moves
+            self._before[names] = list(torch._foreach_clone([self.parameters[name] for name in names]))
 
     @torch.no_grad()
     def _act(self, optimizer: Optimizer, attachment: Attachment) -> None:
@@ -138,9 +143,10 @@ class UPGD(AfterStep):
         utilities = [widen(gradients[name]) * widen(before[name]) for name in names]
         torch._foreach_mul_(utilities, [1.0 if name in ascending else -1.0 for name in names])
         update_averages_(self.averages, self.beta, names, {"utilities": utilities}, found_inf)
-        gates = plasticity_gates([self.averages["utilities"][name] for name in names])
+        parameters = [self.parameters[name] for name in names]
+        gates = plasticity_gates([self.averages["utilities"][name] for name in names], parameters)
         with seeded(self.seed, self.draws):
-            noise = draw_normal(before[name] for name in names)
+            noise = draw_normal(parameters)
         self.draws += 1
         for name, gate, epsilon in zip(names, gates, noise, strict=True):
             parameter, old = self.parameters[name], before[name]

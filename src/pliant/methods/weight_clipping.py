@@ -22,7 +22,7 @@ from pliant.anatomy.parameters import is_linear, role_of, stack_dims, stack_layo
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, count_step
 from pliant.methods._core.filters import Filter, learnable_parameters, warn_of_computed
-from pliant.methods._core.method import Receipt
+from pliant.methods._core.method import Receipt, Sharding
 from pliant.running import eval_mode
 
 
@@ -106,6 +106,7 @@ class WeightClipping(AfterStep):
     """
 
     name = "weight_clipping"
+    sharding: Sharding = "norms"
 
     def __init__(self, model: nn.Module, *, kappa: float = 2.0, where: Filter | None = None) -> None:
         learnable_parameters(model)  # rejects unsuitable parameters before their bounds are computed

@@ -17,10 +17,11 @@ from torch.optim import Optimizer
 from pliant._precision import widen
 from pliant._warnings import warn_user
 from pliant.anatomy.parameters import stack_dims
+from pliant.distributed import held, is_shard, sum_shards, whole_norms
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, check_timing, count_step, found_inf_of
 from pliant.methods._core.filters import Filter, having_role, warn_of_computed
-from pliant.methods._core.method import Receipt
+from pliant.methods._core.method import Receipt, Sharding
 
 
 def standard_deviation(weight: Tensor, stacked: int = 0) -> Tensor:
@@ -54,7 +55,21 @@ def rescaling_factor(weight: Tensor, deviation: Tensor, stacked: int = 0) -> Ten
         >>> rescaling_factor(torch.tensor([[0.0, 4.0]]), torch.tensor(1.0))
         tensor(0.5000)
     """
-    factor = deviation / standard_deviation(weight, stacked)
+    return _ratio(deviation, standard_deviation(weight, stacked))
+
+
+def shards_factors(shards: Sequence[Tensor], deviations: Sequence[Tensor]) -> list[Tensor]:
+    """Return the same factors of whole weights, of which this rank holds shards, by two collectives."""
+    wide = [widen(shard) for shard in shards]
+    counts = [held(shard).numel() for shard in shards]
+    sums = sum_shards([each.sum() for each in wide], shards)
+    centered = [each - total / count for each, total, count in zip(wide, sums, counts, strict=True)]
+    norms = whole_norms([each.norm() for each in centered], shards)
+    return [_ratio(goal, (n / count**0.5).to(goal)) for goal, n, count in zip(deviations, norms, counts, strict=True)]
+
+
+def _ratio(goal: Tensor, now: Tensor) -> Tensor:
+    factor = goal / now
     return torch.where((factor > 0) & factor.isfinite(), factor, 1)
 
 
@@ -79,6 +94,7 @@ class WeightRescaling(AfterStep):
     """
 
     name = "weight_rescaling"
+    sharding: Sharding = "norms"
     saved: ClassVar[tuple[str, ...]] = ("initial",)
 
     def __init__(
@@ -88,6 +104,8 @@ class WeightRescaling(AfterStep):
         warn_of_computed(self.name, model, self.parameters)
         self.every, self.first = check_timing(every, first)
         self._stacked = {name: stack_dims(model, name, p) for name, p in self.parameters.items()}
+        if any(self._stacked.values()):
+            self.sharding = "whole"  # a shard may cut through the members of a stack
         self.initial = {n: standard_deviation(p.detach(), self._stacked[n]) for n, p in self.parameters.items()}
         self._last: dict[str, Tensor] = {}
         constant = [name for name, deviation in self.initial.items() if not deviation.any()]
@@ -120,7 +138,10 @@ class WeightRescaling(AfterStep):
         if not names:
             return
         weights: list[Tensor] = [self.parameters[name] for name in names]
-        factors = [rescaling_factor(self.parameters[n], self.initial[n], self._stacked[n]) for n in names]
+        if any(map(is_shard, weights)):
+            factors = shards_factors(weights, [self.initial[name] for name in names])
+        else:
+            factors = [rescaling_factor(self.parameters[n], self.initial[n], self._stacked[n]) for n in names]
         if found_inf is not None:
             factors = [torch.where(found_inf == 0, factor, 1) for factor in factors]
         torch._foreach_mul_(weights, factors)

@@ -34,7 +34,8 @@ class AfterStep(Method):
         if not attachment.is_current(optimizer):
             self._match_again(optimizer, attachment)
         if self._count_due_step(optimizer, attachment):
-            self._act(optimizer, attachment)
+            with self._acting():
+                self._act(optimizer, attachment)
 
     def _count_due_step(self, optimizer: Optimizer, attachment: Attachment) -> bool:
         """Count a step and return whether to act on it.

@@ -15,9 +15,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pliant.anatomy.units import Passage, UnitGroup
+from pliant.distributed import splits_units
 from pliant.methods._core.attachment import Attachment
 from pliant.methods._core.filters import Filter, choose_units, learnable_parameters
-from pliant.methods._core.method import Kind, Method, Receipt
+from pliant.methods._core.method import Kind, Method, Receipt, Sharding
 from pliant.running import call_with, eval_mode
 
 
@@ -36,6 +37,7 @@ class Architecture(Method):
     """
 
     kind: ClassVar[Kind] = "architecture"
+    sharding: Sharding = "never"
 
     def __init__(self, model: nn.Module, example: Any = None, *, where: Filter | None = None) -> None:
         learnable_parameters(model)  # raises before anything is changed
@@ -97,6 +99,12 @@ class Architecture(Method):
                     f"optimizers: this {type(optimizer).__name__} holds a parameter that {self.name} replaced; "
                     f"make the optimizer, and other methods, after {self.name}"
                 )
+        split = [name for name in self.changed if splits_units(self.model, f"{name}.weight")]
+        if split:
+            raise ValueError(
+                f"model: parallelize_module splits the units of {split[0]!r} over the ranks, but {self.name} acts on "
+                "all of them together; leave the layer out of the plan, or leave it out with where="
+            )
         attachment = super()._match(optimizer)
         held = set(attachment.names)
         for made, beside in self._companions.items():

@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pliant._validation import check_positive_int
 from pliant._warnings import warn_user
+from pliant.distributed import held
 from pliant.methods._core.surgery import keeper_of
 
 
@@ -43,11 +44,11 @@ class Attachment:
     def of(cls, optimizer: Optimizer, parameters: dict[str, nn.Parameter] | None = None) -> Self:
         """Match an optimizer with the parameters of a method."""
         group_of = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
-        matched = {name: p for name, p in (parameters or {}).items() if id(p) in group_of}
+        matched = {name: p for name, p in (parameters or {}).items() if id(held(p)) in group_of}
         first = next(iter(matched.values()), None)
         return cls(
             names=tuple(matched),
-            groups=tuple(group_of[id(p)] for p in matched.values()),
+            groups=tuple(group_of[id(held(p))] for p in matched.values()),
             held=tuple(tuple(group["params"]) for group in optimizer.param_groups),
             first=first,
             placement=None if first is None else (first.dtype, first.device),
@@ -58,9 +59,9 @@ class Attachment:
         groups = optimizer.param_groups
         if len(groups) != len(self.held):
             return False
-        for group, held in zip(groups, self.held, strict=True):  # a plain loop, because it runs at every step
+        for group, known in zip(groups, self.held, strict=True):  # a plain loop, because it runs at every step
             params = group["params"]
-            if len(params) != len(held) or not all(map(operator.is_, params, held)):
+            if len(params) != len(known) or not all(map(operator.is_, params, known)):
                 return False
         # A cast or a move concerns the whole model, so one parameter tells.
         if self.first is not None and (self.first.dtype, self.first.device) != self.placement:

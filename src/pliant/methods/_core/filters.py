@@ -15,6 +15,7 @@ from pliant._warnings import warn_user
 from pliant.anatomy.parameters import Role, find_computed, is_linear, role_of
 from pliant.anatomy.unit_tracker import find_units
 from pliant.anatomy.units import UNREACHED, UnitGroup
+from pliant.distributed import held
 
 Filter = Callable[[str, nn.Parameter], bool]
 """A predicate on the name of a parameter and the parameter itself."""
@@ -30,8 +31,7 @@ def learnable_parameters(model: nn.Module, where: Filter | None = None) -> dict[
         where: A predicate on name and parameter; all pass if None.
 
     Raises:
-        ValueError: If a parameter has no values yet or is sharded over devices, if no parameter is left, or if the
-            model is a loss of TorchRL.
+        ValueError: If a parameter has no values yet, if no parameter is left, or if the model is a loss of TorchRL.
     """
     if "remove_duplicate" not in inspect.signature(model.named_parameters).parameters:
         parts = [name for name, part in model.named_children() if any(p.requires_grad for p in part.parameters())]
@@ -44,12 +44,7 @@ def learnable_parameters(model: nn.Module, where: Filter | None = None) -> dict[
             raise ValueError(f"model: parameter {name!r} is not initialized yet; run one batch through the model first")
         if parameter.is_meta:
             raise ValueError(f"model: parameter {name!r} is on the meta device; materialize the model first (to_empty)")
-        if hasattr(parameter, "full_tensor"):  # a DTensor, whose module is slow to import
-            raise ValueError(
-                f"model: parameter {name!r} is a {type(parameter).__name__}, sharded over devices (fully_shard, "
-                "tensor parallel); methods need whole parameters"
-            )
-        if parameter.requires_grad and parameter.numel() and (where is None or where(name, parameter)):
+        if parameter.requires_grad and held(parameter).numel() and (where is None or where(name, parameter)):
             chosen[name] = parameter
     if not chosen:
         raise ValueError(
@@ -70,12 +65,12 @@ def check_not_replaced(
         optimizer: If given, check only parameters that it trains, and parameters in whose place it trains another.
     """
     present = dict(model.named_parameters(remove_duplicate=False))
-    held = {id(parameter) for parameter in present.values()}
+    present_ids = {id(parameter) for parameter in present.values()}
     trained = None if optimizer is None else {id(p) for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in parameters.items():
-        if id(parameter) in held:
+        if present_ids & {id(parameter), id(held(parameter))}:
             continue
-        if trained is None or trained & {id(parameter), id(present.get(name))}:
+        if trained is None or trained & {id(held(parameter)), id(present.get(name))}:
             raise ValueError(
                 f"model: parameter {name!r} was replaced since {method} was made (by a new module, or "
                 f"load_state_dict(assign=True)); construct {method} again"
@@ -112,11 +107,11 @@ def warn_of_unknown(
     Returns:
         Unknown parameters of the optimizer that are still frozen, to warn of once they are learnable.
     """
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
     ours = {id(p) for p in known.values()}
     # A parameter in the place of a known one is either excluded by the user or reported as replaced.
     others = [(name, p) for name, p in model.named_parameters() if name not in known and id(p) not in ours]
-    unknown = [(name, p) for name, p in others if id(p) in held and name not in told]
+    unknown = [(name, p) for name, p in others if id(p) in trained and name not in told]
     learned = [name for name, p in unknown if p.requires_grad]
     told.update(learned)
     if learned:

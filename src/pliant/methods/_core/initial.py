@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from pliant._seeding import derive_seed
 from pliant._warnings import warn_user
+from pliant.distributed import held, is_shard, own_part
 
 Init = Callable[[nn.Module], object]
 
@@ -154,9 +155,9 @@ def _warn_of_tied(model: nn.Module, names: Iterable[str]) -> None:
     if not tied:
         return
     decided = {id(parameter) for parent in _split_resets(model)[1] for parameter in parent.parameters()}
-    for key, held in tied.items():
+    for key, modules in tied.items():
         if key not in decided:
-            shown = " and ".join(f"{type(module).__name__} {path!r}" for path, module in held.items())
+            shown = " and ".join(f"{type(module).__name__} {path!r}" for path, module in modules.items())
             warn_user(
                 f"model: {chosen[key]!r} is shared by {shown}, which initialize it differently, and is drawn as the "
                 "last of them draws it; pass init=, a function that initializes a model in place, if that is wrong"
@@ -328,5 +329,13 @@ class _DetachedCopies(TorchFunctionMode):
 
 
 def draw_normal(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Draw standard normal noise for each tensor, independent of its memory layout (unlike `randn_like`)."""
-    return [torch.randn(each.shape, dtype=each.dtype, device=each.device) for each in tensors]
+    """Draw standard normal noise for each tensor, independent of its memory layout (unlike `randn_like`).
+
+    Of the noise for a sharded parameter, each rank keeps its part.
+    """
+    noise = []
+    for each in tensors:
+        whole = held(each) if is_shard(each) else each
+        drawn = torch.randn(whole.shape, dtype=each.dtype, device=each.device)
+        noise.append(own_part(drawn, whole).contiguous())
+    return noise

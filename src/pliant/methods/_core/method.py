@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 from weakref import WeakKeyDictionary
@@ -26,11 +27,26 @@ from torch.utils.hooks import RemovableHandle
 
 from pliant._step_hooks import owners_of_hooks, place_hook, unwrap_optimizer
 from pliant._warnings import warn_user
-from pliant.distributed import Group, check_same, find_group, share_seed, unwrap_model
+from pliant.distributed import (
+    Group,
+    Shards,
+    as_shard,
+    as_sharded,
+    check_same,
+    find_group,
+    gather_whole,
+    held,
+    is_sharded,
+    local,
+    own_part,
+    share_seed,
+    unwrap_model,
+)
 from pliant.methods._core.attachment import Attachment, check_optimizer, free_slot, warn_of_average
 from pliant.methods._core.filters import Filter, check_not_replaced, learnable_parameters, warn_of_unknown
 from pliant.methods._core.learning_rate import LearningRateSchedule
 
+Sharding = Literal["entries", "norms", "whole", "never"]
 Kind = Literal["penalty", "after_step", "reinitializer", "recycler", "architecture"]
 Batches = Iterable[tuple[Any, Any]]
 Targets = Sequence[tuple[nn.Module, nn.Module]]
@@ -105,18 +121,33 @@ class Method(ABC):
     """Whether parameters must keep the dtype and device that they had at construction."""
     joint: ClassVar[bool] = False
     """Whether an action also concerns parameters that the stepping optimizer does not hold."""
+    sharding: Sharding = "whole"
+    """What the method sees of a sharded parameter when it acts.
+
+    "entries": this rank's shard, also at construction, for formulas that hold entry by entry. "norms": this rank's
+    shard, but whole parameters at construction; sums over entries go through `pliant.distributed`. "whole": the whole
+    parameter, which holds for every formula and costs the memory of the whole model. "never": the method cannot be made
+    once the model is sharded.
+    """
     takes_complex: ClassVar[bool] = False
     """Whether the method's formula holds for complex parameters too."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "__init__" in vars(cls):
-            cls.__init__ = _given_the_inner_model(cls.__init__)  # type: ignore[method-assign]
+        own: dict[str, Any] = {name: vars(cls)[name] for name in _ENTRIES if name in vars(cls)}
+        for name, function in own.items():
+            if isinstance(function, property):
+                setattr(cls, name, property(_on_plain_model(function.fget, reads=True)))
+            elif not getattr(function, "__isabstractmethod__", False):
+                wrap = _made_on_plain_model if name == "__init__" else _on_plain_model
+                setattr(cls, name, wrap(function))
 
     def __init__(self, model: nn.Module, *, where: Filter | None = None) -> None:
         self.model = model
         self.group: Group | None = None
         self._given_group: Group | None = None
+        self._shards: Shards | None = None
+        self._sharded_state: list[tuple[str, ...]] = []
         self.parameters = learnable_parameters(model, where)
         for name, parameter in self.parameters.items():
             if parameter.is_complex() and not self.takes_complex:
@@ -150,6 +181,8 @@ class Method(ABC):
         """
         if not optimizers:
             raise ValueError("optimizers: none given; attach() takes one optimizer or more")
+        self._given_group = self._given_group if group is None else group
+        self._find_shards()
         optimizers = tuple(map(unwrap_optimizer, optimizers))
         for optimizer in optimizers:
             check_optimizer(optimizer)
@@ -219,7 +252,13 @@ class Method(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the method; it holds references to tensors, and `weights_only=True` can load it."""
-        return {"method": self.name, "shapes": self._shapes(), "steps": list(self.steps), "state": self._state()}
+        state = self._state()
+        if self._shards is not None:
+            sharded = self._shards.held()
+            state = _with(
+                state, {path: as_sharded(_at(state, path), sharded[path[-1]]) for path in self._sharded_state}
+            )
+        return {"method": self.name, "shapes": self._shapes(), "steps": list(self.steps), "state": state}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state made by `state_dict()`. Settings are not part of it: they come from the constructor.
@@ -233,10 +272,15 @@ class Method(ABC):
             if key not in state_dict:
                 raise ValueError(f"state_dict: {key!r} is missing")
         check_same_shapes(self._shapes(), state_dict["shapes"])
-        mine = self._state()
-        check_same_structure(mine, state_dict["state"], "state")
+        self._find_shards()
+        mine, theirs = self._state(), state_dict["state"]
+        if self._shards is not None:
+            check_same_structure(_without(mine, self._sharded_state), _without(theirs, self._sharded_state), "state")
+            sharded = self._shards.held()
+            theirs = _with(theirs, {p: as_shard(_at(theirs, p), sharded[p[-1]]) for p in self._sharded_state})
+        check_same_structure(mine, theirs, "state")
         self.steps = list(state_dict["steps"])
-        loaded = copy_state_(mine, state_dict["state"])
+        loaded = copy_state_(mine, theirs)
         self.schedule.state = loaded.pop("learning_rates", {})
         for name, value in loaded.items():
             setattr(self, name, value)
@@ -250,6 +294,61 @@ class Method(ABC):
         where = f"attached to {attached}" if attached else "not attached"
         return f"<{type(self).__name__} of {type(self.model).__name__}, {where}, {sum(self.steps)} steps>"
 
+    def _find_shards(self) -> None:
+        """Find the parameters again by name if the model was sharded since the method was made."""
+        if self._shards is None and any(map(is_sharded, self.model.parameters())):
+            group = find_group(self._given_group)
+            check_same(dict(_leaves(self._facts())), group, self._advice())
+            self._adopt(Shards(self.model, self.parameters))
+
+    def _adopt(self, shards: Shards, *, whole: bool = True) -> None:
+        """Act on sharded parameters from now on, and keep this rank's part of the state that has their shapes.
+
+        Args:
+            shards: The sharded parameters.
+            whole: Whether the state has the shapes of whole parameters, not of this rank's shards.
+        """
+        sharded = shards.held()
+        shapes = {name: p.shape if whole else local(p).shape for name, p in sharded.items()}
+        for path, tensor in list(_tensors(self._state())):
+            if shapes.get(path[-1]) == tensor.shape:
+                self._sharded_state.append(path)
+                if whole:
+                    self._place_state(path, own_part(tensor, sharded[path[-1]]).clone())
+        self._shards = shards
+
+    @contextmanager
+    def _acting(self, *, reads: bool = False) -> Iterator[None]:
+        """Let the model hold plain parameters while the method acts, if its parameters are sharded.
+
+        Args:
+            reads: Whether the method only measures: then it sees whole parameters, and nothing is written.
+        """
+        shards = self._shards
+        if shards is None or shards.is_open:
+            yield
+            return
+        if self.sharding != "whole" and not reads:
+            with shards.standing_in(whole=False):
+                yield
+            return
+        sharded = shards.held()
+        own = {path: _at(self._state(), path) for path in self._sharded_state}
+        wholes = gather_whole([as_sharded(own[path], sharded[path[-1]]) for path in own])
+        with shards.standing_in(whole=True, write=not reads):
+            try:
+                for path, whole in zip(own, wholes, strict=True):
+                    self._place_state(path, whole)
+                yield
+                if not reads:
+                    own = {path: own_part(_at(self._state(), path), sharded[path[-1]]).clone() for path in own}
+            finally:
+                for path, tensor in own.items():
+                    self._place_state(path, tensor)
+
+    def _place_state(self, path: tuple[str, ...], tensor: Tensor) -> None:
+        _at(self._state(), path[:-1])[path[-1]] = tensor
+
     def _agree(self, group: Group | None) -> None:
         """Agree with the other ranks on the seed, and check that parameters, state and settings are the same."""
         self._given_group = self._given_group if group is None else group
@@ -258,16 +357,23 @@ class Method(ABC):
             return
         if hasattr(self, "seed"):
             self.seed: int | None = share_seed(self.seed, self.group)
-        advice = (
+        check_same(dict(_leaves(self._facts())), self.group, self._advice())
+
+    def _advice(self) -> str:
+        return (
             f"Give all ranks the same model and settings, or make {self.name} after DistributedDataParallel, which "
             "copies the parameters of rank 0"
         )
-        check_same(dict(_leaves(self._facts())), self.group, advice)
 
     def _facts(self) -> dict[str, Any]:
         """Return what must be the same on all ranks: parameters, state and public settings."""
         settings = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        return {**settings, "lam": getattr(self, "lam", None), "parameters": self.parameters, **self._state()}
+        facts = {**settings, "lam": getattr(self, "lam", None), "parameters": self.parameters, **self._state()}
+        if self._shards is None or self._shards.is_open:
+            return facts
+        # Between actions, each rank holds its own part of these.
+        whole = {name: p for name, p in self.parameters.items() if name not in self._shards.plain}
+        return dict(_without({**facts, "parameters": whole}, self._sharded_state))
 
     def _acts_before(self, owner: object) -> bool:
         """Return whether this method acts before the owner of another hook."""
@@ -280,18 +386,18 @@ class Method(ABC):
     def _warn_of_another(self, optimizer: Optimizer) -> None:
         """Warn if another instance already acts on these parameters, as after running a notebook cell twice."""
         others = [other for other in owners_of_hooks(optimizer) if type(other) is type(self)]
-        own = {id(parameter) for parameter in self._acted_on()}
-        if any(id(parameter) in own for other in others for parameter in other._acted_on()):
+        own = {id(held(parameter)) for parameter in self._acted_on()}
+        if any(id(held(parameter)) in own for other in others for parameter in other._acted_on()):
             warn_user(
                 f"another {self.name} is attached to this {type(optimizer).__name__} and acts on the same parameters: "
                 "both will act; detach() the other one, or create a new optimizer"
             )
 
     def _shapes(self) -> dict[str, list[int]]:
-        return {name: list(parameter.shape) for name, parameter in self.parameters.items()}
+        return {name: list(held(parameter).shape) for name, parameter in self.parameters.items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_attachments": None, "group": None, "_given_group": None}
+        return {**self.__dict__, "_attachments": None, "group": None, "_given_group": None, "_shards": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -359,14 +465,47 @@ class Method(ABC):
         return attachment
 
 
-def _given_the_inner_model(init: Callable[..., None]) -> Callable[..., None]:
-    """Let a constructor see the model inside DistributedDataParallel or `torch.compile`."""
+_ENTRIES = ("__init__", "step", "apply", "value", "receipt")
+"""What a user calls; each runs while the model holds plain parameters."""
+
+
+def _made_on_plain_model(init: Callable[..., None]) -> Callable[..., None]:
+    """Let a constructor see an ordinary model: inside DDP or `torch.compile`, and with plain parameters."""
 
     @functools.wraps(init)
-    def init_on_inner(self: Method, model: nn.Module, *args: Any, **kwargs: Any) -> None:
-        init(self, unwrap_model(model), *args, **kwargs)
+    def construct(self: Method, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+        inner = unwrap_model(model)
+        if not any(map(is_sharded, inner.parameters())):
+            init(self, inner, *args, **kwargs)
+            return
+        if self.sharding == "never":
+            raise ValueError(f"model: its parameters are sharded; make {self.name} before sharding the model")
+        shards = Shards(inner, {})
+        whole = self.sharding != "entries"
+        with shards.standing_in(whole=whole, write=False):
+            init(self, inner, *args, **kwargs)
+        self._adopt(shards, whole=whole)
 
-    return init_on_inner
+    return construct
+
+
+def _on_plain_model(function: Callable[..., Any] | None, *, reads: bool = False) -> Callable[..., Any]:
+    """Let a method act while the model holds plain parameters.
+
+    Args:
+        function: The action.
+        reads: Whether it only reads; then it sees whole parameters.
+    """
+    assert function is not None
+    reads = reads or function.__name__ == "value"
+
+    @functools.wraps(function)
+    def act(self: Method, *args: Any, **kwargs: Any) -> Any:
+        self._find_shards()
+        with self._acting(reads=reads):
+            return function(self, *args, **kwargs)
+
+    return act
 
 
 def _leaves(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -376,6 +515,39 @@ def _leaves(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, f"{path}[{key!r}]" if path else str(key))
     elif values is None or isinstance(values, Tensor | str | bool | int | float | tuple | list):
         yield path, values
+
+
+def _tensors(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Yield the tensors in a tree of dictionaries, each with its path."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _tensors(value, (*path, key))
+    elif isinstance(tree, Tensor) and len(path) > 1:
+        yield path, tree
+
+
+def _at(tree: Any, path: tuple[str, ...]) -> Any:
+    """Return what a tree of dictionaries holds at a path."""
+    for key in path:
+        if key not in tree:
+            raise ValueError(f"state_dict: {key!r} is missing in the given state")
+        tree = tree[key]
+    return tree
+
+
+def _with(tree: Any, values: Mapping[tuple[str, ...], Any], path: tuple[str, ...] = ()) -> Any:
+    """Return a copy of a tree of dictionaries, with other values at some paths."""
+    if isinstance(tree, Mapping):
+        return {key: _with(value, values, (*path, key)) for key, value in tree.items()}
+    return values.get(path, tree)
+
+
+def _without(tree: Any, left_out: Sequence[tuple[str, ...]], path: tuple[str, ...] = ()) -> Any:
+    """Return a copy of a tree of dictionaries, without the values at some paths."""
+    if isinstance(tree, Mapping):
+        kept = [key for key in tree if (*path, key) not in left_out]
+        return {key: _without(tree[key], left_out, (*path, key)) for key in kept}
+    return tree
 
 
 def check_same_shapes(ours: Mapping[str, list[int]], theirs: Mapping[str, list[int]]) -> None:

@@ -23,7 +23,7 @@ from pliant._precision import wide_dtype
 from pliant._step_hooks import after_step
 from pliant._warnings import warn_user
 from pliant.anatomy.units import Reader, Slices, UnitGroup
-from pliant.distributed import Group, sum_over_ranks
+from pliant.distributed import Group, held, sum_over_ranks, whole_of
 from pliant.methods._core.attachment import Attachment, count_step, was_skipped
 from pliant.methods._core.filters import Filter, check_not_replaced, choose_units, is_linear_or_convolution
 from pliant.methods._core.method import Kind, Method, Receipt
@@ -345,7 +345,8 @@ class Recycler(Method):
         self._check_moments([optimizer])
         step = count_step(self.steps, attachment.slot)
         if self._is_due(step):
-            self._act_on(self._groups_of(attachment.names), step, attachment.names, watched)
+            with self._acting():
+                self._act_on(self._groups_of(attachment.names), step, attachment.names, watched)
 
     def _forget(self, names: Sequence[str]) -> None:
         for group in self._groups_of(names):
@@ -446,8 +447,9 @@ class Recycler(Method):
             reader = self._watched_at[name]
             weight = self._tensor(reader.weight.tensor)
             # Ignore passes that do not train this weight: through a frozen critic, or with other weights in its place
-            # (functional_call with a target network).
-            if weight.requires_grad and attrgetter(reader.weight.tensor)(self.model) is weight:
+            # (functional_call with a target network). In a pass, fully_shard itself puts whole weights in its place.
+            own = self._shards is not None or attrgetter(reader.weight.tensor)(self.model) is weight
+            if own and held(weight).requires_grad:
                 self._add_activity(name, input_of(args, kwargs).detach(), reader.input_dim)
 
     def _steps_of(self, slot: int) -> int:
@@ -456,8 +458,8 @@ class Recycler(Method):
     def _add_activity(self, name: str, values: Tensor, dim: int) -> None:
         dim %= values.ndim
         activity = Activity(
-            total=sum_except(values, dim),
-            total_size=sum_except(values.abs(), dim),
+            total=whole_of(sum_except(values, dim)),
+            total_size=whole_of(sum_except(values.abs(), dim)),
             entries=values.numel() // values.shape[dim],
         )
         before = self._seen.get(name)

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from pliant._step_hooks import after_step, unwrap_optimizer
 from pliant._validation import check_choice, check_positive_int
 from pliant._warnings import warn_user
-from pliant.distributed import Group
+from pliant.distributed import Group, held
 from pliant.methods._core.attachment import (
     Attachment,
     check_optimizer,
@@ -148,9 +148,9 @@ class Reinitializer(Method):
 
     def _warn_of_unheld(self, optimizers: Sequence[Optimizer], changed: Sequence[str]) -> None:
         """Warn if rewritten parameters belong to none of the optimizers, such as those of a target network."""
-        held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-        unheld = [name for name in changed if id(self.parameters[name]) not in held]
-        if held and unheld:
+        trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        unheld = [name for name in changed if id(held(self.parameters[name])) not in trained]
+        if trained and unheld:
             more = f" and {len(unheld) - 3} more" if len(unheld) > 3 else ""
             warn_user(
                 f"{self.name}.apply() rewrote what no given or attached optimizer holds: {', '.join(unheld[:3])}{more}"

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
 from torch.utils._pytree import tree_leaves
 
+from pliant.distributed import gather_whole, held, is_sharded, local, own_part
+
 
 def keeper_of(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer that holds the state: the inner `optim` of a ZeroRedundancyOptimizer, else itself."""
@@ -27,14 +29,14 @@ def forget_state_(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor])
     Returns:
         The number of state tensors that were dropped.
     """
-    chosen = list(parameters)
+    chosen = [held(parameter) for parameter in parameters]
     dropped = 0
     for optimizer in map(keeper_of, optimizers):
         concerned = chosen
         fused = isinstance(optimizer, SGD) and any(group.get("fused") for group in optimizer.param_groups)
         if isinstance(optimizer, LBFGS):
-            held = optimizer.param_groups[0]["params"]
-            concerned = held if {id(parameter) for parameter in chosen} & {id(parameter) for parameter in held} else []
+            trained = optimizer.param_groups[0]["params"]
+            concerned = trained if {id(p) for p in chosen} & {id(p) for p in trained} else []
         for parameter in concerned:
             # `state` is a defaultdict, which would create an entry.
             if parameter in optimizer.state:
@@ -78,7 +80,10 @@ def map_moments_(optimizers: Iterable[Optimizer], parameter: Tensor, map_: Calla
     """
     moments = _averages(optimizers, parameter, tuple(_MOMENT_POWERS))
     for _, key, moment in moments:
-        map_(moment, _MOMENT_POWERS[key])
+        (whole,) = gather_whole([moment]) if is_sharded(moment) else (moment,)
+        map_(whole, _MOMENT_POWERS[key])
+        if whole is not moment:
+            local(moment).copy_(own_part(whole, moment))
     return len(moments)
 
 
@@ -101,7 +106,7 @@ def zero_moments_(optimizers: Iterable[Optimizer], parameter: Tensor, mask: Tens
     moments = _averages(optimizers, parameter, (*_MOMENT_POWERS, *_OTHER_AVERAGES))
     for optimizer, key, moment in moments:
         start = optimizer.defaults.get("initial_accumulator_value", 0.0) if key == "sum" else 0.0
-        moment.masked_fill_(mask, start)
+        local(moment).masked_fill_(own_part(mask, moment), start)
     return len(moments)
 
 
@@ -131,7 +136,7 @@ def reset_steps_(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) 
 
 def state_tensors(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) -> list[Tensor]:
     """Return all tensors that the optimizers keep for these parameters."""
-    chosen = list(parameters)
+    chosen = [held(parameter) for parameter in parameters]
     states = [keeper.state[p] for keeper in map(keeper_of, optimizers) for p in chosen if p in keeper.state]
     return [leaf for leaf in tree_leaves(states) if isinstance(leaf, Tensor)]
 
@@ -173,10 +178,10 @@ def _averages(
 ) -> list[tuple[Optimizer, str, Tensor]]:
     found = []
     for optimizer in map(keeper_of, optimizers):
-        for key, value in optimizer.state.get(parameter, {}).items():
+        for key, value in optimizer.state.get(held(parameter), {}).items():
             if not isinstance(value, Tensor) or value.ndim == 0:
                 continue
-            if key not in known or value.shape != parameter.shape:
+            if key not in known or value.shape != held(parameter).shape:
                 raise ValueError(
                     f"optimizers: {type(optimizer).__name__} keeps {key!r}, which cannot be rewritten in part; "
                     f"known are {', '.join(known)}"
