@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -66,21 +67,35 @@ def _owner_of(hook: Hook) -> object:
     return getattr(getattr(hook, "hook", hook), "__self__", None)
 
 
-class _Outermost:
-    """A hook that ignores a step called by another step of the same optimizer."""
+class _StepHook:
+    """A hook that a compiled step runs uncompiled, and that may ignore a step called by another step of the optimizer.
 
-    def __init__(self, hook: Hook) -> None:
+    Args:
+        hook: The hook.
+        outermost: Whether to ignore inner steps.
+    """
+
+    def __init__(self, hook: Hook, *, outermost: bool) -> None:
         self.hook = hook
+        self._outermost = outermost
 
+    @_disable_dynamo
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        frame: FrameType | None = sys._getframe(2)  # skip this call and the step that makes it
-        while frame is not None:
-            if frame.f_code is _STEP and frame.f_locals["self"] is optimizer:
-                return None
-            frame = frame.f_back
+        if self._outermost and _is_inner_step(optimizer):
+            return None
         return self.hook(optimizer, args, kwargs)
+
+
+def _is_inner_step(optimizer: Optimizer) -> bool:
+    """Return whether a step of the optimizer is running that called the one with this hook."""
+    frame: FrameType | None = sys._getframe(1)
+    steps = 0
+    while frame is not None:
+        steps += frame.f_code is _STEP and frame.f_locals["self"] is optimizer
+        frame = frame.f_back
+    return steps > 1
 
 
 def _once(optimizer: Optimizer, hook: Hook) -> Hook:
     steps = {inspect.unwrap(vars(c)["step"]) for c in type(optimizer).__mro__ if "step" in vars(c) and c != Optimizer}
-    return hook if len(steps) < 2 else _Outermost(hook)  # most optimizers need no look at the stack
+    return _StepHook(hook, outermost=len(steps) > 1)  # most optimizers need no look at the stack

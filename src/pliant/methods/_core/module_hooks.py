@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 
 
 class _Thread(threading.local):
@@ -47,8 +48,9 @@ class ModuleHook:
         self._module = weakref.ref(module)
         self._function = weakref.WeakMethod(function)
 
+    @_disable_dynamo
     def __call__(self, module: nn.Module, *args: Any) -> Any:
-        """Call the method, if this is the module that the hook was made for."""
+        """Call the method, uncompiled, if this is the module that the hook was made for."""
         if _thread.silent or torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active():
             return None
         function = self._function()

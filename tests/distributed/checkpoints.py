@@ -1,0 +1,59 @@
+"""Save runs through torch.distributed.checkpoint on some ranks, and continue them on others.
+
+    python -m tests.distributed.checkpoints save|load RANK WORLD FOLDER
+
+Each method has its own checkpoint in FOLDER. "load" writes what each rank ends with to FOLDER/load.WORLD.RANK.pt.
+"""
+
+import sys
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from tests.distributed.cells import STEPS, Run
+
+METHODS = ("l2_init", "swr", "upgd", "hare_tortoise", "streaming_ewc", "continual_backprop", "wasserstein", "spectral")
+
+
+def state_of(run: Run) -> dict[str, Any]:
+    """Return the state of the model, the optimizer and the method."""
+    model, optimizer = get_state_dict(run.inner, run.optimizer)
+    return {"model": model, "optimizer": optimizer, "method": run.method.state_dict()}
+
+
+def main(phase: str, rank: int, world: int, folder: str) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    if world > 1:
+        place = f"file://{folder}/{phase}.{world}.rendezvous"
+        dist.init_process_group("gloo", init_method=place, rank=rank, world_size=world, timeout=timedelta(seconds=120))
+    results = {}
+    for name in METHODS:
+        run = Run("fsdp" if world > 1 else "single", name, "adamw", "mlp")
+        if phase == "save":
+            run.method.attach(run.optimizer)
+            run.train(range(STEPS // 2))
+            dcp.save(state_of(run), checkpoint_id=Path(folder) / name)
+        else:
+            state = state_of(run)
+            dcp.load(state, checkpoint_id=Path(folder) / name)
+            set_state_dict(
+                run.inner, run.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+            )
+            run.method.load_state_dict(state["method"])
+            run.method.attach(run.optimizer)
+            run.train(range(STEPS // 2, STEPS))
+            results[name] = {"final": run.values()}
+    torch.save(results, Path(folder) / f"{phase}.{world}.{rank}.pt")
+    if world > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
