@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, AdamW
 
 from pliant import L2, SWR, UPGD, FeatureRankRegularization, HareTortoise, Monitor, ReDo
-from pliant._step_hooks import _Outermost, after_step
+from pliant._step_hooks import _StepHook, after_step
 from pliant.methods import Method
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
@@ -77,4 +77,5 @@ def test_only_what_needs_it_looks_at_the_stack(kind: Any, looks: bool) -> None:
     optimizer = kind([nn.Parameter(torch.zeros(2))], lr=0.1)
     after_step(optimizer, lambda *_: None)
     (hook,) = optimizer._optimizer_step_post_hooks.values()
-    assert isinstance(hook, _Outermost) == looks
+    assert isinstance(hook, _StepHook)
+    assert hook._outermost == looks

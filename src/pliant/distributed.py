@@ -231,11 +231,11 @@ def _gather(tensors: Sequence[Any]) -> list[Tensor]:
     totals = [sum(each[rank].numel() for each in shapes) for rank in range(mesh.size())]
     flat = torch.cat([local(tensor).flatten() for tensor in tensors])
     padded = torch.cat([flat, flat.new_zeros(max(totals) - len(flat))])
-    received = padded.new_empty(mesh.size() * len(padded))
-    dist.all_gather_into_tensor(received, padded, group=mesh.get_group())
+    received = [torch.empty_like(padded) for _ in range(mesh.size())]
+    dist.all_gather(received, padded, group=mesh.get_group())
     parts = [
         torch.split(row[:total], [each[rank].numel() for each in shapes])
-        for rank, (row, total) in enumerate(zip(received.view(mesh.size(), -1), totals, strict=True))
+        for rank, (row, total) in enumerate(zip(received, totals, strict=True))
     ]
     return [
         torch.cat([parts[rank][i].view(shape) for rank, shape in enumerate(shapes[i])], _sharded_dim(tensor) or 0)
