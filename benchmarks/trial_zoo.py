@@ -1,229 +1,323 @@
-"""Check the trial on networks whose condition is known: `python -m benchmarks.trial_zoo [--seeds 20]`.
+"""Check the trial and the signs on networks whose condition is known, and calibrate the signs by them.
 
-Four architectures in up to eight conditions, from fresh to unable to learn, meet new digits. The truth is how they
-learn with pairs that the trial does not see. Each line of `results/trial_zoo.jsonl` is one trial; lines that exist are
-not made again. `results/trial_zoo.txt` is the summary: how trials order the networks, and how often they err.
+    python -m benchmarks.trial_zoo                     # run what is not in the kept file yet, then print the tables
+    python -m benchmarks.trial_zoo --write-thresholds  # write the limits of healthy networks that `diagnose` reads
+
+The truth is a plain, long learning run, with other held-out examples than the trial's. Each line of
+`results/trial_zoo.jsonl` is one trial, one truth or the signs of one network; lines that exist are not made again. The
+tables are in `docs/trial.md`.
 """
 
 import argparse
 import copy
-import functools
 import json
-import platform
+import math
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 
 import pliant
+from benchmarks.zoo_networks import ARCHITECTURES, HEALTHY, conditions, digits, make_network
+from pliant.diagnostics import measure, measures
+from pliant.trial_result import NOTICEABLE, SLOWER, TOLERATED
 
 RESULTS = Path(__file__).parent / "results"
-STEPS = 300
-TRUTH_SEED = 10_000
-HEALTHY = ("fresh", "trained briefly", "trained long")
-Pair = tuple[Tensor, Tensor]
+KEPT = RESULTS / "trial_zoo.jsonl"
+DOCS = Path(__file__).parents[1] / "docs" / "trial.md"
+DEFINITION = 3
+"""Increased whenever the networks, the trial or the truth change; lines of other definitions are left out."""
+ALARM_SEEDS, TRUTH_SEEDS, SIGN_SEEDS = 20, 1, 5
+"""How many networks of each healthy condition meet a trial, have a known truth, and have their signs measured."""
+LONG_STEPS, LONG_RUNS = 1500, 3
+SIGNS = [name for name in measures.names() if measures.info(name).sign and not measures.info(name).of_step]
+
+Row = dict[str, Any]
 
 
-class Residual(nn.Module):
-    """x + f(x)."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add the input to the output."""
-        return x + self.inner(x)
-
-
-class Tokens(nn.Module):
-    """Rows of an 8 x 8 image as tokens, with a position embedding."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.embed = nn.Linear(8, width)
-        self.positions = nn.Embedding(8, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [batch, 8, width]."""
-        return self.embed(x.view(-1, 8, 8)) + self.positions(torch.arange(8))
+def jobs(
+    seeds: int = ALARM_SEEDS, networks: Sequence[str] = tuple(ARCHITECTURES)
+) -> Iterator[tuple[str, str, str, int]]:
+    """Yield what there is to do, the most telling first: kind, architecture, condition, seed."""
+    for seed in range(seeds):
+        for architecture in networks:
+            for condition in conditions(architecture):
+                healthy = condition in HEALTHY
+                if seed < TRUTH_SEEDS:
+                    yield "truth", architecture, condition, seed
+                if seed < (SIGN_SEEDS if healthy else 3):
+                    yield "signs", architecture, condition, seed
+                if healthy or seed < 3:
+                    yield "trial", architecture, condition, seed
 
 
-class Mean(nn.Module):
-    """Mean over tokens."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [batch, width]."""
-        return x.mean(1)
-
-
-def mlp(activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 96), activation(), nn.Linear(96, 96), activation(), nn.Linear(96, 10))
-
-
-def cnn() -> nn.Module:
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10),
-    )  # fmt: skip
+def run(path: Path, seeds: int = ALARM_SEEDS, networks: Sequence[str] = tuple(ARCHITECTURES)) -> None:
+    """Do the jobs that are not in the file yet."""
+    done = {(row["kind"], row["network"], row["condition"], row["seed"]) for row in read(path)}
+    work = {"truth": measure_truth, "signs": measure_signs, "trial": hold_trial}
+    for kind, architecture, condition, seed in jobs(seeds, networks):
+        if (kind, architecture, condition, seed) in done:
+            continue
+        begun = time.process_time()
+        found = work[kind](architecture, make_network(architecture, condition, seed), seed)
+        row = {"definition": DEFINITION, "kind": kind, "network": architecture, "condition": condition, "seed": seed,
+               **found, "cpu_seconds": round(time.process_time() - begun, 1), "torch": torch.__version__}  # fmt: skip
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
 
 
-def resnet() -> nn.Module:
-    def block() -> nn.Module:
-        return Residual(
-            nn.Sequential(nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1),
-                          nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1))
-        )  # fmt: skip
-
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 16, 3, padding=1), block(), block(), nn.ReLU(), nn.AvgPool2d(2),
-        nn.Flatten(), nn.Linear(256, 10),
-    )  # fmt: skip
+def hold_trial(architecture: str, model: nn.Module, seed: int) -> Row:
+    """Hold one trial with the defaults."""
+    found = pliant.trial(
+        model, digits().new, fresh=ARCHITECTURES[architecture], test=digits().trial_test, seed=seed, stress=seed < 3
+    )
+    stress = found.stress["fresh"] - found.stress["aged"] if found.stress else None
+    return {"verdict": found.verdict, "gap": found.gap, "interval": found.interval, "best_gap": asdict(found.best_gap),
+            "pairs": len(found.pairs), "stress_gap": stress}  # fmt: skip
 
 
-def transformer() -> nn.Module:
-    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, norm_first=True)
-    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    return nn.Sequential(Tokens(32), encoder, Mean(), nn.Linear(32, 10))
+def measure_truth(architecture: str, model: nn.Module, seed: int) -> Row:
+    """Compare long learning runs of a network with those of fresh ones."""
+    aged = [learn_long(model, run) for run in range(LONG_RUNS)]
+    fresh = [fresh_run(architecture, run) for run in range(LONG_RUNS)]
+    gain = mean(max(curve) - curve[0] for curve in fresh)
+    return {name: (mean(map(number, fresh)) - mean(map(number, aged))) / gain
+            for name, number in (("gap", mean), ("best_gap", max), ("final_gap", lambda curve: curve[-1]))}  # fmt: skip
 
 
-ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
-    "mlp": mlp,
-    "cnn": cnn,
-    "resnet": resnet,
-    "transformer": transformer,
-}
+@cache
+def fresh_run(architecture: str, run: int) -> tuple[float, ...]:
+    """Return the curve of a fresh network."""
+    torch.manual_seed(1000 + run)
+    return learn_long(ARCHITECTURES[architecture](), run)
 
 
-@functools.cache
-def digits() -> tuple[Pair, Pair]:
-    """Return old and new data."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    x, y = x[order], y[order]
-    return (x[:900], y[:900]), (x[900:], y[900:])
-
-
-def fit(model: nn.Module, data: Pair, epochs: int) -> nn.Module:
+def learn_long(model: nn.Module, seed: int) -> tuple[float, ...]:
+    """Train a copy on the new digits; return its accuracy on held-out ones at the start and at 30 later steps."""
+    model = copy.deepcopy(model)
+    (x, y), (x_test, y_test) = digits().new, digits().truth_test
+    draws = torch.Generator().manual_seed(seed)
     optimizer = Adam(model.parameters(), lr=1e-3)
-    for _ in range(epochs):
-        for index in torch.randperm(len(data[0])).split(64):
-            optimizer.zero_grad()
-            cross_entropy(model(data[0][index]), data[1][index]).backward()
-            optimizer.step()
-    return model
+    curve = []
+    for step in range(LONG_STEPS + 1):
+        if step % (LONG_STEPS // 30) == 0:
+            with torch.no_grad():
+                curve.append(float((model.eval()(x_test).argmax(1) == y_test).float().mean()))
+            model.train()
+        index = torch.randint(len(x), (64,), generator=draws)
+        optimizer.zero_grad()
+        cross_entropy(model(x[index]), y[index]).backward()
+        optimizer.step()
+    return tuple(curve)
 
 
-@torch.no_grad()
-def change_matrices(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            parameter.copy_(change(parameter.flatten(1)).view_as(parameter))
-    return model
+def measure_signs(architecture: str, model: nn.Module, seed: int) -> Row:
+    """Measure all signs of a network and of a fresh one on new data."""
+    torch.manual_seed(2000 + seed)
+    x, y = digits().new
+    found = measure(model, (x[:256], y[:256]), cross_entropy, ARCHITECTURES[architecture](), measures=SIGNS)
+    return {"values": {name: [found.values.get(name), found.reference.get(name)] for name in SIGNS}}
 
 
-def collapse(weight: Tensor) -> Tensor:
-    u, s, v = torch.linalg.svd(weight, full_matrices=False)
-    return u[:, :1] * s[:1] @ v[:1]
+def read(path: Path) -> list[Row]:
+    """Return the rows of the current definition."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [row for row in rows if row.get("definition") == DEFINITION]
 
 
-@torch.no_grad()
-def kill_units(model: nn.Module, fraction: float) -> nn.Module:
-    """Kill most units of every hidden linear and convolution layer by a large negative bias."""
-    layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)][:-1]
-    for layer in layers:
-        layer.bias[: int(fraction * len(layer.bias))] = -1e3
-    return model
+def mean(values: Iterable[float]) -> float:
+    """Return the mean."""
+    return statistics.fmean(values)
 
 
-def wear(model: nn.Module, old: Pair, tasks: int) -> nn.Module:
-    for _ in range(tasks):
-        fit(model, (old[0], torch.randint(10, (len(old[0]),))), 30)
-    return model
+def truths(rows: list[Row]) -> dict[tuple[str, str], Row]:
+    """Return the truth about each network of the zoo."""
+    return {(row["network"], row["condition"]): row for row in rows if row["kind"] == "truth"}
 
 
-def conditions(build: Callable[[], nn.Module], name: str) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-    old, _ = digits()
-    yield "fresh", build
-    yield "trained briefly", lambda: fit(build(), old, 3)
-    yield "trained long", lambda: fit(build(), old, 100)
-    yield "weights x10", lambda: change_matrices(fit(build(), old, 10), lambda weight: 10 * weight)
-    yield "rank 1", lambda: change_matrices(fit(build(), old, 10), collapse)
-    yield "random labels", lambda: wear(build(), old, 12)
-    if name in ("mlp", "cnn"):
-        yield "95 % of units dead", lambda: kill_units(fit(build(), old, 10), 0.95)
-    if name == "mlp":
-        tanh = functools.partial(mlp, nn.Tanh)
-        yield "saturated tanh", lambda: change_matrices(fit(tanh(), old, 10), lambda weight: 30 * weight)
+def learns(truth: Row) -> Literal["as well", "worse", "between"]:
+    """Say how a network learns in the long run, beside fresh ones."""
+    if truth["best_gap"] > TOLERATED or truth["gap"] > SLOWER:
+        return "worse"
+    return "as well" if truth["best_gap"] < NOTICEABLE and truth["gap"] < SLOWER / 2 else "between"
 
 
-def networks() -> Iterator[tuple[str, str, nn.Module, Callable[[], nn.Module]]]:
-    for name, build in ARCHITECTURES.items():
-        for condition, make in conditions(build, name):
-            torch.manual_seed(0)
-            twin = functools.partial(mlp, nn.Tanh) if condition == "saturated tanh" else build
-            yield name, condition, make(), twin
-
-
-def run(path: Path, seeds: int) -> None:
-    """Do the trials that are not in the file yet."""
-    done = {(row["network"], row["condition"], row["seed"]) for row in read(path)}
-    versions = {"torch": torch.__version__, "pliant": pliant.__version__, "python": platform.python_version()}
-    for name, condition, model, twin in networks():
-        count = seeds if condition in HEALTHY else min(seeds, 3)
-        for seed in (TRUTH_SEED, *range(count)):
-            if (name, condition, seed) in done:
-                continue
-            pairs = {"seeds": 10} if seed == TRUTH_SEED else {}
-            begun = time.process_time()
-            found = pliant.trial(copy.deepcopy(model), digits()[1], fresh=twin, steps=STEPS, seed=seed, **pairs)
-            row: dict[str, Any] = {
-                "network": name, "condition": condition, "seed": seed, "verdict": found.verdict,
-                "gap": found.gap.mean, "best_gap": found.best_gap.mean, "pairs": len(found.pairs),
-                "stress_gap": found.stress["fresh"] - found.stress["aged"],
-                "cpu_seconds": round(time.process_time() - begun, 1), **versions,
-            }  # fmt: skip
-            with path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def summarize(rows: list[dict[str, Any]]) -> None:
-    """Print how the trials order the networks, and every verdict."""
+def rank_correlation(rows: list[Row], measure: str = "gap") -> float:
+    """Return how the trials' gaps order the networks, beside the gaps of the long runs (Spearman)."""
     from scipy.stats import spearmanr
 
-    truth = {(row["network"], row["condition"]): row for row in rows if row["seed"] == TRUTH_SEED}
-    print(f"{'network':<12} {'condition':<20} {'true gap':>9} {'true best gap':>14}   verdicts of trials")
-    for key, true in truth.items():
-        found = [row["verdict"] for row in rows if (row["network"], row["condition"]) == key and row is not true]
-        counts = ", ".join(f"{found.count(v)} {v}" for v in ("plastic", "undecided", "lost") if v in found)
-        print(f"{key[0]:<12} {key[1]:<20} {true['gap']:>+9.1%} {true['best_gap']:>+14.1%}   {counts}")
-    for name in (*ARCHITECTURES, "all"):
-        trials = [r for r in rows if r["seed"] != TRUTH_SEED and name in (r["network"], "all")]
-        for measure in ("gap", "stress_gap"):
-            known = [truth[r["network"], r["condition"]]["gap"] for r in trials]
-            rank = spearmanr([r[measure] for r in trials], known).statistic
-            what = "area gap" if measure == "gap" else "random labels alone"
-            print(f"rank correlation with the truth, {name}, {what}: {rank:.3f}")
+    known = truths(rows)
+    pairs = [
+        (row[measure], known[row["network"], row["condition"]]["gap"])
+        for row in rows
+        if row["kind"] == "trial" and row[measure] is not None and (row["network"], row["condition"]) in known
+    ]
+    return float(spearmanr(*zip(*pairs, strict=True)).statistic)
+
+
+def times_worse(row: Row) -> dict[str, float]:
+    """Return how many times worse each sign of a network is than a fresh network's."""
+    found = {}
+    for name, (value, reference) in row["values"].items():
+        sign = measures.info(name).sign
+        assert sign is not None
+        times = sign.times(value, reference) if value is not None else None
+        if times is not None:
+            found[name] = times
+    return found
+
+
+def healthy_limits(rows: list[Row]) -> dict[str, float]:
+    """Return the largest `times_worse` of each sign among healthy networks."""
+    healthy = [times_worse(row) for row in rows if row["kind"] == "signs" and row["condition"] in HEALTHY]
+    return {name: max(1.0, *(each[name] for each in healthy if name in each)) for name in SIGNS}
+
+
+def strongest(row: Row, limits: dict[str, float]) -> float:
+    """Return the size of a network's strongest sign, as a multiple of healthy networks."""
+    return max(times / limits[name] for name, times in times_worse(row).items())
+
+
+def severe_limit(rows: list[Row]) -> float:
+    """Return the smallest strongest sign among networks that learn worse in the long run."""
+    limits, known = healthy_limits(rows), truths(rows)
+    worse = {key for key, truth in known.items() if learns(truth) == "worse"}
+    sizes = [strongest(r, limits) for r in rows if r["kind"] == "signs" and (r["network"], r["condition"]) in worse]
+    return min(sizes)
+
+
+def separation(rows: list[Row], number: Callable[[Row, dict[str, float]], float] = strongest) -> float:
+    """Return the AUC of a number of the signs: damaged networks that learn worse against healthy ones.
+
+    The limits are those of the other architectures, so that no network is judged by its own kind.
+    """
+    known = truths(rows)
+    damaged, healthy = [], []
+    for architecture in ARCHITECTURES:
+        limits = healthy_limits([row for row in rows if row["network"] != architecture])
+        for row in rows:
+            key = (row["network"], row["condition"])
+            if row["kind"] != "signs" or row["network"] != architecture:
+                continue
+            if row["condition"] in HEALTHY:
+                healthy.append(number(row, limits))
+            elif key in known and learns(known[key]) == "worse":
+                damaged.append(number(row, limits))
+    wins = [(a > b) + (a == b) / 2 for a in damaged for b in healthy]
+    return mean(wins)
+
+
+def write_limits(rows: list[Row], path: Path) -> None:
+    """Write the module that `diagnose` reads."""
+    networks = sum(row["kind"] == "signs" and row["condition"] in HEALTHY for row in rows)
+    lines = [
+        '"""How far measures get from a fresh network\'s in healthy networks.',
+        "",
+        "Written by `python -m benchmarks.trial_zoo --write-thresholds`; do not edit.",
+        '"""',
+        "",
+        f"SEVERE = {round_down(severe_limit(rows))}",
+        '"""The weakest among the strongest signs of the zoo\'s networks that learn worse, in healthy limits."""',
+        "",
+        "LIMITS = {",
+        *(f'    "{name}": {round_up(limit)},' for name, limit in healthy_limits(rows).items()),
+        "}",
+        f'"""How many times worse than a fresh network\'s each measure gets in {networks} healthy networks."""',
+        "",
+    ]
+    path.write_text("\n".join(lines))
+
+
+def round_up(number: float) -> float:
+    """Round up to two significant digits.
+
+    Example:
+        >>> round_up(3.41), round_up(61.2), round_up(1.0)
+        (3.5, 62.0, 1.0)
+    """
+    unit = 10.0 ** (math.floor(math.log10(number)) - 1)
+    return round(math.ceil(number / unit - 1e-9) * unit, 6)
+
+
+def round_down(number: float) -> float:
+    """Round down to two significant digits.
+
+    Example:
+        >>> round_down(3.49)
+        3.4
+    """
+    unit = 10.0 ** (math.floor(math.log10(number)) - 1)
+    return round(math.floor(number / unit + 1e-9) * unit, 6)
+
+
+def summarize(rows: list[Row]) -> str:
+    """Return the tables as Markdown."""
+    known, limits = truths(rows), healthy_limits(rows)
+    lines = [
+        "| network | condition | long run: area gap | long run: best gap | trials | strongest sign |",
+        "|---|---|---|---|---|---|",
+    ]
+    for key, truth in sorted(known.items(), key=lambda item: list(ARCHITECTURES).index(item[0][0])):
+        own = [row for row in rows if (row["network"], row["condition"]) == key]
+        found = [row["verdict"] for row in own if row["kind"] == "trial"]
+        verdicts = ", ".join(f"{found.count(v)} {v}" for v in ("plastic", "undecided", "lost") if v in found)
+        sizes = [strongest(row, limits) for row in own if row["kind"] == "signs"]
+        size = f"{mean(sizes):.1f}x" if sizes and math.isfinite(max(sizes)) else "infinite" if sizes else ""
+        lines.append(f"| {key[0]} | {key[1]} | {truth['gap']:+.1%} | {truth['best_gap']:+.1%} | {verdicts} | {size} |")
+    trials = [row for row in rows if row["kind"] == "trial"]
+    healthy = [row["verdict"] for row in trials if row["condition"] in HEALTHY]
+    worse = [row["verdict"] for row in trials
+             if (k := (row["network"], row["condition"])) in known and learns(known[k]) == "worse"]  # fmt: skip
+    lines += [
+        "",
+        f"- Rank correlation of the trial's gap with the long run's: {rank_correlation(rows):.3f} "
+        f"({len(trials)} trials). Of the random labels' gap: {rank_correlation(rows, 'stress_gap'):.3f}.",
+        f"- Healthy networks called lost: {healthy.count('lost')} of {len(healthy)} "
+        f"({healthy.count('undecided')} undecided).",
+        f"- Networks that learn worse in the long run and are called lost: {worse.count('lost')} of {len(worse)}.",
+        f"- AUC of the strongest sign, limits from the other architectures: {separation(rows):.3f}. Of single signs: "
+        + ", ".join(f"{name} {separation(rows, one_sign(name)):.2f}" for name in SIGNS) + ".",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def write_table(rows: list[Row], page: Path) -> None:
+    """Write the tables into the documentation."""
+    before, _, rest = page.read_text().partition("<!-- zoo -->\n")
+    after = rest.partition("<!-- end zoo -->")[2]
+    page.write_text(f"{before}<!-- zoo -->\n{summarize(rows)}<!-- end zoo -->{after}")
+
+
+def one_sign(name: str) -> Callable[[Row, dict[str, float]], float]:
+    """Return a function that returns the size of one sign."""
+    return lambda row, limits: times_worse(row).get(name, 0.0)
 
 
 def command() -> None:
+    """Run the zoo, or write what follows from it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trial_zoo", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=20, help="trials of each healthy network")
+    parser.add_argument("--seeds", type=int, default=ALARM_SEEDS, help="networks of each healthy condition")
+    parser.add_argument("--networks", nargs="+", default=list(ARCHITECTURES), choices=list(ARCHITECTURES))
+    parser.add_argument(
+        "--write-thresholds", action="store_true", help="write the limits and the tables of the docs; run nothing"
+    )
+    asked = parser.parse_args()
     torch.set_num_threads(1)
-    run(RESULTS / "trial_zoo.jsonl", parser.parse_args().seeds)
-    summarize(read(RESULTS / "trial_zoo.jsonl"))
+    if not asked.write_thresholds:
+        run(KEPT, asked.seeds, asked.networks)
+    rows = read(KEPT)
+    if asked.write_thresholds:
+        write_limits(rows, Path(measures.__file__).parent / "_healthy_limits.py")
+        write_table(rows, DOCS)
+    print(summarize(rows))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ def test_page_holds_title_body_and_both_themes() -> None:
     page = render_page("a <b>", "<p>body</p>", LIGHT | {"mine": "red"}, DARK | {"mine": "blue"})
     assert page.startswith("<!doctype html>")
     assert "<title>a &lt;b&gt;</title>" in page
-    assert "<p>body</p>\n</body>" in page
+    assert "<p>body</p>\n<script>" in page
     assert "--mine: red;" in page
     assert "--mine: blue;" in page
     assert "http" not in page

@@ -17,7 +17,7 @@ from tests.conftest import can_import
 ROOT = Path(pliant.__file__).parent
 
 _PLAIN = {"running", "distributed", "anatomy", "diagnostics", "data", "streams", "models"}
-_ATTACHED = {*_PLAIN, "methods", "training", "trial"}
+_ATTACHED = {*_PLAIN, "methods", "training", "trial", "trial_result"}
 ALLOWED: dict[str, set[str]] = {
     "running": set(),
     "distributed": set(),
@@ -28,15 +28,17 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"running", "distributed"},
     "methods": {"running", "distributed", "anatomy"},
     "training": {*_PLAIN, "methods"},
-    "trial": {*_PLAIN, "methods"},
+    "trial_result": set(),
+    "trial": {*_PLAIN, "methods", "trial_result"},
     "language": _ATTACHED,
     "rl": _ATTACHED,
     "experiments": {*_ATTACHED, "language", "rl"},
     "compare": {*_ATTACHED, "language", "rl", "experiments"},
     "integrations": {*_ATTACHED, "language", "rl"},
     "treat": {*_ATTACHED, "language", "rl", "experiments", "compare"},
-    "__init__": {*_ATTACHED, "experiments", "compare", "treat"},
-    "_diagnose_command": {*_ATTACHED, "experiments"},
+    "diagnosis": _ATTACHED,
+    "__init__": {*_ATTACHED, "diagnosis", "experiments", "compare", "treat"},
+    "_diagnose_command": {*_ATTACHED, "diagnosis"},
     "_treat_command": {"treat"},
     "_listings": {*_ATTACHED, "experiments"},
     "cli": {*_ATTACHED, "language", "rl", "experiments", "compare", "_listings"},

@@ -13,7 +13,7 @@ from torch.optim import SGD
 
 import pliant
 from pliant.anatomy.layers import called_layers
-from pliant.diagnostics import diagnose
+from pliant.diagnostics import measure
 
 X, Y = torch.randn(16, 6), torch.randint(0, 4, (16,))
 
@@ -33,22 +33,22 @@ class Writing(nn.Module):
         return self.head(self.embed(index).mean(1))
 
 
-def test_diagnose_restores_buffers_weights_and_generators() -> None:
+def test_measure_restores_buffers_weights_and_generators() -> None:
     model, index = Writing(), torch.randint(0, 10, (8, 3))
     before, buffers = copy.deepcopy(model.state_dict()), dict(model.named_buffers())
     states = [torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()]
-    diagnose(model, (index, torch.randint(0, 4, (8,), generator=torch.Generator())), cross_entropy)
+    measure(model, (index, torch.randint(0, 4, (8,), generator=torch.Generator())), cross_entropy)
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
     assert all(buffer is buffers[name] for name, buffer in model.named_buffers())
     assert states == [torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()]
 
 
-def test_diagnose_keeps_a_pending_graph_valid() -> None:
+def test_measure_keeps_a_pending_graph_valid() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
     alone = copy.deepcopy(model)
     cross_entropy(alone(X), Y).backward()
     loss = cross_entropy(model(X), Y)
-    diagnose(model, (X, Y), cross_entropy)
+    measure(model, (X, Y), cross_entropy)
     loss.backward()  # Raises if a tensor of its graph was written to.
     for one, other in zip(model.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=0)
@@ -67,7 +67,7 @@ class Adapter(nn.Linear):
 def test_eval_mode_does_not_call_train_of_a_module() -> None:
     model = nn.Sequential(Adapter(6, 8), nn.ReLU(), nn.Linear(8, 4))
     before = model[0].weight.detach().clone()
-    diagnose(model, (X, Y), cross_entropy, copy.deepcopy(model))
+    measure(model, (X, Y), cross_entropy, copy.deepcopy(model))
     called_layers(model, X)
     assert model[0].weight.equal(before)
     assert all(module.training for module in model.modules())
@@ -102,7 +102,7 @@ def test_a_model_without_forward_is_rejected_and_its_children_named(use: Callabl
 
 
 def test_a_model_without_forward_is_accepted_where_no_call_is_needed() -> None:
-    assert "weight_l2" in pliant.diagnose(Agent()).values
+    assert "weight_l2" in measure(Agent()).values
     assert pliant.L2Init(Agent()).parameters
 
 

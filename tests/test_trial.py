@@ -15,7 +15,8 @@ from torch.optim import SGD, Adam
 from torch.utils.data import DataLoader, TensorDataset
 
 import pliant
-from pliant.trial import Gap, Pair, Trial, trial
+from pliant.trial import trial
+from pliant.trial_result import Gap, Pair, Trial, decide
 from tests.loops import assert_same, snapshot
 
 QUICK: dict[str, Any] = {"steps": 120, "stress": False, "progress": False}
@@ -46,23 +47,27 @@ def test_a_fresh_network_is_plastic_and_a_dead_one_is_not(
 ) -> None:
     found = trial(make(), digits, fresh=build, **QUICK)
     assert found.verdict == verdict
-    assert (found.gap.mean > 0.5) == (verdict == "lost")
+    assert (found.gap > 0.5) == (verdict == "lost")
     assert found.value == "accuracy"
     assert len(found.pairs[0].aged) == len(found.steps)
     assert found.steps[0] == 0
     assert found.steps[-1] == 120
 
 
-def test_a_network_that_knows_the_data_needs_fewer_steps(digits: tuple[Tensor, Tensor]) -> None:
+def learned(data: tuple[Tensor, Tensor]) -> nn.Module:
     model = build()
     optimizer = Adam(model.parameters(), lr=1e-2)
     for _ in range(60):
         optimizer.zero_grad()
-        cross_entropy(model(digits[0]), digits[1]).backward()
+        cross_entropy(model(data[0]), data[1]).backward()
         optimizer.step()
-    found = trial(model, digits, **QUICK)
+    return model
+
+
+def test_a_network_that_knows_the_data_needs_fewer_steps(digits: tuple[Tensor, Tensor]) -> None:
+    found = trial(learned(digits), digits, **QUICK)
     assert found.verdict == "plastic"
-    assert found.gap.high < 0
+    assert found.interval[1] < 0
     assert found.relative_steps < 0.5
     assert "of the steps" in str(found)
 
@@ -93,14 +98,17 @@ def test_pair_data_set_and_loader_are_the_same_data(digits: tuple[Tensor, Tensor
     some = TensorDataset(digits[0][:200], digits[1][:200])
     held_out = digits[0][200:300], digits[1][200:300]
     forms = [(some.tensors[0], some.tensors[1]), DataLoader(some, batch_size=32)]
-    found = [trial(build(), form, test=held_out, fresh=build, **QUICK) for form in forms]
-    assert [pair.fresh for pair in found[0].pairs[:3]] == [pair.fresh for pair in found[1].pairs[:3]]
-    assert trial(build(), some, test=held_out, fresh=build, **QUICK).pairs[0].fresh[0] == found[0].pairs[0].fresh[0]
+    found = [trial(build(), form, test=held_out, fresh=build, max_seeds=3, **QUICK) for form in forms]
+    assert [pair.fresh for pair in found[0].pairs] == [pair.fresh for pair in found[1].pairs]
+    assert (
+        trial(build(), some, test=held_out, fresh=build, max_seeds=3, **QUICK).pairs[0].fresh[0]
+        == found[0].pairs[0].fresh[0]
+    )
 
 
 def test_equal_seeds_give_equal_trials(digits: tuple[Tensor, Tensor]) -> None:
     model = build()
-    first, second, other = (trial(model, digits, seed=seed, **QUICK) for seed in (0, 0, 1))
+    first, second, other = (trial(model, digits, seed=seed, max_seeds=3, **QUICK) for seed in (0, 0, 1))
     assert first.pairs == second.pairs != other.pairs
 
 
@@ -136,8 +144,11 @@ def test_random_labels_are_reported_apart(digits: tuple[Tensor, Tensor]) -> None
     found = trial(build(), digits, fresh=build, steps=60, progress=False)
     assert set(found.stress) == {"aged", "fresh"}
     assert "not part of the verdict" in str(found)
-    memorizing = trial(build(), digits[0][:200], labels="random", **QUICK)
-    assert memorizing.pairs[0].fresh[-1] > memorizing.pairs[0].fresh[0]
+    for inputs in (digits[0][:200], DataLoader(digits[0][:200], batch_size=50)):
+        memorizing = trial(build(), inputs, labels="random", max_seeds=3, **QUICK)
+        assert memorizing.pairs[0].fresh[-1] > memorizing.pairs[0].fresh[0]
+    with pytest.raises(ValueError, match="labels: 'random' needs a model that returns scores of classes"):
+        trial(nn.Linear(64, 1), digits[0], labels="random", **QUICK)
 
 
 def test_the_settings_of_an_optimizer_are_used_and_its_state_is_not(digits: tuple[Tensor, Tensor]) -> None:
@@ -155,9 +166,41 @@ def test_no_further_pair_begins_after_the_budget(digits: tuple[Tensor, Tensor]) 
     assert len(found.pairs) == 2
 
 
+def test_a_budget_shortens_default_steps_only(digits: tuple[Tensor, Tensor]) -> None:
+    with pytest.raises(ValueError, match=r"budget: 1e-06 seconds do not suffice; 3 pairs of 50 steps take about"):
+        trial(build(), digits, fresh=build, budget=1e-6, progress=False)
+    unhurried = trial(build(), digits, fresh=build, budget=1e6, seeds=2, max_seeds=2, stress=False, progress=False)
+    assert unhurried.steps[-1] == 400
+    assert unhurried.shortened_from is None
+
+
+def test_data_that_fresh_networks_do_not_learn_decides_nothing(digits: tuple[Tensor, Tensor]) -> None:
+    noise = torch.randn(400, 64, generator=torch.Generator().manual_seed(0))
+    found = trial(dead(), (noise, digits[1][:400]), fresh=build, **QUICK)
+    assert (found.verdict, found.learned) == ("undecided", False)
+    assert "fresh networks do not learn this data" in str(found)
+
+
+def test_few_equal_accuracies_do_not_make_an_interval_narrow() -> None:
+    equal = [Pair(i, (0.1, 0.88, 0.88), (0.1, 0.9, 0.9), 0.9, 0.9) for i in range(3)]
+    assert decide(equal, 3, resolution=1 / 50) == "undecided"
+    assert decide(equal, 3, resolution=1 / 5000) == "lost"
+
+
+def test_each_pair_holds_out_its_own_part(digits: tuple[Tensor, Tensor]) -> None:
+    model = learned(digits)
+    found = trial(model, digits, fresh=build, **QUICK)
+    assert len({pair.aged[0] for pair in found.pairs}) > 1, "the same network on other held-out examples"
+    given = trial(model, digits, fresh=build, test=digits, **QUICK)
+    assert len({pair.aged[0] for pair in given.pairs}) == 1
+
+
 def test_results_can_be_written_and_shown(digits: tuple[Tensor, Tensor]) -> None:
     found = trial(build(), digits, fresh=build, **QUICK)
     assert json.loads(json.dumps(found.to_dict()))["verdict"] == found.verdict
+    assert found.interval[0] < found.gap < found.interval[1]
+    for part in ("held-out accuracy at its best", "training accuracy at the end", "of the area", "cost: "):
+        assert part in str(found)
     assert found._repr_html_().startswith(f"<p><b>{found.verdict}: ")
 
 
@@ -173,7 +216,7 @@ def test_the_bar_goes_to_stderr(digits: tuple[Tensor, Tensor], capsys: pytest.Ca
     trial(build(), digits, fresh=build, **{**QUICK, "progress": True})
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert "of at most 10 pairs" in shown.err
+    assert "of at most 12 pairs" in shown.err
 
 
 @pytest.mark.parametrize(

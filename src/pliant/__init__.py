@@ -14,7 +14,8 @@ from pliant._version import __version__
 if TYPE_CHECKING:
     from pliant import methods
     from pliant.compare import ComparisonResult, compare
-    from pliant.diagnostics import Diagnosis, Monitor, diagnose
+    from pliant.diagnosis import Diagnosis, diagnose
+    from pliant.diagnostics import Monitor
     from pliant.experiments.report import report
     from pliant.methods import (
         DASH,
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
         WeightRescaling,
     )
     from pliant.treat import Treatment, treat
-    from pliant.trial import Trial, trial
+    from pliant.trial import trial
+    from pliant.trial_result import Trial
 
 __all__ = [
     "DASH",
@@ -95,13 +97,13 @@ __all__ = [
 _HOMES = {
     "ComparisonResult": "compare",
     "compare": "compare",
-    "Diagnosis": "diagnostics",
+    "Diagnosis": "diagnosis",
     "Monitor": "diagnostics",
-    "diagnose": "diagnostics",
+    "diagnose": "diagnosis",
     "report": "experiments.report",
     "Treatment": "treat",
     "treat": "treat",
-    "Trial": "trial",
+    "Trial": "trial_result",
     "trial": "trial",
 }
 """The modules of the public names that are not methods."""

@@ -1,6 +1,6 @@
-"""`pliant diagnose`: diagnose a checkpoint, print a table and a verdict, and write a page."""
+"""`pliant diagnose`: diagnose a checkpoint and write a page, or explain a jump in the loss after a resume."""
 
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,28 +12,52 @@ from torch.nn.functional import cross_entropy
 from pliant import data as datasets
 from pliant import models
 from pliant._key_values import read_options
-from pliant._seeding import generator, permutation
-from pliant.data.dataset import Dataset
+from pliant._names import check_names
+from pliant._seeding import permutation
+from pliant._validation import check_number
+from pliant.data.dataset import Dataset, Examples
+from pliant.diagnosis.diagnose import BUDGET, diagnose
+from pliant.diagnosis.resume_check import check_resume
 from pliant.diagnostics import measures as registry
 from pliant.diagnostics.checkpoints import load_into
-from pliant.diagnostics.diagnosis import diagnose
-from pliant.diagnostics.diagnosis_page import write_diagnosis
 from pliant.running import undisturbed
+from pliant.training import Settings, make_optimizer
+from pliant.trial import EXAMPLES
+
+_OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
 
 
 def diagnose_command(
-    checkpoint: Annotated[
-        Path, typer.Argument(help="The weights: a safetensors file, or a state dict written by torch.save.")
-    ],
     model: Annotated[
         str,
         typer.Option(help="The network: a name (`pliant list models`), file.py:function or package.module:function."),
     ],
+    checkpoint: Annotated[
+        Path | None, typer.Argument(help="The weights: a safetensors file, or a state dict written by torch.save.")
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option(
-            help="The data: a name (`pliant list data`), a path, file.py:function or package.module:function."
+            help="The new data to learn, which the verdict needs: a name (`pliant list data`), a path, "
+            "file.py:function or package.module:function."
         ),
+    ] = None,
+    trial: Annotated[
+        bool, typer.Option(help="Let copies of the network learn the data beside fresh networks. This decides.")
+    ] = True,
+    budget: Annotated[float, typer.Option(metavar="SECONDS", help="How long the trial may take.")] = BUDGET,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Optimizer steps of each network in the trial. By default ten epochs, 400 to 2000."),
+    ] = None,
+    before: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --after: the checkpoint that a training with a loss jump resumed from."
+        ),
+    ] = None,
+    after: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --before: a checkpoint after the jump.")
     ] = None,
     key: Annotated[
         str,
@@ -42,15 +66,14 @@ def diagnose_command(
         ),
     ] = "",
     reference: Annotated[
-        str, typer.Option(help="The network to compare with: `fresh` (a new network), a checkpoint, or `none`.")
+        str, typer.Option(help="The network to compare signs with: `fresh` (a new network), or a checkpoint.")
     ] = "fresh",
     labels: Annotated[
-        Literal["own", "random"], typer.Option(help="The labels of the data, or random labels as a new task.")
+        Literal["own", "random"], typer.Option(help="The labels of the data, or random labels as a stress test.")
     ] = "own",
-    split: Annotated[Literal["train", "test"], typer.Option(help="The split to take examples from.")] = "train",
-    samples: Annotated[int, typer.Option(min=1, help="How many examples to measure on.")] = 256,
+    samples: Annotated[int, typer.Option(min=1, help="How many examples to measure the signs on.")] = 256,
     seed: Annotated[
-        int, typer.Option(help="The seed of the choice of examples, the random labels and the fresh network.")
+        int, typer.Option(help="The seed of the choice of examples, the random labels and the fresh networks.")
     ] = 0,
     measures: Annotated[
         str | None,
@@ -61,53 +84,84 @@ def diagnose_command(
     setting: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="An option of the data or the network, e.g. data.size=32 or model.width=8. May be repeated."
+            "--set",
+            help="An option of the data, the network or the trial's optimizer, e.g. data.size=32, model.width=8, "
+            "training.optimizer=sgd or training.lr=0.1. May be repeated.",
         ),
     ] = None,
-    layers: Annotated[
-        bool | None,
-        typer.Option(help="Print every layer. By default, layers are printed if there are few."),
-    ] = None,
+    table: Annotated[bool, typer.Option("--table", help="Print the values of all measures, by layer too.")] = False,
     html: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("diagnosis.html"),
     parquet: Annotated[Path | None, typer.Option(help="A Parquet file to write the values to.")] = None,
 ) -> None:
-    """Show the signs of lost plasticity in a network, the layers that have them, and what they are known to explain."""
-    _check_file("--html", html)
-    if parquet is not None:
-        _check_file("--parquet", parquet)
+    """Say whether a network has lost plasticity, which signs explain it, and what to try.
+
+    Copies of the network learn the new data beside fresh networks, within --budget seconds. Then signs are measured,
+    layer by layer. A page shows everything.
+
+    With --before and --after: say whether a jump in the loss after a resume comes from lost optimizer or schedule
+    state, from lost plasticity, or from the data.
+    """
+    _check_files(checkpoint, before, after, html, parquet)
+    check_number("--budget", budget, above=True)
     chosen = [name.strip() for name in measures.split(",")] if measures is not None else None
-    labeled = any(measure.of_loss for measure in registry.select(chosen))
-    options = read_options(setting or (), "data", "model")
+    labeled = trial or any(measure.of_loss for measure in registry.select(chosen))
+    options = read_options(setting or (), "data", "model", "training")
+    make = _optimizer_maker(options["training"])
     if data is not None and (warning := datasets.tell_namesake(data)):
         typer.echo(f"warning: {warning}")
     dataset = datasets.load(data, **options["data"]) if data is not None else None
-    network = load_into(_build(model, dataset, seed, options["model"]), checkpoint, key)
-    other = None
-    if reference != "none":
-        other = _build(model, dataset, seed, options["model"])
-        if reference != "fresh":
-            load_into(other, reference, key)
-    batch = None
-    if dataset is not None:
-        batch = _examples(dataset, split, labels, samples, seed)
-        _check_fit(network, batch, labeled, f"model {model!r}", f"data {data!r}")
-    found = diagnose(network, batch, cross_entropy, other, measures=chosen)
-    if batch is not None and labeled:
-        note = f"the loss is cross-entropy on {labels} labels; pliant.diagnose(model, batch, loss_fn) takes any loss"
-        found = replace(found, notes=(*found.notes, note))
-    typer.echo(found.show(layers=layers))
-    write_diagnosis(found, html, f"{checkpoint.name}: {model}" + (f" on {data}" if data is not None else ""))
-    typer.echo(f"page: {html}")
+
+    def build() -> nn.Module:
+        return _build(model, dataset, seed, options["model"])
+
+    train, test = (_pair(each, seed) for each in (dataset.train, dataset.test)) if dataset else (None, None)
+    if train is not None:
+        _check_fit(build(), (train[0][:2], train[1][:2]), labeled, f"model {model!r}", f"data {data!r}")
+    if trial and train is not None:
+        typer.echo(f"letting copies of the network learn for at most {budget:g} seconds (--budget)", err=True)
+    learning: dict[str, Any] = {"optimizer": make, "test": test, "steps": steps, "budget": budget, "seed": seed}
+    if checkpoint is None:
+        assert before is not None
+        assert after is not None
+        typer.echo(check_resume(before, after, build, train, key=key, hold_trial=trial, **learning))
+        return
+    found = diagnose(
+        load_into(build(), checkpoint, key), train, cross_entropy if train is not None else None,
+        fresh=_seeded(model, dataset, options["model"]), labels="given" if labels == "own" else "random",
+        reference=load_into(build(), reference, key) if reference != "fresh" else None,
+        trial=trial, measures=chosen, samples=samples, **learning,
+    )  # fmt: skip
+    typer.echo(found)
+    if table:
+        typer.echo(f"\n{found.signs.table()}")
+    found.save(html, f"{checkpoint.name}: {model}" + (f" on {data}" if data is not None else ""))
+    typer.echo(f"\npage: {html}")
     if parquet is not None:
-        found.to_parquet(parquet)
+        found.signs.to_parquet(parquet)
         typer.echo(f"table: {parquet}")
 
 
-def _check_file(option: str, path: Path) -> None:
-    if path.is_dir():
-        raise ValueError(f"{option} is {str(path)!r}, which is a folder; it must be a file")
-    if not path.parent.is_dir():
-        raise ValueError(f"{option} is {str(path)!r}; there is no folder {str(path.parent)!r}")
+def _check_files(
+    checkpoint: Path | None, before: Path | None, after: Path | None, html: Path, parquet: Path | None
+) -> None:
+    if (before is None) != (after is None) or (checkpoint is None) == (before is None):
+        raise ValueError("give a checkpoint, or two checkpoints around a resume as --before and --after")
+    for option, path in (("--html", html), ("--parquet", parquet)):
+        if path is not None and path.is_dir():
+            raise ValueError(f"{option} is {str(path)!r}, which is a folder; it must be a file")
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"{option} is {str(path)!r}; there is no folder {str(path.parent)!r}")
+
+
+def _optimizer_maker(options: dict[str, Any]) -> Callable[[Any], torch.optim.Optimizer]:
+    check_names("--set training", options, _OPTIMIZER)
+    settings = Settings(**options)
+    return lambda parameters: make_optimizer(nn.ParameterList(parameters), settings)
+
+
+def _seeded(name: str, dataset: Dataset | None, options: dict[str, Any]) -> Callable[[], nn.Module]:
+    """Return a builder that draws other weights at every call, from torch's generator."""
+    return lambda: _build(name, dataset, int(torch.randint(2**31, ())), options)
 
 
 def _build(name: str, dataset: Dataset | None, seed: int, options: dict[str, Any]) -> nn.Module:
@@ -145,9 +199,5 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
-def _examples(dataset: Dataset, split: str, labels: str, samples: int, seed: int) -> tuple[Tensor, Tensor]:
-    examples = dataset.train if split == "train" else dataset.test
-    x, y = examples.batch(permutation(len(examples), "diagnose", seed)[:samples])
-    if labels == "random":
-        y = torch.randint(0, len(dataset.classes), y.shape, generator=generator("diagnose", "labels", seed))
-    return x, y
+def _pair(examples: Examples, seed: int) -> tuple[Tensor, Tensor]:
+    return examples.batch(permutation(len(examples), "diagnose", seed)[:EXAMPLES])

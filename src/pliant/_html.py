@@ -57,7 +57,7 @@ def render_page(title: str, body: str, light: Mapping[str, str] = LIGHT, dark: M
         light: The colors on a light screen. Each becomes a CSS variable, `--name`.
         dark: The colors on a dark screen, with the same names.
     """
-    style = (Path(__file__).parent / "_html.css").read_text(encoding="utf-8")
+    style, script = (_read_asset(name).rstrip() for name in ("_html.css", "_html_theme.js"))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -69,14 +69,29 @@ def render_page(title: str, body: str, light: Mapping[str, str] = LIGHT, dark: M
 <link rel="icon" href="data:,">
 <style>
 {_theme(light, dark)}
-{style.rstrip()}
+{style}
 </style>
 </head>
 <body>
 {body}
+<script>
+{script}
+</script>
 </body>
 </html>
 """
+
+
+def render_header(kind: str) -> str:
+    """Return the bar at the top of a page, with the button that switches the theme."""
+    return (
+        f'<header class="bar"><span class="brand">Pliant <span class="quiet">{escape(kind)}</span></span>'
+        '<button type="button" id="theme" class="button" aria-live="polite">Dark</button></header>'
+    )
+
+
+def _read_asset(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
 def _theme(light: Mapping[str, str], dark: Mapping[str, str]) -> str:

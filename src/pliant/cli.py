@@ -275,7 +275,7 @@ def _add_command(name: str, summary: str) -> None:
             command.invoke(inner)
 
 
-_add_command("diagnose", "Diagnose a checkpoint: has this network lost plasticity, where and why?")
+_add_command("diagnose", "Say whether a network has lost plasticity, which signs explain it, and what to try.")
 _add_command(
     "treat", "Treat a checkpoint: continue, apply a remedy or train from scratch? Tries all, and gives the code."
 )

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pliant.diagnostics import diagnose
+from pliant.diagnostics import measure
 from pliant.diagnostics.activations import capture
 from pliant.diagnostics.batches import Batch
 from pliant.running import undisturbed
@@ -239,14 +239,14 @@ def test_layers_whose_units_cannot_be_found_are_left_out_and_named(last: Callabl
     found = capture(model, IMAGES)
     assert list(found.layers) == ["0"]
     assert found.unclear == ("2.layer",)
-    (note,) = diagnose(model, IMAGES, measures=["dead_fraction"]).notes
+    (note,) = measure(model, IMAGES, measures=["dead_fraction"]).notes
     assert note.endswith("it is unknown which entries belong to a unit: 2.layer")
 
 
 def test_a_network_that_ends_in_convolutions_has_no_representation() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Conv2d(2, 3, 3))
     assert capture(model, IMAGES).representation is None
-    assert "a linear layer at the end" in diagnose(model, IMAGES, measures=["feature_rank"]).skipped["feature_rank"]
+    assert "a linear layer at the end" in measure(model, IMAGES, measures=["feature_rank"]).skipped["feature_rank"]
 
 
 def test_layers_of_the_model_itself_go_by_their_weights() -> None:
@@ -260,7 +260,7 @@ def test_layers_of_the_model_itself_go_by_their_weights() -> None:
             h = torch.relu(functional.linear(h, 2 * self.second))
             return functional.linear(h, torch.ones(2, 3))
 
-    found = diagnose(Plain(), BATCH, measures=["dead_fraction", "spectral_norm"])
+    found = measure(Plain(), BATCH, measures=["dead_fraction", "spectral_norm"])
     dead = {row.layer for row in found.rows() if row.measure == "dead_fraction"}
     assert dead == {"", "first", "linear"}, "the one that is computed has no name of its own"
     assert {row.layer for row in found.rows() if row.measure == "spectral_norm"} == {"", "first", "second"}
@@ -485,10 +485,10 @@ def test_dead_units_of_gpt2_are_found() -> None:
     with torch.no_grad():
         for block in model.transformer.h:
             block.mlp.c_fc.bias[:12] = -20.0
-    found = diagnose(
+    found = measure(
         model, {"input_ids": torch.randint(20, (4, 8))}, measures=["dead_fraction", "dormant_fraction"]
     ).to_dict()
-    for measure in ("dead_fraction", "dormant_fraction"):
+    for kind in ("dead_fraction", "dormant_fraction"):
         for name in ("transformer.h.0.mlp.c_fc", "transformer.h.1.mlp.c_fc"):
-            assert found[f"{measure}/{name}"] == 0.25
+            assert found[f"{kind}/{name}"] == 0.25
         assert found[measure] == 0.25

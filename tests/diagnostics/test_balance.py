@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-import pliant
+from pliant import diagnostics
 from pliant.diagnostics.balance import balance, balancedness
 from pliant.diagnostics.batches import Batch
 from tests import zoo
@@ -208,7 +208,7 @@ def test_weights_that_are_computed_are_refused_and_the_diagnosis_goes_on(kind: s
     COMPUTED[kind](model[0])
     with pytest.raises(ValueError, match="balancedness needs weights that are parameters, but '0' computes its own"):
         balancedness(model, Batch.of(zoo.batch("mlp")))
-    found = pliant.diagnose(model, zoo.batch("mlp"), nn.functional.cross_entropy)
+    found = diagnostics.measure(model, zoo.batch("mlp"), nn.functional.cross_entropy)
     assert "computes its own" in found.skipped["balancedness"]
     assert found.values["hessian_rank"] > 0
 
@@ -242,7 +242,7 @@ def test_outputs_that_cannot_be_seen_prove_nothing() -> None:
 def test_a_model_that_cannot_be_copied_is_named(kept: object) -> None:
     model = zoo.build("mlp")
     model.kept = [kept]
-    found = pliant.diagnose(model, zoo.batch("mlp"), measures=["balancedness", "weight_l2"])
+    found = diagnostics.measure(model, zoo.batch("mlp"), measures=["balancedness", "weight_l2"])
     assert found.skipped["balancedness"].startswith("balancedness is proved on a copy of the model, which cannot be")
     assert "weight_l2" in found.values
 

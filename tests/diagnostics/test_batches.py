@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from pliant.diagnostics import curvature, diagnose
+from pliant.diagnostics import curvature, measure
 from pliant.diagnostics.batches import Batch, LossFn, error_rate, gather, mean_loss, sample_losses, summed_loss
 from tests import zoo
 
@@ -241,7 +241,7 @@ def test_measures_of_the_batch_are_those_of_the_loss_that_training_sees(
     loss_fn: LossFn, target: Tensor, first: str
 ) -> None:
     model = zoo.build("mlp")
-    found = diagnose(model, (INPUTS, target), loss_fn, measures=[first, *OF_THE_BATCH]).values
+    found = measure(model, (INPUTS, target), loss_fn, measures=[first, *OF_THE_BATCH]).values
     loss = loss_fn(model(INPUTS), target)
     gradient = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
     flat = torch.cat([g.flatten() for g in gradient])
@@ -257,7 +257,7 @@ def test_a_mean_with_class_weights_is_noted_where_samples_are_taken_alone() -> N
     model = zoo.build("mlp")
 
     def ranks(loss_fn: LossFn) -> tuple[float, tuple[str, ...]]:
-        found = diagnose(model, (INPUTS, LABELS), loss_fn, measures=["hessian_rank", "gradient_effective_rank"])
+        found = measure(model, (INPUTS, LABELS), loss_fn, measures=["hessian_rank", "gradient_effective_rank"])
         return found.values["gradient_effective_rank"], found.notes
 
     plain, none = ranks(cross_entropy)
@@ -273,11 +273,11 @@ def test_a_mean_with_class_weights_is_noted_where_samples_are_taken_alone() -> N
 @pytest.mark.parametrize("samples", [(0,), (3,), (0, len(LABELS) - 1)])
 def test_samples_without_a_loss_of_their_own_are_named(samples: tuple[int, ...]) -> None:
     target = ignoring(LABELS, *samples)
-    found = diagnose(zoo.build("mlp"), (INPUTS, target), cross_entropy, measures=["hessian_rank", "error", "loss"])
+    found = measure(zoo.build("mlp"), (INPUTS, target), cross_entropy, measures=["hessian_rank", "error", "loss"])
     assert "the loss of a sample is NaN when it is taken alone" in found.skipped["hessian_rank"]
     assert {"error", "loss"} <= found.values.keys()
     summed = nn.CrossEntropyLoss(reduction="sum")
-    assert diagnose(zoo.build("mlp"), (INPUTS, target), summed, measures=["hessian_rank"]).values["hessian_rank"] > 0
+    assert measure(zoo.build("mlp"), (INPUTS, target), summed, measures=["hessian_rank"]).values["hessian_rank"] > 0
 
 
 @pytest.mark.parametrize("reduce", [torch.mean, torch.sum, lambda losses: losses])
@@ -300,7 +300,7 @@ def test_the_error_is_that_of_classes_wherever_they_are() -> None:
     logits, target = torch.randn(4, 3, 5), torch.randint(0, 3, (4, 5))
     wrong = float((logits.argmax(1) != target).double().mean())
     for output in (logits, logits.movedim(1, -1)):
-        assert diagnose(nn.Identity(), (output, target), measures=["error"]).values["error"] == wrong
+        assert measure(nn.Identity(), (output, target), measures=["error"]).values["error"] == wrong
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_the_error_is_that_of_classes_wherever_they_are() -> None:
     ],
 )
 def test_an_error_that_has_no_classes_is_not_taken(output: Tensor, target: Tensor, reason: str) -> None:
-    assert re.search(reason, diagnose(nn.Identity(), (output, target), measures=["error"]).skipped["error"])
+    assert re.search(reason, measure(nn.Identity(), (output, target), measures=["error"]).skipped["error"])
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -321,7 +321,7 @@ def test_a_non_finite_loss_is_not_taken_for_a_weighted_loss(bad: float) -> None:
     model = zoo.build("mlp")
     with torch.no_grad():
         model[4].bias[0] = bad
-    notes = diagnose(model, (INPUTS, LABELS), cross_entropy, measures=["gradient_condition_number", "loss"]).notes
+    notes = measure(model, (INPUTS, LABELS), cross_entropy, measures=["gradient_condition_number", "loss"]).notes
     assert notes
     assert not any("neither the mean nor the sum" in note for note in notes)
 

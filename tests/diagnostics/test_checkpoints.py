@@ -1,4 +1,5 @@
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,25 @@ class Evil:
 def test_code_in_a_file_is_never_run(tmp_path: Path) -> None:
     torch.save({"model": Evil(tmp_path / "made")}, tmp_path / "evil.pt")
     with pytest.raises(
-        ValueError, match=r"cannot be read as tensors and plain types.*never opened; save model.state_dict"
+        ValueError, match=r"holds a pickled posix.mkdir, and reading it would run code. Save model.state_dict\(\)"
     ):
         load_weights(tmp_path / "evil.pt")
     assert not (tmp_path / "made").exists()
+
+
+def test_pickled_models_are_named_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    for save in (
+        lambda: torch.save(nn.Linear(2, 2), path),
+        lambda: torch.save({"model": nn.Linear(2, 2), "step": 3}, path),
+        lambda: torch.save(nn.Linear(2, 2), path, _use_new_zipfile_serialization=False),
+        lambda: path.write_bytes(pickle.dumps(nn.Linear(2, 2))),
+    ):
+        save()
+        with pytest.raises(ValueError, match=r"model\.pt' holds a pickled .*, and reading it would run code") as error:
+            load_weights(path)
+        assert "\n" not in str(error.value)
+        assert len(str(error.value)) < 300
 
 
 def test_state_dicts_are_found_where_loops_and_wrappers_put_them(tmp_path: Path) -> None:
@@ -164,13 +180,15 @@ def test_files_that_are_damaged_are_named(tmp_path: Path) -> None:
     torch.save(nn.Linear(3, 2).state_dict(), whole)
     content = whole.read_bytes()
     renamed = content.replace(b"_rebuild_tensor_v2", b"\xff" * 18)
-    for damaged in (b"not a checkpoint", content[: len(content) // 2], renamed):
+    for damaged in (content[: len(content) // 2], renamed):
         (tmp_path / "c.pt").write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"c\.pt' cannot be read as tensors and plain types"):
+        with pytest.raises(ValueError, match=r"c\.pt' is damaged and cannot be read as a checkpoint") as error:
             load_weights(tmp_path / "c.pt")
-    (tmp_path / "c.pt").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"plain types \(it is empty or cut off\)"):
-        load_weights(tmp_path / "c.pt")
+        assert "\n" not in str(error.value)
+    for other, begins in ((b"some words", "it begins with b'some words'"), (b"", "it is empty")):
+        (tmp_path / "c.pt").write_bytes(other)
+        with pytest.raises(ValueError, match=rf"c\.pt' is not a checkpoint: {begins}. Pass a file written by torch"):
+            load_weights(tmp_path / "c.pt")
     (tmp_path / "c.safetensors").write_bytes(b"hello world, not safetensors")
     with pytest.raises(ValueError, match=r"c\.safetensors' cannot be read as a safetensors file .*header"):
         load_weights(tmp_path / "c.safetensors")

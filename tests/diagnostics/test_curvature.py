@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy, mse_loss
 
-import pliant
+from pliant import diagnostics
 from pliant.diagnostics import curvature
 from pliant.diagnostics.batches import Batch
 from pliant.diagnostics.curvature import hessian_product, lanczos, sharpness
@@ -189,7 +189,9 @@ def test_exhausted_directions_are_not_taken_for_asymmetry() -> None:
         model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
         with torch.no_grad():
             model[2].bias.fill_(-50.0)
-        found = pliant.diagnose(model, (torch.randn(128, 64), torch.randn(128, 1)), mse_loss, measures=["sharpness"])
+        found = diagnostics.measure(
+            model, (torch.randn(128, 64), torch.randn(128, 1)), mse_loss, measures=["sharpness"]
+        )
         assert not found.notes
 
 
@@ -217,7 +219,7 @@ def test_a_hessian_that_is_not_symmetric_has_no_rank() -> None:
             return self.b(Squared.apply(self.a(x)))
 
     batch = torch.randn(8, 4), torch.randint(0, 3, (8,))
-    found = pliant.diagnose(Model(), batch, cross_entropy, measures=["hessian_exact_rank"])
+    found = diagnostics.measure(Model(), batch, cross_entropy, measures=["hessian_exact_rank"])
     assert "the Hessian is not symmetric" in found.skipped["hessian_exact_rank"]
 
 
@@ -238,7 +240,7 @@ def test_matrices_of_any_parameters_and_precision(dtype: torch.dtype, autocast: 
     batch = torch.randn(8, 4), torch.randint(0, 3, (8,))
     model, ranks = Tempered().to(dtype), ["hessian_exact_rank", "gauss_newton_rank", "fisher_rank"]
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        found = pliant.diagnose(model, batch, cross_entropy, measures=ranks)
+        found = diagnostics.measure(model, batch, cross_entropy, measures=ranks)
     assert found.values.keys() == set(ranks)
     assert all(0 < value <= 1 for value in found.values.values())
 

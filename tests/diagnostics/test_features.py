@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softmax
 
-from pliant.diagnostics import diagnose, features
+from pliant.diagnostics import features, measure
 
 
 def hidden(samples: int, units: int, seed: int = 0) -> Tensor:
@@ -42,7 +42,7 @@ def test_negative_entropy_between_all_alike_and_one_alone() -> None:
 
 def test_feature_rank_of_planted_rank() -> None:
     low = hidden(64, 3) @ hidden(3, 32, seed=1)
-    found = diagnose(nn.Linear(32, 2).double(), low, measures=["feature_srank", "feature_rank"])
+    found = measure(nn.Linear(32, 2).double(), low, measures=["feature_srank", "feature_rank"])
     assert found.values == {"feature_srank": 3, "feature_rank": 3 / 32}
 
 

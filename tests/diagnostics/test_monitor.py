@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 import pliant
-from pliant.diagnostics import Monitor, Record, diagnose, measures
+from pliant.diagnostics import Monitor, Record, measure, measures
 from pliant.diagnostics import monitor as monitoring
 from tests import zoo
 
@@ -126,8 +126,8 @@ def test_gradients_of_few_rows_are_measured_as_they_are() -> None:
     monitor = Monitor(model, optimizer, measures=names, probe=batch, loss_fn=cross_entropy, budget=None)
     twin = copy.deepcopy(model)
     twin[0].sparse = False
-    expected = diagnose(twin, batch, cross_entropy, measures=[name for name in names if name != "update_l2"])
-    assert diagnose(model, batch, cross_entropy, measures=names[:2]).values["gradient_l2/0"] > 0
+    expected = measure(twin, batch, cross_entropy, measures=[name for name in names if name != "update_l2"])
+    assert measure(model, batch, cross_entropy, measures=names[:2]).values["gradient_l2/0"] > 0
     train(model, optimizer, batch, 1)
     assert monitor.skipped == {}
     values = {key: value for key, value in monitor.records[0].values.items() if not key.startswith("update")}
@@ -137,7 +137,7 @@ def test_gradients_of_few_rows_are_measured_as_they_are() -> None:
 def test_values_before_the_step_are_those_of_a_diagnosis_then() -> None:
     model = zoo.build("mlp")
     batch, reference = zoo.batch("mlp"), zoo.build("mlp", seed=5)
-    then = diagnose(model, batch, cross_entropy, reference)
+    then = measure(model, batch, cross_entropy, reference)
     optimizer = SGD(model.parameters(), lr=0.1)
     chosen = [name for name in measures.names() if measures.info(name).cost not in ("backward", "matrix")]
     monitor = Monitor(
@@ -179,7 +179,7 @@ def test_a_closure_has_the_gradient_that_it_computed() -> None:
         loss.backward()
         return loss
 
-    expected = diagnose(model, (x, y), cross_entropy, measures=["gradient_l2"]).values["gradient_l2"]
+    expected = measure(model, (x, y), cross_entropy, measures=["gradient_l2"]).values["gradient_l2"]
     optimizer.step(closure)
     assert monitor.records[0].values["gradient_l2"] == pytest.approx(expected)
 
@@ -190,7 +190,7 @@ def test_a_grad_scaler_does_not_change_what_is_measured() -> None:
         optimizer = Adam(model.parameters(), fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         monitor = Monitor(model, optimizer, measures=["gradient_l2"], budget=None)
-        expected = diagnose(model, (x, y), cross_entropy, measures=["gradient_l2"]).values["gradient_l2"]
+        expected = measure(model, (x, y), cross_entropy, measures=["gradient_l2"]).values["gradient_l2"]
         scaler.scale(cross_entropy(model(x), y)).backward()
         scaler.step(optimizer)
         assert monitor.records[0].values["gradient_l2"] == pytest.approx(expected, rel=1e-4), f"fused={fused}"
@@ -319,7 +319,7 @@ def test_a_new_optimizer_and_a_new_probe() -> None:
     train(model, first, batch, 1)
     assert len(monitor.records) == 2, "the first optimizer is not watched any more"
     monitor_step = monitor.step
-    expected = diagnose(model, other, cross_entropy, measures=["loss"]).values["loss"]
+    expected = measure(model, other, cross_entropy, measures=["loss"]).values["loss"]
     train(model, second, batch, 1)
     assert monitor.records[-1].step == monitor_step == 2
     assert monitor.records[-1].values["loss"] == pytest.approx(expected)

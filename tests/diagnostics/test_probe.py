@@ -3,11 +3,11 @@ import math
 
 import pytest
 import torch
+from pliant.diagnostics.diagnosis import measure
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pliant.diagnostics.batches import Batch
-from pliant.diagnostics.diagnosis import diagnose
 from pliant.diagnostics.probe import batch_statistics, count_non_finite, find_batch_norms, unwrap
 from pliant.running import undisturbed
 from tests.diagnostics.networks import BATCH, IMAGES
@@ -19,7 +19,7 @@ def test_wrappers_of_every_kind_and_depth_are_taken_off() -> None:
     model = nn.Sequential(nn.Linear(6, 4))
     assert unwrap(nn.DataParallel(model)) is model
     assert unwrap(torch.compile(nn.DataParallel(torch.compile(model)))) is model
-    found = diagnose(nn.DataParallel(model), (X, Y), cross_entropy, copy.deepcopy(model), measures=["weight_growth"])
+    found = measure(nn.DataParallel(model), (X, Y), cross_entropy, copy.deepcopy(model), measures=["weight_growth"])
     assert found.values["weight_growth/0"] == 1
 
 
@@ -41,7 +41,7 @@ def in_training(model: nn.Module) -> float:
 
 def test_a_norm_layer_that_is_called_twice_has_the_statistics_of_each_call() -> None:
     model = Shared()
-    found = diagnose(model, (X, Y), cross_entropy, measures=["loss", "gradient_l2", "hessian_rank", "sharpness"])
+    found = measure(model, (X, Y), cross_entropy, measures=["loss", "gradient_l2", "hessian_rank", "sharpness"])
     assert found.values["loss"] == pytest.approx(in_training(model), rel=1e-5)
     assert not found.skipped
     with undisturbed(model), batch_statistics(model, Batch.of(X)):
@@ -56,7 +56,7 @@ def test_a_norm_layer_that_is_frozen_keeps_its_own_statistics() -> None:
     model[1].running_mean.fill_(2.0)
     model[1].eval()
     assert find_batch_norms(model, "batch") == [model[3]]
-    found = diagnose(model, (X, Y), cross_entropy, model, measures=["loss"])
+    found = measure(model, (X, Y), cross_entropy, model, measures=["loss"])
     assert found.values["loss"] == found.reference["loss"] == pytest.approx(in_training(model), rel=1e-5)
     assert len(find_batch_norms(model.eval(), "batch")) == 2, (
         "modes of a model in eval mode say nothing of its training"
@@ -67,7 +67,7 @@ def test_a_norm_layer_that_is_frozen_keeps_its_own_statistics() -> None:
 def test_a_norm_layer_without_running_statistics_has_those_of_the_batch(statistics: str) -> None:
     norm = nn.BatchNorm1d(8, track_running_stats=False)
     model = nn.Sequential(nn.Linear(6, 8), norm, nn.ReLU(), nn.Linear(8, 4)).eval()
-    found = diagnose(model, (X, Y), cross_entropy, measures=["loss", "hessian_rank"], statistics=statistics)  # type: ignore[arg-type]
+    found = measure(model, (X, Y), cross_entropy, measures=["loss", "hessian_rank"], statistics=statistics)  # type: ignore[arg-type]
     assert found.values["loss"] == pytest.approx(in_training(model), rel=1e-5)
     assert found.values["hessian_rank"] > 0
     assert norm.running_mean is None
@@ -77,8 +77,8 @@ def test_a_norm_layer_without_running_statistics_has_those_of_the_batch(statisti
 def test_a_single_sample_has_no_statistics_and_a_note_says_so() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
     said = "BatchNorm layers used their running statistics, because a single sample has no variance"
-    assert said in diagnose(model, (X[:1], Y[:1]), cross_entropy, measures=["loss"]).notes
-    assert said not in diagnose(model, (X, Y), cross_entropy, measures=["loss"]).notes
+    assert said in measure(model, (X[:1], Y[:1]), cross_entropy, measures=["loss"]).notes
+    assert said not in measure(model, (X, Y), cross_entropy, measures=["loss"]).notes
 
 
 def test_hooks_are_gone_after_a_forward_pass_that_fails() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from pliant.diagnostics import diagnose, weights
+from pliant.diagnostics import measure, weights
 from pliant.diagnostics.spectra import singular_values
 
 
@@ -117,7 +117,7 @@ def test_bounds_hold_for_the_operator_of_a_convolution(layer: nn.Module, places:
         layer.weight.copy_(drawn.mean(tuple(range(2, drawn.ndim)), keepdim=True) if places == "alike" else drawn)
         units = torch.eye(math.prod(size), dtype=torch.float64).unflatten(1, size)
         operator = float(torch.linalg.matrix_norm(layer(units).flatten(1), 2))
-    found = diagnose(layer, measures=["spectral_norm", "lipschitz_bound", "frobenius_bound"]).to_dict()
+    found = measure(layer, measures=["spectral_norm", "lipschitz_bound", "frobenius_bound"]).to_dict()
     assert operator <= found["lipschitz_bound"] * (1 + 1e-9)
     assert found["lipschitz_bound"] <= found["frobenius_bound"] * (1 + 1e-9)
     assert found["lipschitz_bound"] == pytest.approx(found["spectral_norm"] * layer.weight[0, 0].numel() ** 0.5)
@@ -143,14 +143,14 @@ def test_a_weight_that_is_computed_is_measured_as_it_is_used(
     other = copy.deepcopy(model)
     nn.init.normal_(next(other[0].parametrizations.weight.parameters()))
     before = copy.deepcopy(model.state_dict())
-    found = diagnose(model, reference=other, measures=OF_MATRICES)
+    found = measure(model, reference=other, measures=OF_MATRICES)
     plain = []
     for wrapped in (model, other):
         bare = nn.Sequential(copy.deepcopy(layer), copy.deepcopy(wrapped[1]))
         with torch.no_grad():
             bare[0].weight.copy_(wrapped.eval()[0].weight)
         plain.append(bare)
-    expected = diagnose(plain[0], reference=plain[1], measures=OF_MATRICES)
+    expected = measure(plain[0], reference=plain[1], measures=OF_MATRICES)
     assert found.values == pytest.approx(expected.values)
     assert found.skipped == {}
     assert all(value.equal(before[name]) for name, value in model.state_dict().items()), "reading it is no step"
@@ -158,7 +158,7 @@ def test_a_weight_that_is_computed_is_measured_as_it_is_used(
 
 def test_weights_computed_by_hooks_have_no_bound() -> None:
     model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 3)))
-    found = diagnose(model, measures=["spectral_norm", "lipschitz_bound", "frobenius_bound"])
+    found = measure(model, measures=["spectral_norm", "lipschitz_bound", "frobenius_bound"])
     for name in ("lipschitz_bound", "frobenius_bound"):
         assert found.skipped[name] == "the weight of 0 is computed from other tensors, whose norms do not bound it"
     assert found.values["spectral_norm"] > 0
@@ -174,7 +174,7 @@ class Positions(nn.Module):
 
 
 def test_parameters_that_may_not_be_weights_have_no_bound() -> None:
-    found = diagnose(Positions(), measures=["spectral_norm", "lipschitz_bound", "frobenius_bound"])
+    found = measure(Positions(), measures=["spectral_norm", "lipschitz_bound", "frobenius_bound"])
     for name in ("lipschitz_bound", "frobenius_bound"):
         assert "positions may be a table of positions" in found.skipped[name]
     assert found.values["spectral_norm/positions"] == 0
@@ -184,7 +184,7 @@ def test_scales_shifts_and_counters_are_not_weights() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.LayerNorm([4, 6, 6]), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4))
     model[0].register_parameter("place_bias", nn.Parameter(torch.zeros(6, 6)))
     model[0].register_parameter("steps", nn.Parameter(torch.ones(2, 2, dtype=torch.long), requires_grad=False))
-    found = diagnose(model, measures=["spectral_norm", "lipschitz_bound", "isometry_deviation"])
+    found = measure(model, measures=["spectral_norm", "lipschitz_bound", "isometry_deviation"])
     assert {row.layer for row in found.rows()} == {"", "0", "4"}
     assert found.values["lipschitz_bound"] == pytest.approx(
         3 * found.values["spectral_norm/0"] * found.values["spectral_norm/4"]
@@ -193,7 +193,7 @@ def test_scales_shifts_and_counters_are_not_weights() -> None:
 
 def test_a_bilinear_weight_is_not_a_convolution() -> None:
     """Its third dimension is not one of places."""
-    found = diagnose(nn.Bilinear(3, 4, 5), measures=["spectral_norm", "lipschitz_bound"]).to_dict()
+    found = measure(nn.Bilinear(3, 4, 5), measures=["spectral_norm", "lipschitz_bound"]).to_dict()
     assert found["lipschitz_bound"] == pytest.approx(found["spectral_norm"])
 
 
@@ -201,7 +201,7 @@ def test_weights_that_may_be_several_matrices_have_no_singular_values() -> None:
     critics = nn.ParameterDict({"weight": torch.randn(5, 4, 3)})
     model = nn.Sequential(critics, nn.Linear(4, 3), nn.Conv1d(3, 2, 3))
     names = ["spectral_norm", "stable_rank", "condition_number", "isometry_deviation", "lipschitz_bound"]
-    found = diagnose(model, reference=model, measures=[*names, "frobenius_error"])
+    found = measure(model, reference=model, measures=[*names, "frobenius_error"])
     assert {row.layer for row in found.rows() if row.measure in names} == {"", "1", "2"}
     assert found.values["spectral_norm"] == pytest.approx(
         (found.values["spectral_norm/1"] + found.values["spectral_norm/2"]) / 2
@@ -209,7 +209,7 @@ def test_weights_that_may_be_several_matrices_have_no_singular_values() -> None:
     assert found.skipped == {"lipschitz_bound": "the weight of 0 may hold several matrices, whose norms are unknown"}
     assert "frobenius_error/0" in found.values  # which no matrix is needed for
     assert any("are left out where singular values are measured: 0" in note for note in found.notes)
-    alone = diagnose(critics, measures=names[:1])
+    alone = measure(critics, measures=names[:1])
     assert alone.skipped["spectral_norm"] == (
         "it needs a weight that is one matrix, and these may hold several each: weight"
     )

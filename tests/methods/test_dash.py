@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 
-from pliant import DASH, diagnose
+from pliant import DASH
+from pliant.diagnostics import measure
 from pliant.models import create
 from tests import zoo
 from tests.loops import assert_same, snapshot, train
@@ -159,9 +160,9 @@ def test_sparse_buffer_is_left_alone(layout: torch.layout) -> None:
     batch = torch.randn(5, 4), torch.arange(5) % 3
     assert DASH(model).apply(batches=[batch], loss_fn=cross_entropy).tensors
     assert torch.equal(model.adjacency.to_dense(), edges)
-    assert diagnose(model, batch, cross_entropy, measures=["loss", "weight_l2"]).notes == ()
+    assert measure(model, batch, cross_entropy, measures=["loss", "weight_l2"]).notes == ()
     model.adjacency = (edges * torch.nan).to_sparse(layout=layout)
-    assert "adjacency" in diagnose(model, batch, cross_entropy, measures=["weight_l2"]).notes[0]
+    assert "adjacency" in measure(model, batch, cross_entropy, measures=["weight_l2"]).notes[0]
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -1,6 +1,8 @@
 """Load weights and optimizer state from a file without running code from the file."""
 
+import re
 import textwrap
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,9 @@ from pliant.diagnostics.probe import unwrap
 
 _PLACES = ("model", "state_dict", "model_state_dict", "module", "state")
 """The keys under which training loops store a model's state dict; `pliant run` uses "state"."""
+
+_UNKNOWN_CLASS = re.compile(r"GLOBAL (\w[\w.]*)")
+"""How torch's error names a class that it does not load."""
 
 _WRAPPERS = ("_orig_mod", "module")
 """What `torch.compile` and data parallelism add to the names of tensors."""
@@ -33,12 +38,8 @@ def load_weights(path: str | Path, key: str = "") -> dict[str, Any]:
         ValueError: If the file does not exist, holds other objects than tensors and plain types, or has no state dict.
         ImportError: If the file is a safetensors file and safetensors is not installed.
     """
+    content = read_checkpoint(path)
     path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"there is no file {str(path)!r}")
-    content = _read(path)
-    if not isinstance(content, Mapping):
-        raise ValueError(f"{str(path)!r} must hold a state dict, got {type(content).__name__}")
     held = dict(_state_dicts(content))
     found = held.get(key) if key else _find(content)
     if found is None:
@@ -46,6 +47,22 @@ def load_weights(path: str | Path, key: str = "") -> dict[str, Any]:
         others = f"; choose one that it holds (--key): {', '.join(held)}" if held else ""
         raise ValueError(f"{str(path)!r} holds no state dict {where}{others}")
     return dict(found)
+
+
+def read_checkpoint(path: str | Path) -> Mapping[str, Any]:
+    """Read all that a checkpoint holds, without running code from it.
+
+    Raises:
+        ValueError: If the file does not exist, or holds other objects than tensors and plain types.
+        ImportError: If the file is a safetensors file and safetensors is not installed.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"there is no file {str(path)!r}")
+    content = _read(path)
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{str(path)!r} must hold a state dict, got {type(content).__name__}")
+    return content
 
 
 def _state_dicts(content: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -163,14 +180,26 @@ def _read(path: Path) -> Any:
             return load_file(path)
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{str(path)!r} cannot be read as a safetensors file ({error})") from None
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file can raise any error: KeyError, UnicodeDecodeError, …
-        reason = str(error).partition("\n")[0] or "it is empty or cut off"
+    with path.open("rb") as file:
+        start = file.read(16)
+    if not start.startswith((b"PK", b"\x80")):
+        begins = f"it begins with {start!r}" if start else "it is empty"
         raise ValueError(
-            f"{str(path)!r} cannot be read as tensors and plain types ({reason}). Files that need code to be read are "
-            "never opened; save model.state_dict() instead"
-        ) from None
+            f"{str(path)!r} is not a checkpoint: {begins}. Pass a file written by torch.save or safetensors"
+        )
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of pickle protocols; what cannot be read raises an error
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file can raise any error: KeyError, UnicodeDecodeError, …
+        text = str(error)
+        held = _UNKNOWN_CLASS.search(text)
+        if held or text.startswith("Weights only load failed"):
+            raise ValueError(
+                f"{str(path)!r} holds a pickled {held[1] if held else 'object'}, and reading it would run code. Save "
+                "model.state_dict() instead of the model"
+            ) from None
+        reason = re.split(r"\n|\. ", text)[0] or "it is cut off"
+        raise ValueError(f"{str(path)!r} is damaged and cannot be read as a checkpoint ({reason})") from None
 
 
 def _is_state_dict(content: Mapping[Any, Any]) -> bool:

@@ -23,6 +23,7 @@ from pliant.diagnostics.activations import Features
 from pliant.diagnostics.balance import balancedness
 from pliant.diagnostics.batches import error_rate, move_classes_last
 from pliant.diagnostics.probe import Need, Probe, same_parameters
+from pliant.diagnostics.signs import Sign
 
 Cost = Literal["reading", "decomposition", "forward", "backward", "curvature", "matrix"]
 """What a measure costs: reading the weights, decomposing them, a forward pass, a backward pass, many backward passes,
@@ -36,54 +37,6 @@ Compute = Callable[[Probe, Probe | None], Values]
 
 TOTAL = ""
 """The key of the value for the whole network."""
-
-
-@dataclass(frozen=True)
-class Sign:
-    """When a measure is a sign of lost plasticity, and what the sources say about it.
-
-    A value is a sign if it is worse than the reference's value by a factor or by an amount. Without a reference, it is
-    a sign if it is beyond a fixed level. The thresholds are conventions of Pliant; the sources do not give any.
-
-    Attributes:
-        worse: Whether higher or lower values are worse.
-        says: What the sign means, in a few words.
-        explains: What the sources found the sign to explain, and what it does not explain.
-        factor: A value is a sign if it is worse than the reference's by this factor.
-        amount: A value is a sign if it is worse than the reference's by this amount.
-        level: A value is a sign if it is beyond this level and there is no reference.
-    """
-
-    worse: Literal["higher", "lower"]
-    says: str
-    explains: str
-    factor: float | None = None
-    amount: float | None = None
-    level: float | None = None
-
-    def limit(self, reference: float | None) -> float | None:
-        """Return the value beyond which there is a sign, or `None` if the reference allows no judgment.
-
-        A reference that is NaN or infinite allows no judgment. If the sign has a factor, a reference that is zero or
-        negative does not allow one either.
-        """
-        if reference is None or (self.factor is None and self.amount is None):
-            return self.level
-        if not math.isfinite(reference):
-            return None
-        up = self.worse == "higher"
-        if self.factor is not None:
-            scaled = reference * self.factor if up else reference / self.factor
-            return scaled if reference > 0 else None
-        assert self.amount is not None
-        return reference + self.amount if up else reference - self.amount
-
-    def present(self, value: float, reference: float | None) -> bool:
-        """Return whether a value is a sign. NaN never is."""
-        limit = self.limit(reference)
-        if limit is None:
-            return False
-        return value > limit if self.worse == "higher" else value < limit
 
 
 @dataclass(frozen=True)
@@ -359,7 +312,6 @@ _RECORDS = (
             "unbounded growth accompanies loss of plasticity and of generalization (Soft weight rescaling §1), but an "
             "identity network grows without losing plasticity, and a relu network loses it while its norm is constant "
             "(Curvature §3)",
-            factor=2,
         ),
     ),
     _record(
@@ -371,7 +323,6 @@ _RECORDS = (
         Sign(
             "higher", "the weights' largest singular values have grown",
             "accompanies loss of trainability in ResNets on random labels (Spectral regularization §5.2)",
-            factor=2,
         ),
     ),
     _record(
@@ -403,7 +354,6 @@ _RECORDS = (
             "lower", "the weights have lost directions",
             "it bounds the rank of the gradients that pass through the weights (Spectral regularization §3.3), but no "
             "source calls it an explanation by itself",
-            factor=4 / 3,
         ),
     ),
     _record(
@@ -464,7 +414,6 @@ _RECORDS = (
             "lower", "the last hidden features have lost rank",
             "it falls with relu as plasticity is lost, but also with tanh without a loss, and a penalty that keeps the "
             "rank does not keep plasticity (Curvature §3; in our runs of its figure 2, strong penalties did)",
-            factor=4 / 3,
         ),
     ),
     _record(
@@ -485,7 +434,7 @@ _RECORDS = (
             "higher", "units have gone dormant",
             "it rises with relu as plasticity is lost, but leaky relu loses plasticity without it (our runs of "
             "Curvature, figure 1)",
-            amount=0.1, level=0.1,
+            lost_share=True,
         ),
     ),
     _record(
@@ -516,21 +465,10 @@ _RECORDS = (
         "gradient_l2", "gradient", "backward",
         "√Σg² of the mean loss; in a Monitor as the step took it: clipped, and with the penalties of attached methods",
         f"{_CURVATURE} §6.2", on_gradient(weights.l2_norm),
-        Sign(
-            "lower", "the gradient has become small",
-            "with leaky relu it falls at the start of tasks as plasticity is lost, while the updates grow, so neither "
-            "explains the loss by itself (Curvature §6.2)",
-            factor=10,
-        ),
     ),
     _record(
         "update_l1", "step", "reading", "Σ|Δθ| of an optimizer's step", f"{_CURVATURE} §3",
         on_update(weights.l1_norm),
-        Sign(
-            "lower", "steps have become small",
-            "it falls with relu as plasticity is lost, but rises with leaky relu, which loses it too (Curvature §3)",
-            factor=2,
-        ),
     ),
     _record(
         "update_l2", "step", "reading", "√Σ(Δθ)² of an optimizer's step", f"{_CURVATURE} §3",
@@ -548,7 +486,6 @@ _RECORDS = (
             "lower", "the samples' gradients have become alike",
             "learning one sample then interferes with the others, and it falls as trainability is lost (Spectral "
             "regularization §3.3)",
-            factor=4 / 3,
         ),
     ),
     _record(
@@ -560,7 +497,6 @@ _RECORDS = (
             "lower", "directions of curvature are lost",
             "Curvature (§6) found only this sign wherever plasticity was lost, measured on new data at a task's first "
             "step, but it only approximates the rank of the Hessian, and its cause is unknown",
-            factor=4 / 3,
         ),
     ),
     _record(
@@ -575,7 +511,6 @@ _RECORDS = (
             "higher", "the loss is sharper on this data",
             "a sharp start destabilizes training on new data (FIRE §3.2), but sharpness describes only one direction "
             "(Curvature §4)",
-            factor=10,
         ),
     ),
     _record(

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pliant._importing import naming_extra
 from pliant._validation import check_positive_int
-from pliant.diagnostics import diagnose
+from pliant.diagnostics import measure
 from pliant.integrations._methods import attach_to_holders, check_times, load_states, name_methods, states_of
 from pliant.methods import FeatureRankRegularization, Method, Receipt
 
@@ -226,10 +226,10 @@ class PliantCallback(BaseCallback):  # type: ignore[misc]
             with torch.no_grad():
                 inputs = network.input_of(observations, actions)
             data = inputs[0] if isinstance(inputs[0], Tensor) else None  # a dictionary would be keyword arguments
-            found = diagnose(network.module, data, measures=self.measures)
-            for measure in self.measures:
-                if measure in found.values:
-                    self.logger.record(f"pliant/{network.name}/{measure}", found.values[measure])
+            found = measure(network.module, data, measures=self.measures)
+            for name in self.measures:
+                if name in found.values:
+                    self.logger.record(f"pliant/{network.name}/{name}", found.values[name])
         if (error := self._values.mean()) is not None:
             self.logger.record("pliant/overestimation", error)
 

@@ -1,4 +1,4 @@
-"""`diagnose`, and the diagnosis that it returns: values by measure and layer, and a verdict in words."""
+"""`measure`, and the measurement that it returns: values by measure and layer, and the signs of lost plasticity."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from pliant._importing import naming_extra
 from pliant._validation import check_choice
 from pliant.diagnostics import measures as registry
 from pliant.diagnostics.batches import LossFn, gather
-from pliant.diagnostics.measures import Sign, Values, take
+from pliant.diagnostics.measures import Values, take
 from pliant.diagnostics.probe import (
     Notes,
     Probe,
@@ -26,19 +26,13 @@ from pliant.diagnostics.probe import (
     resting,
     same_parameters,
 )
-
-CAUTION = (
-    "No single sign explains loss of plasticity in every setting (Curvature §3), and the alarm limits are conventions. "
-    "To decide, train this network and a fresh one on new data and compare them."
-)
-"""What a reader of any verdict must know."""
+from pliant.diagnostics.signs import Finding, Sign, healthy_limit
 
 _LAYERS_ON_A_PAGE = 12
 _COLUMNS_ON_A_PAGE = 6
-_LAYERS_IN_A_SENTENCE = 3
 
 
-def diagnose(
+def measure(
     model: nn.Module,
     data: Any = None,
     loss_fn: LossFn | Mapping[str, LossFn] | None = None,
@@ -47,8 +41,10 @@ def diagnose(
     measures: Sequence[str] | None = None,
     samples: int = 256,
     statistics: Statistics = "batch",
-) -> "Diagnosis":
-    """Take the measures that accompany loss of plasticity, and say which signs of it are present.
+) -> "Measurement":
+    """Take the measures that accompany loss of plasticity.
+
+    `pliant.diagnose` does this and lets the network learn too, which decides.
 
     The model is measured in eval mode and left as it was: weights, buffers, gradients, modes and random generators. A
     measure without what it needs (labels, a loss, a reference) is skipped, and the result says so.
@@ -69,7 +65,7 @@ def diagnose(
             training step would. "running" uses the running statistics, which are meaningless for a fresh reference.
 
     Returns:
-        The values, the verdict, and the skipped measures.
+        The values, the signs, and the skipped measures.
 
     Raises:
         ValueError: If a measure is unknown, a model is not initialized or has a layer without units, or an argument is
@@ -77,7 +73,7 @@ def diagnose(
 
     Example:
         >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
-        >>> found = diagnose(network, torch.eye(2), measures=["dead_fraction", "hessian_rank"])
+        >>> found = measure(network, torch.eye(2), measures=["dead_fraction", "hessian_rank"])
         >>> found.skipped
         {'hessian_rank': 'it needs a loss_fn'}
     """
@@ -123,7 +119,7 @@ def diagnose(
             "the parameters of the reference have other names or shapes than the model's; its values are shown, but no "
             "sign is judged by them"
         )
-    return Diagnosis(values, flatten(beside), skipped, tuple(notes.values()), batch.size if batch else 0, comparable)
+    return Measurement(values, flatten(beside), skipped, tuple(notes.values()), batch.size if batch else 0, comparable)
 
 
 def _by_name(loss_fn: LossFn | Mapping[str, LossFn] | None) -> dict[str, LossFn | None]:
@@ -162,65 +158,8 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A sign that was judged.
-
-    Attributes:
-        measure: The measure's name.
-        sign: The sign.
-        value: The network's value.
-        reference: The reference's value, or `None`.
-        limit: The value beyond which the sign is present.
-        layers: The layers in which the sign is present, worst first.
-    """
-
-    measure: str
-    sign: Sign
-    value: float
-    reference: float | None
-    limit: float
-    layers: tuple[str, ...]
-
-    @property
-    def present(self) -> bool:
-        """Whether the sign is present in the whole network."""
-        return self.sign.present(self.value, self.reference)
-
-    @property
-    def worst_layers(self) -> str:
-        """The names of the worst few layers."""
-        return ", ".join(self.layers[:_LAYERS_IN_A_SENTENCE])
-
-    @property
-    def evidence(self) -> str:
-        """The value, the reference's value and the alarm limit.
-
-        Example:
-            >>> sign = Sign("higher", "the weights have grown", "", factor=2)
-            >>> Finding("weight_l2", sign, 29.79, 4.977, 9.953, ("0", "2", "4")).evidence
-            "weight_l2 29.8, 6.0x the reference's 4.98 (alarm above 2x); largest in layers 0, 2, 4"
-        """
-        up = self.sign.worse == "higher"
-        text, limit = f"{self.measure} {self.value:.3g}", f"{self.limit:.3g}"
-        if self.reference is not None and self.sign.factor is not None:
-            factor = self.sign.factor if up else 1 / self.sign.factor
-            text += f", {_times(self.value / self.reference)} the reference's {self.reference:.3g}"
-            limit = f"{factor:.2g}x"
-        elif self.reference is not None:
-            text += f", the reference's {self.reference:.3g}"
-        text += f" (alarm {'above' if up else 'below'} {limit})"
-        if self.layers:
-            several = "s" if len(self.layers) > 1 else ""
-            text += f"; {'largest' if up else 'smallest'} in layer{several} {self.worst_layers}"
-        return text
-
-    def __str__(self) -> str:
-        return f"{self.sign.says}: {self.evidence}. What is known: {self.sign.explains}."
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The values of a network, and what they say about its plasticity.
+class Measurement:
+    """The values of a network, and the signs of lost plasticity in them.
 
     Attributes:
         values: The network's values, keyed `measure` for the whole network and `measure/layer` for a layer.
@@ -263,14 +202,14 @@ class Diagnosis:
             writer.add_scalar(f"{prefix}/{key}", value, step)
 
     def findings(self) -> list[Finding]:
-        """Return all signs that can be judged, present or not."""
+        """Return all signs that can be judged, the largest first."""
         found = []
         for row, sign in self._signs():
-            limit = sign.limit(row.reference)
-            if limit is not None and not math.isnan(row.value):
-                where = self._where(row.measure, sign)
-                found.append(Finding(row.measure, sign, row.value, row.reference, limit, where))
-        return found
+            if sign.times(row.value, row.reference) is not None:
+                sizes = {each.layer: self._size(sign, each) for each in self._judged() if each.measure == row.measure}
+                by_layer = {layer: size for layer, size in sizes.items() if layer and size is not None}
+                found.append(Finding(row.measure, sign, row.value, row.reference, by_layer))
+        return sorted(found, key=lambda finding: -finding.size)
 
     def unjudged(self) -> dict[str, str]:
         """Return the measures whose sign cannot be judged, and why."""
@@ -278,11 +217,16 @@ class Diagnosis:
         for row, sign in self._signs():
             if math.isnan(row.value):
                 found[row.measure] = "its value is nan"
-            elif self.reference and sign.limit(row.reference) is None:
+            elif sign.times(row.value, row.reference) is None:
                 theirs = f"the reference's value is {_text(row.reference)}"
                 lack = "the reference has no value" if self.comparable else "the reference has other parameters"
+                lack = lack if self.reference else "there is no fresh network to compare with"
                 found[row.measure] = theirs if row.reference is not None else lack
         return found
+
+    def _size(self, sign: Sign, row: Row) -> float | None:
+        times = sign.times(row.value, row.reference)
+        return times / healthy_limit(row.measure) if times is not None else None
 
     def _judged(self) -> list[Row]:
         """Return one row for each value, without reference values that are not comparable."""
@@ -292,44 +236,31 @@ class Diagnosis:
         totals = [(row, registry.info(row.measure.partition("@")[0]).sign) for row in self._judged() if not row.layer]
         return [(row, sign) for row, sign in totals if sign is not None]
 
-    def _where(self, measure: str, sign: Sign) -> tuple[str, ...]:
-        rows = [row for row in self._judged() if row.measure == measure and row.layer]
-        shown = [row for row in rows if sign.present(row.value, row.reference)]
-
-        def excess(row: Row) -> float:
-            if sign.factor is None:
-                return row.value - (row.reference or 0.0)
-            return row.value / (row.reference or 1.0)
-
-        shown.sort(key=excess, reverse=sign.worse == "higher")
-        return tuple(row.layer for row in shown)
-
-    @property
-    def verdict(self) -> str:
-        """Which signs of lost plasticity are present, in which layers, and what each is known to explain."""
-        findings = self.findings()
-        lines = [self.summary, *(f"- {finding}" for finding in findings if finding.present)]
-        absent = [finding for finding in findings if not finding.present]
-        local = [f"{finding.measure} ({finding.worst_layers})" for finding in absent if finding.layers]
-        nowhere = [finding.measure for finding in absent if not finding.layers]
-        if local:
-            lines.append(f"Present only in single layers: {'; '.join(local)}.")
-        if nowhere:
-            lines.append(f"Not present: {', '.join(nowhere)}.")
-        if self.unjudged():
-            lines.append(f"Not judged: {', '.join(f'{m} ({why})' for m, why in self.unjudged().items())}.")
-        return "\n".join([*lines, CAUTION])
-
     @property
     def summary(self) -> str:
-        """How many signs of lost plasticity are present, in one sentence."""
+        """How many signs are beyond the range of healthy networks, in one sentence."""
         findings = self.findings()
-        present = sum(finding.present for finding in findings)
-        found = f"{present} of {len(findings)} signs of lost plasticity are present." if findings else ""
-        lack = "Without a reference (the network at its start, or a fresh one), few signs can be judged."
-        if not self.reference:
-            return f"{lack} {found}".rstrip()
-        return found or "No sign of lost plasticity could be judged."
+        if not findings:
+            return "No sign of lost plasticity could be judged."
+        count = {grade: sum(each.grade == grade for each in findings) for grade in ("severe", "raised")}
+        if not any(count.values()):
+            return f"No sign of lost plasticity was found: all {len(findings)} are in the range of healthy networks."
+        shown = " and ".join(f"{number} {grade}" for grade, number in count.items() if number)
+        return f"Of {len(findings)} signs of lost plasticity, {shown}."
+
+    def describe_signs(self) -> list[str]:
+        """Return one line for each sign that is present, then those that are not, and those that cannot be judged."""
+        findings = self.findings()
+        lines = [f"{each.grade}: {each.sign.says}. {each.evidence}." for each in findings if each.present]
+        absent = [each for each in findings if not each.present]
+        if absent:
+            lines.append(f"fine: {', '.join(each.measure for each in absent)}.")
+        local = [f"{each.measure} ({', '.join(each.layers[:3])})" for each in absent if each.layers]
+        if local:
+            lines.append(f"only in single layers: {'; '.join(local)}.")
+        if self.unjudged():
+            lines.append(f"not judged: {', '.join(f'{m} ({why})' for m, why in self.unjudged().items())}.")
+        return lines
 
     def table(self, layers: bool = True) -> str:
         """Return the values as text: one line for each measure, then one block of lines for the layers."""
@@ -355,24 +286,15 @@ class Diagnosis:
             lines.append(f"{layer.ljust(width)}  {line}")
         return lines
 
-    def __str__(self) -> str:
-        return self.show()
-
-    def show(self, layers: bool | None = None) -> str:
-        """Return the table, the skipped measures, the notes and the verdict.
-
-        Args:
-            layers: Whether to show every layer. By default, they are shown if there are few.
-        """
-        few = len({row.layer for row in self.rows()}) <= _LAYERS_ON_A_PAGE
-        parts = [self.table(layers=few if layers is None else layers), ""]
-        if layers is None and not few:
-            parts += ["To see every layer, call table() in Python or pass --layers on the command line.", ""]
+    def describe_gaps(self) -> list[str]:
+        """Return one line for each reason why measures were skipped, and one for each note."""
         reasons = dict.fromkeys(self.skipped.values())
-        for why in reasons:
-            parts.append(f"Skipped: {', '.join(name for name, its in self.skipped.items() if its == why)}: {why}")
-        parts += [f"Note: {note}" for note in self.notes]
-        return "\n".join([*parts, "", self.verdict] if parts[2:] else [*parts, self.verdict])
+        skipped = [f"{', '.join(name for name, its in self.skipped.items() if its == why)}: {why}" for why in reasons]
+        return [f"Skipped: {line}" for line in skipped] + [f"Note: {note}" for note in self.notes]
+
+    def __str__(self) -> str:
+        few = len({row.layer for row in self.rows()}) <= _LAYERS_ON_A_PAGE
+        return "\n".join([self.table(layers=few), "", *self.describe_gaps(), self.summary, *self.describe_signs()])
 
 
 def note_values(values: Mapping[str, float]) -> Notes:
@@ -409,10 +331,6 @@ def write_table(path: str | Path, columns: Mapping[str, type], cells: Sequence[S
     by_column = list(zip(*cells, strict=True)) or [()] * len(columns)
     arrays = {name: list(values) for name, values in zip(columns, by_column, strict=True)}
     parquet.write_table(pyarrow.table(arrays, schema=schema), path)
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.1f}x" if 1 <= ratio < 1000 else f"{ratio:.2g}x"
 
 
 def _cells(value: str, reference: str) -> str:

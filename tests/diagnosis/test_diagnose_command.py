@@ -40,62 +40,105 @@ def test_data_and_network_take_options_and_layers_hide_no_note(tmp_path: Path) -
     small_network = models.create("mlp", data.load("digits").shape, 10, widths=(7,))
     torch.save(small_network.state_dict(), tmp_path / "small.pt")
     result = run(str(tmp_path / "small.pt"), "--model", "mlp", "--data", "digits", "--measures", "weight_l2,update_l1",
-                 "--set", "model.widths=[7]", "--set", "data.first=40", "--layers",
+                 "--set", "model.widths=[7]", "--set", "data.first=40", "--table", "--no-trial",
                  "--html", str(tmp_path / "page.html"))  # fmt: skip
     assert "Skipped: update_l1" in result.output
     for wrong in ("seeds=3", "model=cnn"):
         refused = CliRunner().invoke(app, ["diagnose", "x.pt", "--model", "mlp", "--set", wrong])
         assert isinstance(refused.exception, ValueError)
-        assert "must begin with 'data.' or 'model.'" in str(refused.exception)
+        assert "must begin with 'data.' or 'model.' or 'training.'" in str(refused.exception)
 
 
-def test_a_checkpoint_gives_a_table_a_verdict_and_a_page(weights: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_gives_a_verdict_signs_and_a_page(weights: Path, tmp_path: Path) -> None:
     page_file, table = tmp_path / "page.html", tmp_path / "values.parquet"
-    result = run(str(weights), "--model", "mlp", "--data", "digits", "--labels", "random", "--samples", "32",
-                 "--measures", FEW, "--html", str(page_file), "--parquet", str(table))  # fmt: skip
-    assert "weight_l2" in result.output
-    assert "the weights have grown" in result.output
-    assert "the loss is cross-entropy on random labels" in result.output
-    assert "No single sign" in result.output
+    result = run(str(weights), "--model", "mlp", "--data", "digits", "--samples", "32", "--measures", FEW,
+                 "--html", str(page_file), "--parquet", str(table), "--budget", "500", "--steps", "100")  # fmt: skip
+    first = result.stdout.splitlines()[0]
+    assert first.startswith(("plastic: ", "lost: ", "undecided: "))
+    assert "at most 500 seconds (--budget)" in result.stderr
+    assert "Of 3 signs of lost plasticity" in result.output
     text = page_file.read_text()
     assert "weights.pt: mlp on digits" in text
+    assert "<polyline" in text
     rows = pyarrow.parquet.read_table(table).to_pylist()
     (total,) = [row for row in rows if row["measure"] == "weight_l2" and not row["layer"]]
     assert total["value"] > 2 * total["reference"], "the fresh network is the reference"
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_examples_and_labels_are_those_that_are_asked_for(weights: Path, tmp_path: Path, split: str) -> None:
+def test_the_optimizer_of_the_trial_can_be_set(weights: Path, tmp_path: Path) -> None:
+    settings = ["--model", "mlp", "--data", "digits", "--measures", "weight_l2", "--html", str(tmp_path / "p.html")]
+    found = [
+        run(str(weights), *settings, "--set", "data.first=200", "--steps", "20", *more).stdout.partition("cost")[0]
+        for more in ([], ["--set", "training.optimizer=sgd", "--set", "training.lr=0.5"])
+    ]
+    assert found[0] != found[1]
+    with pytest.raises(ValueError, match="--set training: there is no 'warmup'"):
+        run(str(weights), *settings, "--set", "training.warmup=0.1")
+
+
+def test_a_resume_is_checked(tmp_path: Path) -> None:
+    dataset = data.load("digits")
+    model = models.create("mlp", dataset.shape, 10, seed=3)
+    optimizer = torch.optim.Adam(model.parameters())
+    for name, steps in (("before.pt", 5), ("after.pt", 2)):
+        if name == "after.pt":
+            optimizer = torch.optim.Adam(model.parameters())  # its state is not restored
+        for _ in range(steps):
+            x, y = dataset.train.batch(torch.arange(32))
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / name)
+    files = ["--before", str(tmp_path / "before.pt"), "--after", str(tmp_path / "after.pt")]
+    result = run(*files, "--model", "mlp", "--data", "digits")
+    assert result.stdout.startswith("optimizer state: the optimizer's state was lost")
+    assert "the optimizer began anew: 5 steps before, 2 after" in result.stdout
+    for wrong in ([], files[:2], [str(tmp_path / "before.pt"), *files]):
+        with pytest.raises(ValueError, match="give a checkpoint, or two checkpoints around a resume"):
+            run(*wrong, "--model", "mlp", "--data", "digits")
+
+
+def test_examples_and_labels_are_those_that_are_asked_for(weights: Path, tmp_path: Path) -> None:
     def loss(*arguments: str) -> float:
         table = tmp_path / "values.parquet"
         run(str(weights), "--model", "mlp", "--data", "digits", "--measures", "loss", "--samples", "2000",
-            "--html", str(tmp_path / "page.html"), "--parquet", str(table), "--split", split, *arguments)  # fmt: skip
+            "--html", str(tmp_path / "page.html"), "--parquet", str(table), "--no-trial", *arguments)  # fmt: skip
         (row,) = pyarrow.parquet.read_table(table).to_pylist()
         return row["value"]
 
     dataset = data.load("digits")
     model = load_into(models.create("mlp", dataset.shape, 10), weights)
-    _, expected = evaluate(model, dataset.train if split == "train" else dataset.test)
+    _, expected = evaluate(model, dataset.train)
     assert loss() == pytest.approx(expected, rel=1e-6)
     first, second = (loss("--labels", "random", "--seed", seed) for seed in ("1", "2"))
     assert abs(first - expected) > 1e-3 < abs(second - first)
 
 
-@pytest.mark.parametrize(("flags", "shown"), [((), True), (("--layers",), True), (("--no-layers",), False)])
-def test_layers_are_shown_as_asked_for(weights: Path, tmp_path: Path, flags: tuple[str, ...], shown: bool) -> None:
-    page_file = str(tmp_path / "page.html")
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_table_is_printed_if_it_is_asked_for(weights: Path, tmp_path: Path, asked: bool) -> None:
     result = run(
-        str(weights), "--model", "mlp", "--data", "digits", "--measures", "weight_growth", *flags, "--html", page_file
-    )
-    assert ("\n3 " in result.output) is shown
+        str(weights), "--model", "mlp", "--data", "digits", "--measures", "weight_growth", "--no-trial",
+        "--html", str(tmp_path / "page.html"), *(["--table"] if asked else []),
+    )  # fmt: skip
+    assert ("weight_growth" in result.stdout) == asked
 
 
 def test_references_and_safetensors(weights: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.safetensors"
     save_file({k: v / 3 for k, v in torch.load(weights, weights_only=True).items()}, other)
-    settings = ["--model", "mlp", "--data", "digits", "--measures", "weight_growth", "--html", str(tmp_path / "p.html")]
+    settings = [
+        "--model",
+        "mlp",
+        "--data",
+        "digits",
+        "--measures",
+        "weight_growth",
+        "--table",
+        "--no-trial",
+        "--html",
+        str(tmp_path / "p.html"),
+    ]
     assert "3" in run(str(weights), *settings, "--reference", str(other)).output.split("weight_growth")[1][:40]
-    assert "it needs a reference" in run(str(other), *settings, "--reference", "none").output
 
 
 def test_a_model_function_of_the_user_works_without_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +147,7 @@ def test_a_model_function_of_the_user_works_without_data(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     result = run("saved.pt", "--model", "mine.py:build", "--measures", "weight_l2,dead_fraction")
     assert "Skipped: dead_fraction: it needs a batch" in result.output
+    assert "give the new data, with labels, to get a verdict" in result.output
     assert Path("diagnosis.html").is_file()
     with pytest.raises(ValueError, match="needs --data"):
         run("saved.pt", "--model", "mlp")
@@ -120,7 +164,10 @@ def test_lazy_layers_get_their_weights_from_the_data(tmp_path: Path, monkeypatch
     assert made[0][1].weight.equal(made[1][1].weight)
     assert not made[0][1].weight.equal(made[2][1].weight)
     torch.save(made[0].state_dict(), "saved.pt")
-    assert "weight_growth" in run("saved.pt", "--model", "mine.py:build", "--data", "digits").output
+    assert (
+        "weight_growth"
+        in run("saved.pt", "--model", "mine.py:build", "--data", "digits", "--no-trial", "--table").output
+    )
 
 
 def test_one_of_several_state_dicts_is_taken_by_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +185,7 @@ def test_one_of_several_state_dicts_is_taken_by_its_key(tmp_path: Path, monkeypa
     assert load_weights(tmp_path / "agent.pt", "nets.target")["weight"].equal(target.weight)
     (tmp_path / "mine.py").write_text("from torch import nn\n\ndef build():\n    return nn.Linear(3, 2)\n")
     monkeypatch.chdir(tmp_path)
-    result = run("agent.pt", "--model", "mine.py:build", "--key", "q", "--measures", "weight_l2", "--reference", "none")
+    result = run("agent.pt", "--model", "mine.py:build", "--key", "q", "--measures", "weight_l2", "--table")
     assert f"{float(torch.cat([p.flatten() for p in online.parameters()]).norm()):.4g}" in result.output
 
 
@@ -191,8 +238,18 @@ def test_outputs_that_are_too_few_for_the_classes_matter_to_labeled_measures_alo
     (tmp_path / "mine.py").write_text(FACTORIES)
     torch.save({f"1.{k}": v for k, v in nn.Linear(64, 3).state_dict().items()}, tmp_path / "saved.pt")
     monkeypatch.chdir(tmp_path)
-    settings = ["saved.pt", "--model", "mine.py:small", "--data", "digits", "--samples", "32", "--measures"]
-    assert "feature_rank" in run(*settings, "weight_l2, feature_rank").output
+    settings = [
+        "saved.pt",
+        "--model",
+        "mine.py:small",
+        "--data",
+        "digits",
+        "--samples",
+        "32",
+        "--no-trial",
+        "--measures",
+    ]
+    assert "feature_rank" in run(*settings, "weight_l2, feature_rank", "--table").output
     with pytest.raises(
         ValueError, match=r"the outputs of model 'mine.py:small' do not fit the labels of data 'digits'"
     ):

@@ -1,0 +1,19 @@
+"""How far measures get from a fresh network's in healthy networks.
+
+Written by `python -m benchmarks.trial_zoo --write-thresholds`; do not edit.
+"""
+
+SEVERE = 4.6
+"""The weakest among the strongest signs of the zoo's networks that learn worse, in healthy limits."""
+
+LIMITS = {
+    "weight_l2": 2.3,
+    "spectral_norm": 3.4,
+    "weight_effective_rank": 1.3,
+    "feature_rank": 1.3,
+    "dormant_fraction": 1.1,
+    "gradient_effective_rank": 9.8,
+    "hessian_rank": 14.0,
+    "sharpness": 62.0,
+}
+"""How many times worse than a fresh network's each measure gets in 12 healthy networks."""
