@@ -35,8 +35,9 @@ KEPT = RESULTS / "trial_zoo.jsonl"
 DOCS = Path(__file__).parents[1] / "docs" / "trial.md"
 DEFINITION = 3
 """Increased whenever the networks, the trial or the truth change; lines of other definitions are left out."""
-ALARM_SEEDS, TRUTH_SEEDS, SIGN_SEEDS = 20, 1, 5
-"""How many networks of each healthy condition meet a trial, have a known truth, and have their signs measured."""
+ALARM_SEEDS, TRUTH_SEEDS = 20, 1
+"""How many networks of each healthy condition meet a trial, and how many of them have a known truth."""
+DAMAGED_SEEDS = 3
 LONG_STEPS, LONG_RUNS = 1500, 3
 SIGNS = [name for name in measures.names() if measures.info(name).sign and not measures.info(name).of_step]
 
@@ -53,18 +54,22 @@ def jobs(
                 healthy = condition in HEALTHY
                 if seed < TRUTH_SEEDS:
                     yield "truth", architecture, condition, seed
-                if seed < (SIGN_SEEDS if healthy else 3):
+                if healthy or seed < DAMAGED_SEEDS:
                     yield "signs", architecture, condition, seed
-                if healthy or seed < 3:
                     yield "trial", architecture, condition, seed
 
 
-def run(path: Path, seeds: int = ALARM_SEEDS, networks: Sequence[str] = tuple(ARCHITECTURES)) -> None:
+def run(
+    path: Path,
+    seeds: int = ALARM_SEEDS,
+    networks: Sequence[str] = tuple(ARCHITECTURES),
+    kinds: Sequence[str] = ("truth", "signs", "trial"),
+) -> None:
     """Do the jobs that are not in the file yet."""
     done = {(row["kind"], row["network"], row["condition"], row["seed"]) for row in read(path)}
     work = {"truth": measure_truth, "signs": measure_signs, "trial": hold_trial}
     for kind, architecture, condition, seed in jobs(seeds, networks):
-        if (kind, architecture, condition, seed) in done:
+        if kind not in kinds or (kind, architecture, condition, seed) in done:
             continue
         begun = time.process_time()
         found = work[kind](architecture, make_network(architecture, condition, seed), seed)
@@ -306,13 +311,14 @@ def command() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trial_zoo", description=__doc__)
     parser.add_argument("--seeds", type=int, default=ALARM_SEEDS, help="networks of each healthy condition")
     parser.add_argument("--networks", nargs="+", default=list(ARCHITECTURES), choices=list(ARCHITECTURES))
+    parser.add_argument("--kinds", nargs="+", default=["truth", "signs", "trial"], choices=["truth", "signs", "trial"])
     parser.add_argument(
         "--write-thresholds", action="store_true", help="write the limits and the tables of the docs; run nothing"
     )
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if not asked.write_thresholds:
-        run(KEPT, asked.seeds, asked.networks)
+        run(KEPT, asked.seeds, asked.networks, asked.kinds)
     rows = read(KEPT)
     if asked.write_thresholds:
         write_limits(rows, Path(measures.__file__).parent / "_healthy_limits.py")

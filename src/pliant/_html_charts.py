@@ -55,7 +55,7 @@ def render_curves(label: str, places: Sequence[float], groups: Sequence[Curves],
     y_labels = "".join(f'<span class="tick y" style="top:{y:.2f}%">{tick:g}</span>' for tick, y in levels.items())
     middle = (places[0] + places[-1]) / 2
     x_labels = "".join(
-        f'<span class="tick x" style="left:{left}%">{text}</span>'
+        f'<span class="tick x" style="left:{left}%;transform:translateX(-{left}%)">{text}</span>'
         for left, text in ((0, f"{places[0]:g}"), (50, f"{middle:g} {escape(x_title)}"), (100, f"{places[-1]:g}"))
     )
     return (
@@ -67,7 +67,7 @@ def render_curves(label: str, places: Sequence[float], groups: Sequence[Curves],
 
 def _render_legend(groups: Sequence[Curves]) -> str:
     keys = "".join(
-        f'<span class="key"><svg class="swatch" width="22" height="10" aria-hidden="true"><line x1="1" y1="5" x2="21" '
+        f'<span class="series"><svg class="swatch" width="22" height="10" aria-hidden="true"><line x1="1" y1="5" x2="21" '
         f'y2="5" stroke="{group.color}" stroke-width="2.5" stroke-dasharray="{group.dash}"/></svg>'
         f"{escape(group.name)}</span>"
         for group in groups
@@ -92,9 +92,13 @@ def render_bars(label: str, values: Mapping[str, float], limit: float) -> str:
         rows.append(
             f'<span>{escape(name)}</span><span class="track"><span class="limit" style="left:'
             f'{100 * limit / longest:.1f}%"></span><span class="fill{beyond}" style="display:block;width:{width:.1f}%">'
-            f"</span></span><span>{value:.2g}x</span>"
+            f"</span></span><span>{_write_times(value)}</span>"
         )
     return f'<div class="bars" role="group" aria-label="{escape(label)}">{"".join(rows)}</div>'
+
+
+def _write_times(value: float) -> str:
+    return "infinite" if math.isinf(value) else f"{value:.2g}x" if value < 100 else f"{value:.0f}x"
 
 
 def find_ticks(low: float, high: float) -> list[float]:
