@@ -67,8 +67,8 @@ def render_curves(label: str, places: Sequence[float], groups: Sequence[Curves],
 
 def _render_legend(groups: Sequence[Curves]) -> str:
     keys = "".join(
-        f'<span class="series"><svg class="swatch" width="22" height="10" aria-hidden="true"><line x1="1" y1="5" x2="21" '
-        f'y2="5" stroke="{group.color}" stroke-width="2.5" stroke-dasharray="{group.dash}"/></svg>'
+        f'<span class="series"><svg class="swatch" width="22" height="10" aria-hidden="true"><line x1="1" y1="5" '
+        f'x2="21" y2="5" stroke="{group.color}" stroke-width="2.5" stroke-dasharray="{group.dash}"/></svg>'
         f"{escape(group.name)}</span>"
         for group in groups
     )
