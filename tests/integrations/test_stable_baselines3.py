@@ -81,9 +81,25 @@ def test_measures_go_to_the_logger(name: str) -> None:
     agent.learn(450, callback=PliantCallback(lambda network: [], measure_every=64), log_interval=1)
     agent.dump_logs()
     for network in NETWORKS[name]:
-        for measure in ("dormant_fraction", "feature_rank", "weight_l2"):
+        for measure in ("dormant_fraction", "feature_rank", "weight_l2", "gradient_l2"):
             assert written.values[f"pliant/{network}/{measure}"]
     assert np.isfinite(written.values["pliant/overestimation"]).all()
+
+
+def test_the_gradient_norm_is_that_of_the_networks_own_loss() -> None:
+    agent = AGENTS["SAC"]()
+    written, seen = keep_log(agent), []
+
+    def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        parameters = agent.policy.critic.q_networks[0].parameters()
+        seen.append(float(torch.cat([p.grad.flatten() for p in parameters]).norm()))
+
+    agent.policy.critic.optimizer.register_step_pre_hook(note)
+    agent.learn(64, callback=PliantCallback(lambda network: [], measure_every=64))
+    agent.dump_logs()
+    assert written.values["pliant/critic.0/gradient_l2"][-1] == pytest.approx(
+        seen[-2]
+    )  # measured before the last update
 
 
 def test_overestimation_is_value_minus_discounted_return() -> None:

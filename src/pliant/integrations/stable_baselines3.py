@@ -93,6 +93,7 @@ class PliantCallback(BaseCallback):  # type: ignore[misc]
         self._measured = 0
         self._values = _ValueErrors()
         self._guards: list[RemovableHandle] = []
+        self._gradient_norms: dict[str, Tensor] = {}
 
     def on_new_data(self, batches: Any = None, loss_fn: Any = None) -> list[Receipt]:
         """Let all reinitializers act now.
@@ -127,6 +128,8 @@ class PliantCallback(BaseCallback):  # type: ignore[misc]
         for method in self.methods.values():
             attach_to_holders(method, self._optimizers())
         self._guard_critics()
+        if self.measure_every is not None:
+            self._watch_gradients()
 
     def _make_methods(self) -> None:
         model: Any = self.model
@@ -230,8 +233,22 @@ class PliantCallback(BaseCallback):  # type: ignore[misc]
             for name in self.measures:
                 if name in found.values:
                     self.logger.record(f"pliant/{network.name}/{name}", found.values[name])
+            if network.name in self._gradient_norms:
+                self.logger.record(f"pliant/{network.name}/gradient_l2", float(self._gradient_norms[network.name]))
         if (error := self._values.mean()) is not None:
             self.logger.record("pliant/overestimation", error)
+
+    def _watch_gradients(self) -> None:
+        """Note the norm of each network's gradient when its optimizer steps: an actor's loss adds to it afterwards."""
+
+        def note(network: Network) -> None:
+            gradients = [p.grad for p in network.module.parameters() if p.grad is not None]
+            if gradients:
+                self._gradient_norms[network.name] = torch.stack(torch._foreach_norm(gradients)).norm()
+
+        for network in self._networks.values():
+            hook = network.optimizer.register_step_pre_hook(lambda *_, network=network: note(network))
+            self._guards.append(hook)
 
     def _guard_critics(self) -> None:
         """Freeze critics while the actor's loss runs through them, if a method watches their activations."""
