@@ -11,8 +11,6 @@ import copy
 import io
 import itertools
 import json
-import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from pliant.experiments.report.treatment import Action, TreatmentSection
     from pliant.experiments.run_config import RunConfig
     from pliant.experiments.store import Status
-    from pliant.streams.stream import Stream
 
 AUTO = ("shrink_perturb", "fire", "head_reset", "dash", "redo", "l2_init", "spectral", "swr")
 """The methods that are tried by default, most likely to help first: a short budget drops the last ones."""
@@ -48,7 +45,6 @@ _SLOWER = 1.25
 """How much longer a run with a method is assumed to take, until runs have been timed."""
 _STARTUP = 2.0
 """Seconds that a run takes to load its data and build its network."""
-_TIMED_BATCHES, _TIMED_REPEATS = 8, 3
 
 
 class Treatment:
@@ -341,6 +337,8 @@ class _Search:
 
     def _estimate(self) -> tuple[float, float]:
         """Time a few steps; return the seconds of a run with a method and of a run from scratch."""
+        from pliant.experiments.timing import time_run
+
         seconds = time_run(self.config, self.stream)
         scratch = seconds * self.baselines[1]["stream"]["epochs"] / self.stream[0].epochs
         return _SLOWER * seconds + _STARTUP, scratch + _STARTUP
@@ -387,13 +385,29 @@ class _Search:
             index = [entry.label for entry in self.asked.methods].index(winner)
             final = self._recipe([_interleave([self.asked.methods[index]])[0]])
             statuses |= run_experiment(final, self.folder, everything, self.tell)
-        comparison = next(each for each in compare_folders([self.folder]) if each.recipe is not None)
+        found = next(each for each in compare_folders([self.folder]) if each.recipe is not None)
+        # The folder may also hold the results of an earlier winner.
+        asked = [each for each in found.contenders if each.label in (CONTINUE, SCRATCH, winner)]
+        comparison = replace(found, contenders=tuple(asked))
         shape, classes = self.stream.dataset.shape, self.stream.classes
         labels_of: dict[Action, str] = {"apply": winner, "scratch": SCRATCH, "continue": CONTINUE}
         code = {
             action: write_code(config_of(label, 0, "result"), shape, classes) for action, label in labels_of.items()
         }
-        return TreatmentSection(comparison, winner, tried, self.left_out, code), statuses
+        times = {CONTINUE: 1.0, winner: self._relative_time(config_of(winner, 0, "result"))}
+        share = self.stream[0].epochs / self.baselines[1]["stream"]["epochs"]
+        times = {label: share * time for label, time in times.items()} | {SCRATCH: 1.0}
+        return TreatmentSection(comparison, winner, tried, times, self.left_out, code), statuses
+
+    def _relative_time(self, config: RunConfig) -> float:
+        """Return the time of a run relative to one without its methods; measured once and saved."""
+        from pliant.experiments.timing import time_methods
+
+        known: dict[str, float] = self.plan.setdefault("times", {})
+        if config.label not in known:
+            known[config.label] = time_methods(config, self.stream)
+            self._write_plan()
+        return known[config.label]
 
     def _has_time(self, number: int) -> bool:
         """Return whether a round may begin; the decision is saved, so that a resumed search decides alike."""
@@ -429,39 +443,6 @@ class _Search:
         from pliant._files import write_atomically
 
         write_atomically(self.folder / "treatment.json", json.dumps(self.plan, indent=1).encode())
-
-
-def time_run(config: RunConfig, stream: Stream) -> float:
-    """Return about how many seconds a run takes, from a few steps and an evaluation in this process, on one thread."""
-    import torch
-
-    from pliant.experiments.run import make_learner
-    from pliant.streams.stream import Task
-    from pliant.training import evaluate, train_epoch
-
-    task, size = stream[0], config.training.batch_size
-    part = task.train.select(torch.arange(min(len(task.train), _TIMED_BATCHES * size)))
-    short = Task(0, part, None, 1, frozenset())
-    tests = [examples for examples in (task.test, task.test if config.old_data else None) if examples is not None]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    trained, evaluated = [], []
-    try:
-        learner = make_learner(config, stream)
-        train_epoch(learner, short, config.seed)  # The first steps also allocate and import.
-        for _ in range(_TIMED_REPEATS):
-            times = [time.perf_counter()]
-            train_epoch(learner, short, config.seed)
-            times.append(time.perf_counter())
-            evaluate(learner.model, part, size)
-            trained.append(times[1] - times[0])
-            evaluated.append(time.perf_counter() - times[1])
-    finally:
-        torch.set_num_threads(threads)
-    evaluations = math.ceil(task.epochs / config.training.evaluate_every)
-    train_seconds = task.epochs * len(task.train) * statistics.median(trained)
-    test_seconds = evaluations * sum(map(len, tests)) * statistics.median(evaluated)
-    return (train_seconds + test_seconds) / len(part)
 
 
 def _as_entry(text: str, per_epoch: int) -> Any:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from pliant.experiments.halving import Tried
 from pliant.experiments.report.comparison import Comparison, Contender
-from pliant.experiments.report.treatment import CONTINUE, SCRATCH, Action, TreatmentSection, decide
+from pliant.experiments.report.treatment import CONTINUE, SCRATCH, Action, TreatmentSection
 from pliant.experiments.store import Run
 from tests.experiments.helpers import small
 
@@ -44,24 +43,27 @@ THIRD = (0.001, 0.002, -0.001, -0.002, 0.0)
     ],
 )
 def test_decision(remedy: float, continued: float, scratch: float, time: float, action: Action) -> None:
-    assert decide(around(remedy, OTHER), around(continued), around(scratch, THIRD), time).action == action
+    results = {CONTINUE: around(continued), REMEDY: around(remedy, OTHER), SCRATCH: around(scratch, THIRD)}
+    assert make_section(results, {CONTINUE: time, REMEDY: time, SCRATCH: 1.0}).action == action
 
 
 def test_a_gain_within_the_noise_is_not_advised() -> None:
     noisy = {0: 0.70, 1: 0.55, 2: 0.71, 3: 0.56, 4: 0.68}
-    assert decide(noisy, around(0.60), around(0.60, THIRD), 1.0).action == "continue"
+    assert make_section({CONTINUE: around(0.60), REMEDY: noisy, SCRATCH: around(0.60, THIRD)}).action == "continue"
 
 
 @given(st.lists(st.floats(0, 1), min_size=3, max_size=6), st.lists(st.floats(0, 1), min_size=3, max_size=6))
 def test_advice_has_an_interval_that_excludes_zero(remedy: list[float], continued: list[float]) -> None:
-    verdict = decide(dict(enumerate(remedy)), dict(enumerate(continued)), dict(enumerate(continued)), 1.0)
+    values = {CONTINUE: dict(enumerate(continued)), REMEDY: dict(enumerate(remedy)), SCRATCH: around(0.5, THIRD)}
+    verdict = make_section(values).verdict
+    assert verdict is not None
     if verdict.action == "apply" and not math.isnan(verdict.gain.interval.low):
         assert verdict.gain.interval.low > 0
 
 
 def make_section(
     results: dict[str, dict[int, float]],
-    seconds: dict[str, float] | None = None,
+    times: dict[str, float] | None = None,
     old: dict[str, float] | None = None,
     left_out: Sequence[str] = (),
 ) -> TreatmentSection:
@@ -73,9 +75,7 @@ def make_section(
         run = Run(Path("absent") / "runs" / f"{label}-{seed}", config, "finished", result, "")
         curve = [{"epoch": epoch, "step": 10 * epoch, "test_accuracy": accuracy * epoch / 4} for epoch in range(1, 5)]
         curve[0] |= {"entry_test_accuracy": 0.1, "entry_old_test_accuracy": 0.9 if old else math.nan}
-        took = (seconds or {}).get(label, 8.0)
         run.__dict__["records"] = curve
-        run.__dict__["events"] = [{"event": "end", "seconds": took, "steps": 40}]
         return run
 
     contenders = tuple(
@@ -91,12 +91,15 @@ def make_section(
     comparison = Comparison("worn.pt", "final_test_accuracy", contenders)
     tried = [Tried(REMEDY, (0.7, 0.6)), Tried("fire", (0.5,))]
     code: dict[Action, str] = {"apply": "apply it", "continue": "go on", "scratch": "start anew"}
-    return TreatmentSection(comparison, REMEDY, tried, left_out, code)
+    known = dict.fromkeys(results, 1.0) if times is None else times
+    return TreatmentSection(comparison, REMEDY, tried, known, left_out, code)
 
 
 def test_the_sentence_names_remedy_gain_and_cost() -> None:
     results = {CONTINUE: around(0.60), REMEDY: around(0.621, OTHER), SCRATCH: around(0.624, THIRD)}
-    section = make_section(results, {SCRATCH: 20.0}, left_out=["The budget left no time for swr."])
+    section = make_section(
+        results, {CONTINUE: 0.4, REMEDY: 0.4, SCRATCH: 1.0}, left_out=["The budget left no time for swr."]
+    )
     assert section.answer.verdict == (
         "Apply shrink_perturb (lam=0.4) tonight: +2.1 points over continuing, 0.3 points below training from scratch "
         "at 40 % of its cost."
@@ -132,7 +135,7 @@ def test_noise_leaves_the_answer_open() -> None:
 
 def test_scratch_is_advised_with_its_cost() -> None:
     results = {CONTINUE: around(0.60), REMEDY: around(0.60, OTHER), SCRATCH: around(0.70, THIRD)}
-    section = make_section(results, {SCRATCH: 20.0})
+    section = make_section(results, {CONTINUE: 0.4, REMEDY: 0.5, SCRATCH: 1.0})
     assert section.answer.verdict == (
         "Train from scratch tonight: +10.0 points over continuing at 2.5 times its cost, +10.0 points over the best "
         "remedy (shrink_perturb (lam=0.4))."
@@ -164,11 +167,4 @@ def test_missing_runs_give_no_answer() -> None:
     section = make_section({CONTINUE: around(0.60), REMEDY: {}, SCRATCH: around(0.60, THIRD)})
     assert (section.action, section.code, section.answer.certainty) == ("none", "", "none")
     assert section.answer.verdict == f"There is no answer: {REMEDY} has no finished run."
-    assert [cell.text for cell in section.table.cells[-1]] == ["–", "", "", "–"]
-
-
-def test_the_cost_is_that_of_the_whole_run_by_seed() -> None:
-    results: dict[str, Any] = {CONTINUE: around(0.60), REMEDY: around(0.70, OTHER), SCRATCH: around(0.60, THIRD)}
-    section = make_section(results, {SCRATCH: 10.0, REMEDY: 13.0})
-    times = {row["method"]: row["time_to_scratch"] for row in section.rows()}
-    assert times == pytest.approx({SCRATCH: 1.0, REMEDY: 1.3, CONTINUE: 0.8})
+    assert [cell.text for cell in section.table.cells[-1]] == ["–", "", "", "×1.00"]

@@ -13,7 +13,7 @@ from pliant.experiments.report.answer import Answer, Certainty
 from pliant.experiments.report.comparison import Comparison, Contender
 from pliant.experiments.report.document import Section
 from pliant.experiments.report.formatting import change, count, enumerate_names, limits, number, probability, size, span
-from pliant.experiments.report.statistics import adjust, difference, interval
+from pliant.experiments.report.statistics import interval, seeds_needed
 from pliant.experiments.report.table import Cell, ResultTable
 from pliant.experiments.store import Run
 
@@ -33,53 +33,33 @@ Action = Literal["apply", "scratch", "continue", "none"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do, and the tests behind it. Their p-values and intervals are corrected for three comparisons.
+    """What to do, and the tests behind it.
 
     Args:
-        action: "apply" the remedy, train from "scratch", or "continue".
         gain: The remedy minus continuing.
         lift: Training from scratch minus continuing.
         gap: The remedy minus training from scratch.
+        time: The time of the remedy relative to training from scratch; NaN if unknown.
     """
 
-    action: Action
     gain: Contrast
     lift: Contrast
     gap: Contrast
+    time: float
 
+    @property
+    def action(self) -> Action:
+        """What to do. Continuing is the default: another way must be significantly better.
 
-def decide(
-    remedy: Mapping[int, float], continued: Mapping[int, float], scratch: Mapping[int, float], time: float
-) -> Verdict:
-    """Decide between a remedy that was chosen on other seeds, continuing, and training from scratch.
-
-    Continuing is the default: a remedy or training from scratch must be significantly better. If both are, the remedy
-    is preferred, unless training from scratch leads it significantly or by a point, at about the same cost.
-
-    Args:
-        remedy: The result of the remedy for each seed, at least one.
-        continued: The result of continuing.
-        scratch: The result of training from scratch.
-        time: The time of the remedy relative to training from scratch; NaN if unknown.
-
-    Example:
-        >>> worn = {0: 0.60, 1: 0.61, 2: 0.60}
-        >>> decide({0: 0.70, 1: 0.71, 2: 0.71}, worn, {0: 0.70, 1: 0.71, 2: 0.70}, 1.0).action
-        'apply'
-        >>> decide(worn, worn, worn, 1.0).action
-        'continue'
-    """
-    gaps = [difference(remedy, continued), difference(scratch, continued), difference(remedy, scratch)]
-    tests = [Contrast(gap, p, len(gaps)) for gap, p in zip(gaps, adjust([gap.p for gap in gaps]), strict=True)]
-    gain, lift, gap = tests
-    gains, lifts = (test.significant and test.difference.mean > 0 for test in (gain, lift))
-    falls_short = gap.difference.mean < -NEGLIGIBLE or (gap.significant and gap.difference.mean < 0)
-    action: Action = "continue"
-    if gains:
-        action = "scratch" if lifts and falls_short and not time < MUCH_CHEAPER else "apply"
-    elif lifts:
-        action = "scratch"
-    return Verdict(action, gain, lift, gap)
+        If a remedy and training from scratch are both better, the remedy is preferred, unless training from scratch
+        leads it significantly or by a point, at about the same cost.
+        """
+        gains, lifts = (test.significant and test.difference.mean > 0 for test in (self.gain, self.lift))
+        lead = -self.gap.difference.mean
+        falls_short = lead > NEGLIGIBLE or (self.gap.significant and lead > 0)
+        if gains and not (lifts and falls_short and not self.time < MUCH_CHEAPER):
+            return "apply"
+        return "scratch" if lifts else "continue"
 
 
 class TreatmentSection(Section):
@@ -89,6 +69,7 @@ class TreatmentSection(Section):
         comparison: The runs, whose labels are `CONTINUE`, `SCRATCH` and that of the remedy.
         remedy: The label of the remedy.
         tried: Every setting that was tried to choose the remedy, best first.
+        times: The time of each label's training, relative to training from scratch.
         left_out: Why methods or settings were not tried, one sentence each.
         code: Python code that does what the answer says, by action.
     """
@@ -98,20 +79,28 @@ class TreatmentSection(Section):
         comparison: Comparison,
         remedy: str,
         tried: Sequence[Tried],
+        times: Mapping[str, float],
         left_out: Sequence[str],
         code: Mapping[Action, str],
     ) -> None:
         super().__init__(comparison)
         self.remedy = remedy
         self.all_tried = list(tried)
+        self.times = dict(times)
         self.left_out = list(left_out)
         self._code = dict(code)
 
     @cached_property
     def verdict(self) -> Verdict | None:
         """What to do; None if one of the three has no finished run."""
-        values = [self._values(label, NEW) for label in (self.remedy, CONTINUE, SCRATCH)]
-        return decide(values[0], values[1], values[2], self._time(self.remedy)) if all(values) else None
+        rows = {row.contender.label: row for row in self.analysis.rows}
+        remedy, scratch = rows.get(self.remedy), rows.get(SCRATCH)
+        if remedy is None or scratch is None:
+            return None
+        gain, lift, gap = remedy.against_vanilla, scratch.against_vanilla, remedy.against_fresh
+        if gain is None or lift is None or gap is None:
+            return None
+        return Verdict(gain, lift, gap, self._time(self.remedy))
 
     @property
     def action(self) -> Action:
@@ -170,7 +159,13 @@ class TreatmentSection(Section):
             return ""
         if high < NEGLIGIBLE:
             return f"A gain of more than {size(max(high, 0.0), NEW)} is unlikely."
-        return f"These seeds cannot exclude a gain of up to {size(high, NEW)}; more seeds (--seeds) would tell."
+        needed = (
+            seeds_needed(verdict.gain.difference, verdict.gain.family) if verdict.gain.difference.mean > 0 else None
+        )
+        hint = (
+            f"about {needed} seeds (--seeds) would show it if it is as large as observed" if needed else "add --seeds"
+        )
+        return f"These seeds cannot exclude a gain of up to {size(high, NEW)}: {hint}."
 
     def _speed_sentence(self) -> str:
         """Say after how many epochs the network reaches what training from scratch ends with."""
@@ -213,9 +208,9 @@ class TreatmentSection(Section):
             cells.append([*line, _ratio(self._time(label))])
         notes = [
             "Means over seeds with 95 % intervals. Differences are paired by seed; p-values are from paired t-tests. "
-            "They and the intervals of differences are corrected by Holm's procedure for three comparisons.",
-            "Time is that of the whole training with its evaluations, relative to training from scratch: the shortest "
-            "over seeds, as a busy machine only lengthens runs.",
+            "They and the intervals of differences are corrected by Holm's procedure for the number of comparisons.",
+            "Time is that of the training without its evaluations, relative to training from scratch. What a method "
+            "adds was measured on steps with and without it in alternation.",
         ]
         before = {"new": self._before(NEW), "old": self._before(OLD)}
         known = [f"{number(value, NEW)} on the {which} data" for which, value in before.items() if value == value]
@@ -325,15 +320,8 @@ class TreatmentSection(Section):
         return float(runs[0].records[0].get(name, math.nan)) if runs and runs[0].records else math.nan
 
     def _time(self, label: str, relative_to: str = SCRATCH) -> float:
-        """Return the time relative to another label; NaN if unknown.
-
-        Both are the shortest over seeds: other programs on the machine only ever lengthen a run.
-        """
-        own, other = (
-            min((seconds for run in self._runs(each) if not math.isnan(seconds := _seconds(run))), default=math.nan)
-            for each in (label, relative_to)
-        )
-        return own / other if other > 0 else math.nan
+        """Return the time of a label relative to another; NaN if unknown."""
+        return self.times.get(label, math.nan) / self.times.get(relative_to, math.nan)
 
     def _cost_in_words(self, label: str, relative_to: str) -> str:
         time = self._time(label, relative_to)
@@ -372,12 +360,6 @@ def _difference_cell(contrast: Contrast) -> Cell:
 
 def _ratio(time: float) -> Cell:
     return Cell("–" if math.isnan(time) else f"×{time:.2f}")
-
-
-def _seconds(run: Run) -> float:
-    """Return the seconds of a whole run, extrapolated if it was resumed; NaN if they were not recorded."""
-    end = next((event for event in reversed(run.events) if event["event"] == "end" and event.get("steps")), None)
-    return float(end["seconds"] / end["steps"] * run.records[-1]["step"]) if end and run.records else math.nan
 
 
 def mean_curve(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:
