@@ -101,6 +101,23 @@ def test_own_data(tmp_path: Path, run_here: Callable[[list[str], Path], str]) ->
     assert {run.status for run in load_runs(report_of(table, tmp_path).parent)} == {"finished"}
 
 
+def test_nightly_retraining(
+    tmp_path: Path, run_here: Callable[[list[str], Path], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "ProcessEngine", EngineHere)
+    (printed,) = outputs("howto-nightly-retraining.md", tmp_path, only_commands(run_here))
+    assert "4 of 4 settings to try" in printed
+    assert "Accuracy on the old data: " in printed
+    assert "def prepare(batches):" in printed
+    assert (tmp_path / printed.strip().rpartition("page: ")[2]).exists()
+
+
+def only_commands(run: Callable[[list[str], Path], str]) -> Callable[[list[str], Path], str]:
+    """Run the commands of a page and its first code; test_docs.py runs all of its code."""
+    codes = iter([True])
+    return lambda command, folder: run(command, folder) if command[0] == "pliant" or next(codes, False) else ""
+
+
 def report_of(printed: str, folder: Path) -> Path:
     return folder / printed.strip().rpartition("report: ")[2]
 
@@ -135,7 +152,7 @@ def test_flags_in_the_text_of_own_data_are_right() -> None:
         make_recipe(override(values | {"stream": stream, "methods": ["vanilla"]}, settings))
 
 
-@pytest.mark.parametrize("page", ["howto-experiments.md", "howto-own-data.md"])
+@pytest.mark.parametrize("page", ["howto-experiments.md", "howto-own-data.md", "howto-nightly-retraining.md"])
 def test_every_command_names_pliant(page: str) -> None:
     blocks = BLOCK.findall((ROOT / "docs" / page).read_text())
     commands = [line for kind, _, content in blocks if kind == "console" for line in content.splitlines()]
