@@ -160,7 +160,9 @@ class Trial:
             f"missing of what a fresh network gains: {self.best_gap} at the best, {self.final_gap} at the end, "
             f"{whole} of the area",
         ]
-        if math.isfinite(self.relative_steps):
+        if self.relative_steps == 0:
+            lines.append("it begins at the fresh network's final level")
+        elif math.isfinite(self.relative_steps):
             lines.append(f"it reaches the fresh network's final level in {self.relative_steps:.0%} of the steps")
         else:
             lines.append("it does not reach the fresh network's final level within the trial")

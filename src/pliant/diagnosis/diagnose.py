@@ -24,6 +24,7 @@ from pliant.trial_result import Trial, Verdict
 
 BUDGET = 120.0
 """The seconds that a trial may take by default."""
+COMPARE = "Which of them works best from this network, `pliant treat` (`pliant.treat`) finds out."
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Diagnosis:
             for remedy in self.remedies:
                 signs = f" ({', '.join(remedy.measures)})" if remedy.measures else ""
                 lines += [f"  {remedy.method}{signs}: {remedy.does}", *(f"    {line}" for line in remedy.code)]
+            lines.append(f"  {COMPARE}")
         elif self.verdict == "plastic":
             lines += ["", "Nothing needs to be done: continue from this network."]
         gaps = self.signs.describe_gaps()

@@ -3,14 +3,14 @@
 from pliant._html import escape, render_header, render_page, render_table
 from pliant._html_charts import Curves, render_bars, render_curves
 from pliant._version import __version__
-from pliant.diagnosis.diagnose import Diagnosis
+from pliant.diagnosis.diagnose import COMPARE, Diagnosis
 from pliant.diagnosis.remedies import Remedy
 from pliant.diagnostics import Finding, Measurement, measures
 from pliant.trial_result import Trial
 
 _CAUTION = (
     "Signs explain a verdict; they do not replace it. Each is a multiple of what healthy networks reach, which the "
-    "black line marks."
+    "vertical line marks."
 )
 
 
@@ -94,8 +94,8 @@ def _render_remedies(diagnosis: Diagnosis) -> list[str]:
         return ["<h2>What to try</h2>", "<p>Nothing needs to be done: continue from this network.</p>"]
     if not diagnosis.remedies:
         return []
-    lead = "Methods that act on these signs. Compare them on your data before you believe in one."
-    return ["<h2>What to try</h2>", f'<p class="lead">{lead}</p>', *map(_render_remedy, diagnosis.remedies)]
+    lead = f"Methods that act on these signs. {COMPARE}"
+    return ["<h2>What to try</h2>", f'<p class="lead">{escape(lead)}</p>', *map(_render_remedy, diagnosis.remedies)]
 
 
 def _render_remedy(remedy: Remedy) -> str:

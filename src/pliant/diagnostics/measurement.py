@@ -245,7 +245,7 @@ class Measurement:
         count = {grade: sum(each.grade == grade for each in findings) for grade in ("severe", "raised")}
         if not any(count.values()):
             return f"No sign of lost plasticity was found: all {len(findings)} are in the range of healthy networks."
-        shown = " and ".join(f"{number} {grade}" for grade, number in count.items() if number)
+        shown = " and ".join(f"{n} {'is' if n == 1 else 'are'} {grade}" for grade, n in count.items() if n)
         return f"Of {len(findings)} signs of lost plasticity, {shown}."
 
     def describe_signs(self) -> list[str]:

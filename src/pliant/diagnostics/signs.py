@@ -110,7 +110,8 @@ class Finding:
         """
         text = f"{self.measure} is {self.value:.3g}"
         if self.reference is not None:
-            text += f", {_write(self.times)} worse than the fresh {self.reference:.3g}"
+            worse = f"{_write(self.times)} worse" if self.times > 1 else "not worse"
+            text += f", {worse} than the fresh {self.reference:.3g}"
         text += f"; healthy networks reach {_write(self.limit)}"
         if self.layers:
             shown = ", ".join(self.layers[:_LAYERS_IN_A_SENTENCE])
