@@ -1,5 +1,8 @@
 """Cost of methods that act when data is new, in training steps; for FIRE see `fire.py`."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -9,7 +12,7 @@ from benchmarks.timing import medians, row
 from pliant import models
 from pliant.methods import create
 
-METHODS = {
+METHODS: dict[str, dict[str, Any]] = {
     "shrink": {},
     "shrink_perturb": {"toward": "fresh"},  # Toward the initial weights, repeated calls would soon change nothing.
     "layerwise": {},
@@ -19,11 +22,11 @@ METHODS = {
 }
 
 
-def cost(name: str, batch: Tensor, rounds: int) -> None:
+def cost(name: str, batch: Tensor, rounds: int, methods: Mapping[str, Mapping[str, Any]] = METHODS) -> None:
     shape = tuple(batch.shape[1:])
     data = [(batch, torch.arange(len(batch)) % 10)]
     contestants = {"step": training_step(models.create(name, shape, 10), batch)[0]}
-    for method, settings in METHODS.items():
+    for method, settings in methods.items():
         model = models.create(name, shape, 10)
         step, optimizer = training_step(model, batch)
         step()  # Gives the optimizer moments, which resets must clear.
@@ -32,7 +35,7 @@ def cost(name: str, batch: Tensor, rounds: int) -> None:
             optimizer, batches=data, loss_fn=cross_entropy
         )
     times = medians(contestants, rounds=rounds)
-    for method in METHODS:
+    for method in methods:
         given = " with one batch" if method == "dash" else ""
         row(f"{name}, batch {len(batch)}: {method}{given} / a training step", times[method] / times["step"], "")
 

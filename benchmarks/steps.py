@@ -48,6 +48,7 @@ def print_overheads(
     methods: Mapping[str, tuple[str, Mapping[str, Any]]],
     rounds: int,
     limits: Mapping[str, str] = MappingProxyType({}),
+    builds: int = 9,
 ) -> None:
     """Print the time of a training step with each method, relative to the step without it.
 
@@ -57,6 +58,7 @@ def print_overheads(
         methods: The method and its settings for each label.
         rounds: Timed steps for every build of the networks.
         limits: The limit of a label's ratio.
+        builds: How often the networks are built anew.
     """
     shape = tuple(batch.shape[1:])
 
@@ -65,10 +67,11 @@ def print_overheads(
         contestants = {"plain": plain}
         for label, (method, settings) in methods.items():
             model = models.create(model_name, shape, 10)
+            made = create(method, model, example=batch[:2], seed=0, **settings)  # it may change the architecture
             contestants[label], optimizer = training_step(model, batch)
-            create(method, model, example=batch[:2], seed=0, **settings).attach(optimizer)
+            made.attach(optimizer)
         return added(contestants, base="plain", rounds=rounds)
 
-    for label, extra in over_builds(measure).items():
+    for label, extra in over_builds(measure, builds).items():
         what = f"{model_name}, batch {len(batch)}: training step with {label} / without"
         row(what, 1 + extra, limits.get(label, ""))

@@ -21,12 +21,18 @@ from pliant.training import Settings
 
 def list_methods() -> Table:
     """List the methods and the baselines."""
-    table = Table("name", "when it acts", "what it does", "settings (default)", "from")
+    table = Table(
+        "name", "when it acts", "what it does", "settings (default)", "from",
+        caption="* needs to be told of new data: call apply(), or give at=[steps] or every=steps",
+    )  # fmt: skip
     for name, summary in BASELINES.items():
         table.add_row(name, "baseline", summary, "", "")
-    for info in map(registry.info, registry.names()):
-        settings = "\n".join(f"{each.name} ({each.default}): {each.meaning}" for each in info.tunables)
-        table.add_row(info.name, info.acts, escape(info.summary), escape(settings), info.paper)
+    for acts, infos in registry.by_timing().items():
+        table.add_section()
+        for info in infos:
+            settings = "\n".join(f"{each.name} ({each.default}): {each.meaning}" for each in info.tunables)
+            shown = f"{acts} *" if info.needs_telling else acts
+            table.add_row(info.name, shown, escape(info.summary), escape(settings), info.paper)
     return table
 
 

@@ -54,7 +54,7 @@ LAYERS = (0, 2, 4)
 
 OF_THE_WHOLE = {
     "loss", "error", "lipschitz_bound", "frobenius_bound", "balancedness", "feature_rank", "feature_srank",
-    "feature_effective_rank", "sharpness", "hessian_exact_rank", "gauss_newton_rank", "fisher_rank",
+    "feature_effective_rank", "sharpness", "hessian_exact_rank", "gauss_newton_rank", "fisher_rank", "churn",
 }  # fmt: skip
 
 
@@ -191,6 +191,30 @@ def sample_gradients(model: nn.Sequential, x: Tensor, y: Tensor, layers: Sequenc
     )
 
 
+ELSEWHERE = {"saturation", "dead_by_moments"}
+"""What a network of relus, trained with SGD, does not have; measured below."""
+
+
+def gradient_dormant(model: nn.Sequential, x: Tensor, y: Tensor, layers: Sequence[int]) -> float:
+    """The fraction of rows with a mean |gradient| of at most a hundredth of their layer's."""
+    dormant = []
+    for layer in layers:
+        (g,) = torch.autograd.grad(cross_entropy(model(x), y), [model[layer].weight])
+        sizes = [mean(map(abs, row)) for row in g.tolist()]
+        dormant += [size <= 0.01 * mean(sizes) for size in sizes]
+    return mean(dormant)
+
+
+def churn_of(model: nn.Sequential, x: Tensor, y: Tensor) -> float:
+    """The mean change of an output by a step of SGD."""
+    after = copy.deepcopy(model)
+    gradients = torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters()))
+    with torch.no_grad():
+        for p, g in zip(after.parameters(), gradients, strict=True):
+            p -= RATE * g
+        return float((after(x) - model(x)).abs().mean())
+
+
 def of_gradients(model: nn.Sequential, x: Tensor, y: Tensor, layers: Sequence[int] = LAYERS) -> dict[str, float]:
     g = sample_gradients(model, x, y, layers)
     mean_gradient = g.mean(0)
@@ -204,6 +228,9 @@ def of_gradients(model: nn.Sequential, x: Tensor, y: Tensor, layers: Sequence[in
         "gradient_l2": float(mean_gradient.norm()),
         "update_l1": RATE * float(mean_gradient.abs().sum()),
         "update_l2": RATE * float(mean_gradient.norm()),
+        "relative_update": RATE * float(mean_gradient.norm() / flat(parameters_of(model, layers)).norm()),
+        "gradient_dormant_fraction": gradient_dormant(model, x, y, layers),
+        "churn": churn_of(model, x, y),
         "gradient_condition_number": float(sigma[0] / sigma[-1]),
         "gradient_effective_rank": entropy_rank(sigma),
         "hessian_rank": directions / SAMPLES,
@@ -242,10 +269,10 @@ def close(name: str, value: float) -> object:
 def measured(model: nn.Sequential, reference: nn.Sequential, x: Tensor, y: Tensor) -> dict[str, float]:
     """Everything that is measured; of a step, when it is taken at last."""
     steps = {name for name in measures.names() if "step" in measures.info(name).needs}
-    others = [name for name in measures.names() if name not in steps]
+    others = [name for name in measures.names() if name not in steps | ELSEWHERE]
     found = dict(diagnostics.measure(model, (x, y), cross_entropy, reference, measures=others).values)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    monitor = pliant.Monitor(model, optimizer, every=1, measures=sorted(steps), budget=None)
+    monitor = pliant.Monitor(model, optimizer, every=1, measures=sorted(steps), probe=(x, y), budget=None)
     cross_entropy(model(x), y).backward()
     optimizer.step()
     return found | monitor.records[-1].values
@@ -259,7 +286,7 @@ def test_every_measure_is_what_its_definition_says() -> None:
         **of_gradients(model, x, y),
         **of_matrices(model, x, y),
     }
-    assert expected.keys() == set(measures.names())
+    assert expected.keys() == set(measures.names()) - ELSEWHERE
     for (a, ours), (b, theirs) in combinations(expected.items(), 2):
         assert ours != close(a, theirs), f"{a} and {b} could change places"
         assert theirs != close(b, ours), f"{a} and {b} could change places"
@@ -280,3 +307,43 @@ def test_every_value_of_a_layer_is_what_the_definition_says_of_it_alone() -> Non
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert found[name] == close(name, value), name
+
+
+def test_saturation_is_of_tanh_and_sigmoid_alone() -> None:
+    model = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 2), nn.Sigmoid(), nn.Linear(2, 3), nn.ReLU())
+    model.append(nn.Linear(3, 1))
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[0].bias.copy_(torch.tensor([0.0, 9.0, -9.0, 2.0]))
+        model[2].weight.zero_()
+        model[2].bias.copy_(torch.tensor([0.0, 9.0]))
+    found = diagnostics.measure(model, torch.ones(5, 1), measures=["saturation"]).values
+    assert found == pytest.approx({"saturation": 3 / 6, "saturation/0": 2 / 4, "saturation/2": 1 / 2})
+    assert diagnostics.measure(networks()[0], networks()[2], measures=["saturation"]).values == {"saturation": 0.0}
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad])
+def test_units_that_never_had_a_gradient_show_in_the_moments(kind: type[torch.optim.Optimizer]) -> None:
+    model, _, x, y = networks()
+    optimizer = kind(model.parameters(), lr=0.0)
+    monitor = pliant.Monitor(model, optimizer, every=1, measures=["dead_by_moments"], budget=None)
+    for _ in range(2):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+    (g,) = torch.autograd.grad(cross_entropy(model(x), y), [model[0].weight])
+    dead = int((g == 0).all(1).sum())
+    assert dead >= 1
+    values = monitor.records[-1].values
+    assert values["dead_by_moments/0"] == pytest.approx(dead / 9)
+    (g,) = torch.autograd.grad(cross_entropy(model(x), y), [model[2].weight])
+    assert values["dead_by_moments"] == pytest.approx((dead + int((g == 0).all(1).sum())) / 20)
+
+
+def test_an_optimizer_without_moments_is_said() -> None:
+    model, _, x, y = networks()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = pliant.Monitor(model, optimizer, every=1, measures=["dead_by_moments"], budget=None)
+    cross_entropy(model(x), y).backward()
+    optimizer.step()
+    assert "none has such values" in monitor.skipped["dead_by_moments"]

@@ -43,6 +43,11 @@ EAGER: dict[str, dict[str, Any]] = {
     "parseval": {"lam": 1e-2},
     "wasserstein": {"lam": 1e-2},
     "feature_rank": {"lam": 1e-2},
+    "regrama": {"tau": 0.8, "every": 2},
+    "snr": {"longest": 2},
+    "selective_reinit": {"fraction": 0.2, "every": 2},
+    "trac": {"scale": 1e-2},
+    "infer": {"lam": 1e-2},
 }
 """Settings that make a method act within a few steps, strongly enough to be seen."""
 

@@ -21,11 +21,14 @@ STRONG: dict[str, dict[str, Any]] = {  # settings with which a method acts withi
     "hare_tortoise": {"every": 2},
     "shrink_perturb": {"lam": 0.5, "toward": "initial"},
 }
-TOGETHER = {"upgd"}  # its utilities are compared over all parameters that it acts on
+TOGETHER = {"upgd", "trac"}  # they compare or sum over all parameters that they act on
 NO_FORWARD = "model: TensorDictParams has no forward"
 REFUSED = {
     **dict.fromkeys(["swr", "shrink", "head_reset", "redo", "continual_backprop", "crelu", "layer_norm"], NO_FORWARD),
-    **dict.fromkeys(["layerwise", "feature_rank"], NO_FORWARD),
+    **dict.fromkeys(["layerwise", "feature_rank", "infer", "regrama", "snr", "adalin", "fourier"], NO_FORWARD),
+    "plasticity_injection": "head: 'the model' is a TensorDictParams",
+    "spectral_normalization": "model: it has no weight to normalize",
+    "selective_reinit": r"has no reset_parameters\(\); give it one, or pass init=",
     "full_reset": r"has no reset_parameters\(\); give it one, or pass init=",
 }
 

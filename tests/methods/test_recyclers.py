@@ -95,13 +95,16 @@ def test_redo_matches_the_reference(name: str) -> None:
     assert_equal_runs(model, control, one, two)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_continual_backprop_matches_the_reference(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "utility"),
+    [*((name, "contribution") for name in CASES), *(("cnn_bn", u) for u in ("adaptation", "adaptable", "weight"))],
+)
+def test_continual_backprop_matches_the_reference(name: str, utility: str) -> None:
     model, _, batch = build(name)
     control, wires, _ = build(name)
     one, two = steady_adam(model), steady_adam(control)
-    cbp = ContinualBackprop(model, batch(0)[0], rate=0.07, maturity=2, seed=5).attach(one)
-    plain = reference.ContinualBackprop(wires, rate=0.07, maturity=2)
+    cbp = ContinualBackprop(model, batch(0)[0], rate=0.07, maturity=2, utility=utility, seed=5).attach(one)
+    plain = reference.ContinualBackprop(wires, rate=0.07, maturity=2, kind=utility)
     draws = total = 0
     for step in range(1, 16):
         training_step(model, one, batch(step))
@@ -117,6 +120,38 @@ def test_continual_backprop_matches_the_reference(name: str) -> None:
     assert total > len(wires)
     assert sum(int(n.sum()) for n in cbp.renewals.values()) == total
     assert_equal_runs(model, control, one, two)
+
+
+def test_random_choices_are_seeded_and_spare_young_units() -> None:
+    def renewed(seed: int) -> dict[str, list[int]]:
+        model, _, batch = build("mlp")
+        optimizer = SGD(model.parameters(), lr=0.0)
+        cbp = ContinualBackprop(model, batch(0)[0], rate=0.2, maturity=3, utility="random", seed=seed).attach(optimizer)
+        for step in range(5):
+            training_step(model, optimizer, batch(step))
+            assert step >= 3 or not any(int(n.sum()) for n in cbp.renewals.values())
+        return {name: n.tolist() for name, n in cbp.renewals.items()}
+
+    assert renewed(1) == renewed(1) != renewed(2)
+
+
+@pytest.mark.parametrize("reset_step", [False, True])
+def test_redo_can_let_the_step_counts_start_again(reset_step: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    with torch.no_grad():
+        model[0].bias.copy_(torch.tensor([5.0, -100.0, 5.0, 5.0]))
+        model[2].bias.fill_(5.0)
+    optimizer = Adam(model.parameters(), lr=0.0)
+    redo = ReDo(model, torch.zeros(1, 3), tau=0.0, every=3, reset_step=reset_step, seed=0).attach(optimizer)
+    for _ in range(3):
+        training_step(model, optimizer, (torch.randn(8, 3), torch.zeros(8, dtype=torch.int64)))
+    assert redo.receipt is not None
+    assert redo.receipt.details["units"] == {"0": [1]}
+    counts = {name: int(optimizer.state[p]["step"]) for name, p in model.named_parameters()}
+    started = 0 if reset_step else 3
+    touched = {"0.weight": started, "0.bias": started, "2.weight": started}
+    assert counts == {"2.bias": 3, "4.weight": 3, "4.bias": 3, **touched}
 
 
 def _kaiming(layer: nn.Module) -> Tensor:

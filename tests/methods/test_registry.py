@@ -24,3 +24,12 @@ def test_records_describe_their_classes() -> None:
 def test_unknown_method_names_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"no method 'swt'; did you mean 'swr'\? Allowed: swr, l2"):
         methods.create("swt", zoo.build("mlp"))
+
+
+def test_groups_hold_every_method_once_and_those_to_be_told_come_last() -> None:
+    groups = methods.by_timing()
+    assert sorted(info.name for group in groups.values() for info in group) == sorted(methods.names())
+    assert all(info.acts == acts for acts, group in groups.items() for info in group)
+    told = [any(info.needs_telling for info in group) for group in groups.values()]
+    assert told == sorted(told)
+    assert [info.name for info in groups["on new data"] if not info.needs_telling] == []

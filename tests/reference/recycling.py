@@ -111,7 +111,10 @@ def redo(
 class ContinualBackprop:
     """Utilities, ages and owed renewals as plain numbers."""
 
-    def __init__(self, wires: list[Wire], rate: float, maturity: int, decay: float = 0.99) -> None:
+    def __init__(
+        self, wires: list[Wire], rate: float, maturity: int, decay: float = 0.99, kind: str = "contribution"
+    ) -> None:
+        self.kind = kind
         self.wires, self.rate, self.maturity, self.decay = wires, rate, maturity, decay
         self.utility = [[0.0] * w.count for w in wires]
         self.mean = [[[0.0] * w.columns for _ in range(w.count)] for w in wires]  # one per column
@@ -130,10 +133,16 @@ class ContinualBackprop:
                 read = wire.reader.weight[:, wire.read_by(unit)]
                 contributions = []
                 for column, value in enumerate(values):
-                    contributions.append(float(value.abs().mean()) * float(read[:, column].abs().mean()))
+                    size = 1.0 if self.kind == "weight" else float(value.abs().mean())
+                    contributions.append(size * float(read[:, column].abs().mean()))
                     mean = self.mean[i][unit][column]
                     self.mean[i][unit][column] = eta * mean + (1 - eta) * float(value.mean())
                 contribution = sum(contributions) / len(contributions)
+                incoming = float(wire.producer.weight[unit].abs().mean())
+                if self.kind == "adaptation":
+                    contribution = 1 / incoming
+                if self.kind == "adaptable":
+                    contribution /= incoming
                 self.utility[i][unit] = eta * self.utility[i][unit] + (1 - eta) * contribution
             mature = [unit for unit in range(wire.count) if self.age[i][unit] > self.maturity]
             self.owed[i] += self.rate * len(mature)
@@ -155,3 +164,74 @@ class ContinualBackprop:
                 self.utility[i][unit], self.age[i][unit] = 0.0, 0
                 self.mean[i][unit] = [0.0] * wire.columns
         return chosen
+
+
+@torch.no_grad()
+def regrama(
+    wires: list[Wire], tau: float, fresh: Callable[[nn.Module], Tensor], optimizer: Optimizer
+) -> list[list[int]]:
+    """Renew units whose incoming weights have a mean |gradient| ≤ τ times the layer's; return their indices."""
+    renewed = []
+    for wire in wires:
+        sizes = [float(row.abs().mean()) for row in wire.producer.weight.grad]
+        average = sum(sizes) / len(sizes)
+        chosen = [unit for unit, size in enumerate(sizes) if size / (average + 1e-9) <= tau]
+        weights = fresh(wire.producer)
+        for unit in chosen:
+            remake(wire, unit, weights[unit], optimizer)
+        renewed.append(chosen)
+    return renewed
+
+
+class SelfNormalizedResets:
+    """Ages, silences and thresholds as plain numbers and lists."""
+
+    def __init__(self, wires: list[Wire], quantile: float, longest: int, window: int) -> None:
+        self.wires, self.quantile, self.window = wires, quantile, window
+        self.edges = [1.0]
+        while self.edges[-1] < longest:
+            self.edges.append(2.0 ** (len(self.edges) / 8))
+        self.age = [[0] * w.count for w in wires]
+        self.threshold = [[max(longest / 2, 1.0)] * w.count for w in wires]
+        self.silences: list[list[list[int]]] = [[[] for _ in range(w.count)] for w in wires]
+        self.steps = 0
+
+    def step(
+        self, seen: list[list[Tensor]], fresh: Callable[[nn.Module], Tensor], optimizer: Optimizer
+    ) -> list[list[int]]:
+        self.steps += 1
+        for i, wire in enumerate(self.wires):
+            for unit in range(wire.count):
+                if bool((seen[i][unit] > 0).any()):
+                    if self.age[i][unit] > 0:
+                        self.silences[i][unit].append(self.age[i][unit])
+                    self.age[i][unit] = 0
+                else:
+                    self.age[i][unit] += 1
+                if self.steps % self.window == 0:
+                    found = self.find_quantile(self.silences[i][unit])
+                    old = self.threshold[i][unit]
+                    self.threshold[i][unit] = min(found if found < old else 2 * old, self.edges[-1])
+                    self.silences[i][unit] = []
+        due = [
+            [unit for unit in range(wire.count) if self.age[i][unit] >= self.threshold[i][unit]]
+            for i, wire in enumerate(self.wires)
+        ]
+        if any(due):
+            for i, wire in enumerate(self.wires):
+                weights = fresh(wire.producer)
+                for unit in due[i]:
+                    remake(wire, unit, weights[unit], optimizer)
+                    self.silences[i][unit].append(self.age[i][unit])
+                    self.age[i][unit] = 0
+            for i, wire in enumerate(self.wires):
+                for unit in due[i]:
+                    unread(wire, unit, optimizer)
+        return due
+
+    def find_quantile(self, silences: list[int]) -> float:
+        """Return the smallest edge that is not below the given fraction of the silences."""
+        for edge in self.edges:
+            if sum(age <= edge for age in silences) >= self.quantile * len(silences):
+                return edge
+        return self.edges[-1]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 
 import torch
+from scipy.special import erfi
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
@@ -46,8 +47,17 @@ class UPGD:
     For UPGD around Adam, `direction` maps g to Adam's direction in the step, but not in u.
     """
 
-    def __init__(self, model: nn.Module, lr: float, sigma: float, beta: float, weight_decay: float) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float,
+        sigma: float,
+        beta: float,
+        weight_decay: float,
+        normalizer: str = "corrected",
+    ) -> None:
         self.parameters = list(model.parameters())
+        self.normalizer = normalizer
         self.lr, self.sigma, self.beta, self.weight_decay = lr, sigma, beta, weight_decay
         self.utilities = [torch.zeros_like(p) for p in self.parameters]
         self.steps = 0
@@ -59,7 +69,7 @@ class UPGD:
         for i, p in enumerate(self.parameters):
             self.utilities[i] = self.beta * self.utilities[i] + (1 - self.beta) * (-p.grad * p)
             corrected.append(self.utilities[i] / (1 - self.beta**self.steps))
-        largest = max(float(u.max()) for u in corrected)
+        largest = max(float(u.max()) for u in (self.utilities if self.normalizer == "authors" else corrected))
         for i, p in enumerate(self.parameters):
             gate = 1 - torch.sigmoid(corrected[i] / largest)
             moved = (1 - self.lr * self.weight_decay) * p
@@ -102,3 +112,53 @@ class HareTortoise:
                 tensor.copy_(fast[name])
         if self.steps % self.every == 0:
             self.model.load_state_dict(self.slow.state_dict())
+
+
+@torch.no_grad()
+def project_weights(model: nn.Module, norms: dict[str, list[float]]) -> None:
+    """Scale every row, or the whole weight if there is one norm, to its norm."""
+    for name, layer in weight_layers(model):
+        parts = [layer.weight] if len(norms[name]) == 1 else list(layer.weight)
+        for part, norm in zip(parts, norms[name], strict=True):
+            part.mul_(norm / math.sqrt(sum(float(x) ** 2 for x in part.flatten())))
+
+
+class TRAC:
+    """The paper's meta-optimizer with plain numbers; scipy has erfi."""
+
+    def __init__(self, model: nn.Module, scale: float = 1e-8) -> None:
+        self.parameters = list(model.parameters())
+        self.reference = [p.detach().clone() for p in self.parameters]
+        self.scale, self.betas = scale, (0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
+        self.v, self.sigma, self.s = [0.0] * 6, [1e-8] * 6, [0.0] * 6
+
+    @torch.no_grad()
+    def step(self, before: list[Tensor], gradients: list[Tensor]) -> None:
+        """Rewrite the optimizer's move from `before`."""
+        eps = 1e-8
+        directions = [(b - r) / (sum(self.s) + eps) for b, r in zip(before, self.reference, strict=True)]
+        h = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True))
+        for j, beta in enumerate(self.betas):
+            self.v[j] = beta**2 * self.v[j] + h**2
+            self.sigma[j] = beta * self.sigma[j] - h
+            argument = self.sigma[j] / (math.sqrt(2) * math.sqrt(self.v[j]) + eps)
+            self.s[j] = self.scale / float(erfi(1 / math.sqrt(2))) * float(erfi(argument))
+        total = max(sum(self.s), 0.0)
+        for p, b, r, d in zip(self.parameters, before, self.reference, directions, strict=True):
+            p.copy_(r + total * (d + (p - b)))
+
+
+@torch.no_grad()
+def redraw_entries(weight: Tensor, utility: Tensor, count: int | None, bound: float | None, fresh: Tensor) -> list[int]:
+    """Re-draw the `count` entries of least utility, or those of at most `bound` times the mean; return their places."""
+    values = [float(u) for u in utility.flatten()]
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    if count is None:
+        mean = sum(values) / len(values)
+        places = [i for i, value in enumerate(values) if value <= bound * mean]
+    else:
+        places = order[:count]
+    for place in places:
+        index = torch.unravel_index(torch.tensor(place), weight.shape)
+        weight[index] = fresh[index]
+    return sorted(places)

@@ -59,6 +59,7 @@ _ACTIVATIONS = _functions(
     *APPROXIMABLE, "relu", "relu6", "leaky_relu", "rrelu", "prelu", "glu", "hardtanh", "hardsigmoid", "softsign",
     "logsigmoid", "threshold", "hardshrink", "softshrink", "tanhshrink", "sigmoid", "tanh",
 )  # fmt: skip
+_TANH, _SIGMOID = _functions("tanh"), _functions("sigmoid")
 _CLAMPS = _functions("clamp", "clip", "clamp_min")
 _MAXIMA = _functions("maximum", "fmax", "max")
 _PRODUCTS = frozenset({"mul", "rmul", "imul", "multiply"})
@@ -80,11 +81,13 @@ class Features:
         mean_abs: The mean of |h| over samples and positions for each unit, float64.
         active: How often each unit was not zero.
         values: The activations, one row per sample, if they were kept.
+        mean_extreme: The mean of |tanh|, or of |2·sigmoid − 1|, for each unit; None for other activations.
     """
 
     mean_abs: Tensor
     active: Tensor
     values: Tensor | None
+    mean_extreme: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -307,7 +310,7 @@ class _Watch(TorchFunctionMode):
                 replaced[0].features = self._features(replaced[0].layer, out)
                 self._activations = [note for note in self._activations if note not in replaced[1:]]
             elif is_activation:
-                note = _Note(self._layer, self._features(self._layer, out))
+                note = _Note(self._layer, self._features(self._layer, out, func))
                 self._activations.append(note)
                 self._after_last.append(note)
                 self._gates.mark(out, note)
@@ -317,7 +320,7 @@ class _Watch(TorchFunctionMode):
         """Return the name of the running module, or in the model itself the name of the weight."""
         return (self._path[-1] if self._path else "") or self._names.get(id(_stored(weight)), func.__name__)
 
-    def _features(self, layer: _Layer, out: Tensor) -> Features | None:
+    def _features(self, layer: _Layer, out: Tensor, func: Callable[..., Any] | None = None) -> Features | None:
         if _is_transformed():
             return None
         h = out.detach()
@@ -330,6 +333,7 @@ class _Watch(TorchFunctionMode):
             by_unit.abs().mean(1, dtype=torch.float64),
             (by_unit != 0).sum(1),
             h.flatten(1).clone() if self._keep and len(h) == self._samples else None,
+            _mean_extreme(by_unit, func),
         )
 
     def layers(self) -> dict[str, Features | None]:
@@ -344,6 +348,12 @@ class _Watch(TorchFunctionMode):
                 name, again = f"{note.layer.name}:{again}", again + 1
             found[name] = note.features
         return found
+
+
+def _mean_extreme(by_unit: Tensor, func: Callable[..., Any] | None) -> Tensor | None:
+    if func not in _TANH | _SIGMOID:
+        return None
+    return (by_unit if func in _TANH else 2 * by_unit - 1).abs().mean(1, dtype=torch.float64)
 
 
 def capture(model: nn.Module, batch: Batch, keep: bool = False) -> Captured:

@@ -11,11 +11,13 @@ To add a measure, write its formula as a pure function and add a record to `_REC
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
+from torch.utils._pytree import tree_leaves
 
 from pliant._names import suggest
 from pliant.diagnostics import curvature, features, spectra, weights
@@ -69,7 +71,7 @@ class Measure:
     @property
     def of_step(self) -> bool:
         """Whether a `Monitor` takes the value from the optimizer's step."""
-        return not self.needs.isdisjoint(("gradient", "step"))
+        return not self.needs.isdisjoint(("gradient", "step", "moments"))
 
 
 class Taken(NamedTuple):
@@ -94,6 +96,54 @@ def largest(values: Iterable[float]) -> float:
     """Return the largest value, or NaN if there are no values or one of them is NaN."""
     listed = list(values)
     return max(listed) if listed and not any(map(math.isnan, listed)) else math.nan
+
+
+def relative_update(probe: Probe, _: Probe | None) -> Values:
+    """Return ‖Δθ‖/‖θ‖ of an optimizer's step, θ as it was before the step."""
+    moved = on_update(weights.l2_norm)(probe, None)
+    sizes = _norms(weights.l2_norm, probe.by_layer(probe.before), list(probe.before.values()))
+    return {layer: _ratio(moved[layer], sizes[layer]) if moved[layer] else 0.0 for layer in moved}
+
+
+def on_units(tensors: Callable[[Probe], Mapping[str, Tensor]], number: Callable[[Tensor], float]) -> Compute:
+    """Compute a number from the mean size of each unit's incoming gradients or moments. The total is over all units."""
+
+    def compute(probe: Probe, _: Probe | None) -> Values:
+        sizes = probe.by_unit(tensors(probe))
+        by_layer = {layer: number(each) for layer, each in sizes.items()}
+        units = {layer: len(each) for layer, each in sizes.items()}
+        return {**by_layer, TOTAL: sum(by_layer[n] * units[n] for n in units) / sum(units.values())}
+
+    return compute
+
+
+def saturation(probe: Probe, _: Probe | None) -> Values:
+    """Return the fraction of tanh and sigmoid units that are saturated in the mean over samples; 0 without any."""
+    bounded = {name: layer.mean_extreme for name, layer in probe.hidden.items() if layer.mean_extreme is not None}
+    by_layer = {name: float((extreme > 0.99).double().mean()) for name, extreme in bounded.items()}
+    units = sum(map(len, bounded.values()))
+    return {**by_layer, TOTAL: sum(by_layer[name] * len(bounded[name]) for name in bounded) / max(units, 1)}
+
+
+class _Before(nn.Module):
+    """A model with the parameters that it had before an optimizer's step."""
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__()
+        self.model, self.before = probe.model, probe.before
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return functional_call(self.model, self.before, args, kwargs)
+
+
+@torch.no_grad()
+def churn(probe: Probe) -> float:
+    """Return the mean of |f(x) − f̃(x)| over samples and outputs, f̃ the network before an optimizer's step."""
+    after, before = (tree_leaves(probe.batch.forward(model)) for model in (probe.model, _Before(probe)))
+    pairs = [(a, b) for a, b in zip(after, before, strict=True) if isinstance(a, Tensor) and a.is_floating_point()]
+    if not pairs:
+        raise ValueError("it needs real outputs, and the model returns none")
+    return float(torch.cat([(a - b).abs().double().flatten() for a, b in pairs]).mean())
 
 
 def on_network(number: Callable[[Probe], float]) -> Compute:
@@ -475,6 +525,31 @@ _RECORDS = (
         on_update(weights.l2_norm),
     ),
     _record(
+        "relative_update", "step", "reading", "‖Δθ‖/‖θ‖ of an optimizer's step: the effective learning rate",
+        "Lyle 2024", relative_update,
+    ),
+    _record(
+        "churn", "batch step", "forward",
+        "mean over samples and outputs of |f(x) − f̃(x)|, f̃ the network before an optimizer's step", "Tang 2025",
+        on_network(churn),
+    ),
+    _record(
+        "gradient_dormant_fraction", "gradient", "backward",
+        "fraction of units whose incoming weights' mean|g| is ≤ 0.01 of their layer's mean; total over all units",
+        "Liu 2025",
+        on_units(lambda p: p.gradient, lambda g: features.dormant_fraction(features.unit_scores(g), 0.01)),
+    ),
+    _record(
+        "dead_by_moments", "moments", "reading",
+        "fraction of units whose incoming weights' second moments in the optimizer are all zero; total over all units",
+        "ours", on_units(lambda p: p.moments, lambda v: float((v == 0).double().mean())),
+    ),
+    _record(
+        "saturation", "batch", "forward",
+        "fraction of units with a mean |tanh|, or |2·sigmoid − 1|, above 0.99; total over all such units", "ours",
+        saturation,
+    ),
+    _record(
         "gradient_condition_number", "batch labels loss", "curvature",
         "σ₁(G)/σ_M(G) of the samples' gradients", f"{_SPECTRAL} §3.3", on_gram(spectra.gradient_condition_number),
     ),
@@ -564,7 +639,8 @@ def select(chosen: Sequence[str] | None) -> tuple[Measure, ...]:
         ValueError: If a name is unknown, or `chosen` is a string.
     """
     if chosen is None:
-        return tuple(record for record in _RECORDS if "step" not in record.needs and record.cost != "matrix")
+        of_optimizer = frozenset[Need](["step", "moments"])
+        return tuple(r for r in _RECORDS if r.needs.isdisjoint(of_optimizer) and r.cost != "matrix")
     if isinstance(chosen, str):
         raise ValueError(f"measures: {chosen!r} is a string; it must be a list of names, [{chosen!r}]")
     return tuple(info(name) for name in dict.fromkeys(chosen))
@@ -576,6 +652,7 @@ _LACKING: dict[Need, str] = {
     "labels": "it needs labels, and the batch has none",
     "reference": "it needs a reference",
     "step": "it needs an optimizer's step, so only a Monitor measures it",
+    "moments": "it needs an optimizer, so only a Monitor measures it",
 }
 """Why a measure is skipped, in the order in which needs are checked."""
 

@@ -40,6 +40,14 @@ _LACKING: dict[Need, str] = {
 }
 
 
+def find_moments(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """Return the optimizer's averages or sums of squared gradients, by the name of the parameter."""
+    states = {name: optimizer.state.get(p, {}) for name, p in model.named_parameters()}
+    keys = ("exp_avg_sq", "square_avg", "sum")
+    found = {name: next((state[key] for key in keys if key in state), None) for name, state in states.items()}
+    return {name: moment for name, moment in found.items() if isinstance(moment, Tensor)}
+
+
 @dataclass(frozen=True)
 class Record:
     """The values at one step.
@@ -249,7 +257,7 @@ class Monitor:
 
     def _choose(self, names: Sequence[str] | None) -> tuple[Measure, ...]:
         # The optimizer's step gives the gradient and the update.
-        probe = Probe(self.model, self._batch, self.loss_fn, gradient={}, before={})
+        probe = Probe(self.model, self._batch, self.loss_fn, gradient={}, before={}, moments={})
         other = Probe(self.reference) if self.reference is not None else None
         if names is None:
             cheap = [m for m in map(registry.info, registry.names()) if m.cost in ("reading", "backward", "forward")]
@@ -285,15 +293,20 @@ class Monitor:
             self._begun = (self._clock() - started, found, before)
         self._resumed = time.perf_counter()
 
-    def _after_step(self, *_: Any) -> None:
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self._resumed is not None and self._outside is not None:
             self._credit(self._outside + time.perf_counter() - self._resumed)
         if self._begun is not None:
             started = self._clock()
             seconds, found, before = self._begun
             gradient = {n: dense(p.grad) for n, p in self.model.named_parameters() if p.grad is not None}
-            probe = Probe(self.model, gradient=gradient, before=before)
-            found |= self._take([measure for measure in self.measures if measure.of_step], probe, None)
+            chosen = [measure for measure in self.measures if measure.of_step]
+            with ExitStack() as stack:
+                used = any("batch" in measure.needs for measure in chosen)
+                batch = stack.enter_context(resting(self.model, self._batch, self.statistics)) if used else None
+                moments = find_moments(optimizer, self.model)
+                probe = Probe(self.model, batch, gradient=gradient, before=before, moments=moments)
+                found |= self._take(chosen, probe, None)
             values = flatten({measure.name: found[measure.name] for measure in self.measures if measure.name in found})
             self._note(note_values(values))
             self._keep(Record(self.step, seconds + self._clock() - started, values))

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from pliant.anatomy.layers import WEIGHT_LAYERS
-from pliant.anatomy.parameters import find_computed, is_stack, matrices_in_use
+from pliant.anatomy.parameters import find_computed, find_matrices, is_stack, matrices_in_use
 from pliant.diagnostics.activations import Captured, Features, capture
 from pliant.diagnostics.batches import Batch, LossFn, mean_loss, summed_loss
 from pliant.diagnostics.curvature import Extremes, sharpness, symmetry_limit
@@ -26,9 +26,10 @@ from pliant.running import check_callable, undisturbed
 
 Statistics = Literal["batch", "running"]
 
-Need = Literal["weights", "batch", "labels", "loss", "gradient", "step", "reference"]
+Need = Literal["weights", "batch", "labels", "loss", "gradient", "step", "moments", "reference"]
 """What a measure can need: the weights, inputs, labels, a loss, the gradient of the loss (of an optimizer's step, or on
-a batch with labels), the parameters before and after an optimizer's step, or another model to compare with."""
+a batch with labels), the parameters before and after an optimizer's step, the optimizer's second moments, or another
+model to compare with."""
 
 Notes = dict[str, str]
 """Sentences that a reader of the values must know, by kind."""
@@ -194,6 +195,7 @@ class Probe:
         keep: Whether to keep the hidden activations, for a comparison with another model.
         gradient: The gradient of each parameter. By default, the gradient of the mean loss on the batch.
         before: The parameters before the optimizer's last step, by name, if there was a step.
+        moments: The optimizer's averages of squared gradients, by parameter, if there is an optimizer.
 
     Attributes:
         given: The needs that the probe meets.
@@ -210,13 +212,15 @@ class Probe:
         keep: bool = False,
         gradient: dict[str, Tensor] | None = None,
         before: dict[str, Tensor] | None = None,
+        moments: dict[str, Tensor] | None = None,
     ) -> None:
         self.model = model
         self.loss_name = loss_name
         self.notes: Notes = {}
         labels = batch.target if batch is not None else None
         parts: dict[Need, object] = {
-            "weights": model, "batch": batch, "labels": labels, "loss": loss_fn, "gradient": gradient, "step": before
+            "weights": model, "batch": batch, "labels": labels, "loss": loss_fn, "gradient": gradient, "step": before,
+            "moments": moments,
         }  # fmt: skip
         self.given: frozenset[Need] = frozenset(need for need, part in parts.items() if part is not None)
         self._batch = batch
@@ -224,6 +228,7 @@ class Probe:
         self._keep = keep
         self._gradient = gradient
         self._before = before
+        self._moments = moments
 
     @property
     def batch(self) -> Batch:
@@ -242,6 +247,27 @@ class Probe:
         """The parameters before the optimizer's step, by name."""
         assert self._before is not None
         return self._before
+
+    @property
+    def moments(self) -> dict[str, Tensor]:
+        """The optimizer's averages of squared gradients, by parameter."""
+        assert self._moments is not None
+        return self._moments
+
+    def by_unit(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the mean size of the entries that belong to each unit's incoming weights, by layer.
+
+        Args:
+            tensors: Tensors shaped as the parameters of the same names: gradients, moments.
+        """
+        found: dict[str, list[Tensor]] = {}
+        for matrix in find_matrices(self.model):
+            if matrix.parameter in tensors:
+                rows = matrix.view(tensors[matrix.parameter].detach()).abs().movedim(-2, 0).flatten(1)
+                found.setdefault(layer_of(matrix.parameter), []).append(rows.mean(1, dtype=torch.float64))
+        if not found:
+            raise ValueError("it needs a linear or convolution layer, and none has such values")
+        return {layer: torch.cat(parts) for layer, parts in found.items()}
 
     def by_layer(self, tensors: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
         """Group tensors by the module that owns the parameter of that name."""

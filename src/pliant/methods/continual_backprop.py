@@ -24,19 +24,21 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from pliant._precision import wide_dtype, without_autocast
-from pliant._validation import check_number, check_positive_int, check_seed
+from pliant._validation import check_choice, check_number, check_positive_int, check_seed
 from pliant.anatomy.units import Reader, Slices, UnitGroup
 from pliant.methods._core.filters import Filter
 from pliant.methods._core.initial import seeded
 from pliant.methods._core.recycler import Activity, Recycler, SumByUnit, sum_except
 from pliant.methods._core.surgery import slice_mask
+
+Utility = Literal["contribution", "adaptation", "adaptable", "weight", "random"]
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,8 @@ class ContinualBackprop(Recycler):
         rate: ρ, the fraction of the mature units to renew at each step.
         maturity: The age in steps up to which a unit is not renewed.
         decay: η, the decay of the moving averages.
+        utility: What the moving average is of: the "contribution"; "adaptation", 1/mean|w_in|; "adaptable", their
+            product; "weight", mean|w_out|; or "random" choices.
         gain: The factor of the new weights' bound √(3/fan_in): √2 for ReLU, 5/3 for tanh.
         seed: The seed of a private random stream. None draws from torch's global generators.
         where: Which layers' units to renew, as a predicate on the name and value of their weight; all if None.
@@ -121,6 +125,7 @@ class ContinualBackprop(Recycler):
         rate: float = 1e-4,
         maturity: int = 100,
         decay: float = 0.99,
+        utility: Utility = "contribution",
         gain: float = 2**0.5,
         seed: int | None = None,
         where: Filter | None = None,
@@ -128,6 +133,8 @@ class ContinualBackprop(Recycler):
         self.rate = check_number("rate", rate, high=1.0)
         self.maturity = check_positive_int("maturity", maturity)
         self.decay = check_number("decay", decay, high=1.0, below=True)  # at 1 the averages would never move
+        check_choice("utility", utility, get_args(Utility))
+        self.utility = utility
         self.gain = check_number("gain", gain)
         super().__init__(model, example, where=where)
         self._outgoing = {name: self._find_outgoing(group) for name, group in self.groups.items()}
@@ -194,13 +201,29 @@ class ContinualBackprop(Recycler):
             self._mature[name] += sum(count for steps, count in young if steps == 0)
             self._young[name] = [[steps, count] for steps, count in young if steps > 0]
         torch._foreach_add_([self.ages[name] for name in names], 1)
-        contributions = [self._contributions(name, seen[name].mean_size) for name in names]
+        contributions = [self._utilities_now(name, seen[name].mean_size) for name in names]
         means = [seen[name].mean for name in names]
         for averages, values in ((self.utilities, contributions), (self.means, means)):
             old = [averages[name] for name in names]
             # An overflow would stay in the average forever.
             new = [value.where(value.isfinite(), kept) for value, kept in zip(values, old, strict=True)]
             torch._foreach_lerp_(old, new, 1 - self.decay)
+
+    def _utilities_now(self, name: str, mean_size: Tensor) -> Tensor:
+        """Return the utility of each unit at this step, given the measured mean|h|."""
+        if self.utility == "weight":
+            return self._contributions(name, torch.ones_like(mean_size))
+        if self.utility in ("contribution", "random"):  # random choices are drawn when units are chosen
+            return self._contributions(name, mean_size)
+        adaptation = self._incoming_sizes(name).reciprocal()
+        return adaptation if self.utility == "adaptation" else adaptation * self._contributions(name, mean_size)
+
+    def _incoming_sizes(self, name: str) -> Tensor:
+        """Return mean|w_in| of each unit; a gated unit has several rows."""
+        group = self.groups[name]
+        weights = [(self._tensor(w.tensor).detach().abs().movedim(w.dim, 0).flatten(1), w.units) for w in group.weights]
+        rows = torch.cat([rows.mean(1, dtype=wide_dtype(rows.dtype)) for rows, _ in weights])
+        return SumByUnit(torch.cat([units for _, units in weights]), group.count).mean(rows)
 
     def _contributions(self, name: str, mean_size: Tensor) -> Tensor:
         """Return the mean of |w|·mean|h| over all weights that read each unit, given the measured mean|h|."""
@@ -229,7 +252,10 @@ class ContinualBackprop(Recycler):
         name = group.name
         ages = self.ages[name]
         corrections = 1 - self.decay ** ages.to(self.utilities[name].dtype)
-        chosen = least_useful(self.utilities[name] / corrections, ages > self.maturity, count)
+        utilities = self.utilities[name] / corrections
+        if self.utility == "random":
+            utilities = torch.rand(utilities.shape, dtype=utilities.dtype, device=utilities.device)
+        chosen = least_useful(utilities, ages > self.maturity, count)
         watched = self._watched_at[name]
         self._move_means(group, self.means[name] / _at_inputs(corrections, watched), chosen)
         self._make_anew(name, chosen, [self._draw(weight) for weight in group.weights])

@@ -130,13 +130,13 @@ class CReLUConversion(Architecture):
                 return f"it is read by {reader.module}, a {type(module).__name__}, which cannot be re-initialized"
         return None
 
-    def _change(self, model: nn.Module, group: UnitGroup) -> None:
-        relu = next(passage for passage in group.passages if passage.operator == "relu")
+    def _change(self, model: nn.Module, place: UnitGroup) -> None:
+        relu = next(passage for passage in place.passages if passage.operator == "relu")
         assert relu.dim is not None
         replace_module(model, relu.module, CReLU(relu.dim))
         with seeded(self.seed, len(self.changed)):
-            for reader in group.readers:
-                self._widen(model.get_submodule(reader.module), reader, group.count)
+            for reader in place.readers:
+                self._widen(model.get_submodule(reader.module), reader, place.count)
 
     def _widen(self, module: nn.Module, reader: Reader, count: int) -> None:
         places = widened_places(reader.weight.units, count)

@@ -54,12 +54,12 @@ class LayerNormInsertion(Architecture):
             return "its units lie neither along the last dimension nor along the channels"
         return None
 
-    def _change(self, model: nn.Module, group: UnitGroup) -> None:
-        activation = group.passages[0]
+    def _change(self, model: nn.Module, place: UnitGroup) -> None:
+        activation = place.passages[0]
         assert activation.dim is not None
-        weight = model.get_parameter(group.weight.tensor)
-        norm = norm_layer(group.count, activation.dim).to(device=weight.device, dtype=weight.dtype)
+        weight = model.get_parameter(place.weight.tensor)
+        norm = norm_layer(place.count, activation.dim).to(device=weight.device, dtype=weight.dtype)
         for leaf, parameter in norm.named_parameters():
             self._count(parameter)
-            self._companions[f"{activation.module}.0.{leaf}"] = group.weight.tensor
+            self._companions[f"{activation.module}.0.{leaf}"] = place.weight.tensor
         replace_module(model, activation.module, nn.Sequential(norm, model.get_submodule(activation.module)))

@@ -12,17 +12,19 @@ treat, is the product of its gate and its value: h is that product, and the inco
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pliant._validation import check_number, check_seed
+from pliant._validation import check_number
 from pliant.anatomy.units import UnitGroup
 from pliant.methods._core.attachment import check_timing, is_due
 from pliant.methods._core.filters import Filter
-from pliant.methods._core.initial import Init, check_redrawable, draw_fresh, library_init, seeded
-from pliant.methods._core.recycler import Activity, Recycler
+from pliant.methods._core.initial import Init
+from pliant.methods._core.recycler import Activity
+from pliant.methods._core.redrawing import RedrawingRecycler
+from pliant.methods._core.surgery import reset_steps_
 
 
 def dormancy_scores(mean_size: Tensor) -> Tensor:
@@ -39,7 +41,7 @@ def dormancy_scores(mean_size: Tensor) -> Tensor:
     return mean_size / (mean.where(mean.isfinite(), torch.nan) + 1e-9)
 
 
-class ReDo(Recycler):
+class ReDo(RedrawingRecycler):
     """Renew the units with a score of at most τ, every n steps.
 
     Args:
@@ -49,13 +51,14 @@ class ReDo(Recycler):
         every: The number of steps between two renewals.
         first: The step of the first renewal, counted from 1; `every` if None. If the length of a task is a multiple of
             `every`, `first` sets how far from the task's end the method acts.
+        reset_step: Whether the optimizers' step counts of tensors with renewed units start again. Adam counts the steps
+            of a whole tensor: with the old count, the first steps of a renewed unit are about 3 learning rates long.
         init: A function that initializes a layer in place, run after the layer's own `reset_parameters`.
         seed: The seed of a private random stream. None draws from torch's global generators.
         where: Which layers' units to renew, as a predicate on the name and value of their weight; all if None.
     """
 
     name = "redo"
-    saved: ClassVar[tuple[str, ...]] = ("renewals", "draws")
 
     def __init__(
         self,
@@ -65,36 +68,24 @@ class ReDo(Recycler):
         tau: float = 0.025,
         every: int = 1000,
         first: int | None = None,
+        reset_step: bool = False,
         init: Init | None = None,
         seed: int | None = None,
         where: Filter | None = None,
     ) -> None:
         self.tau = check_number("tau", tau)
         self.every, self.first = check_timing(every, first)
-        super().__init__(model, example, where=where)
-        check_redrawable(model, init, [w.tensor for group in self.groups.values() for w in group.weights], whole=False)
-        self.init = init
-        self.seed = check_seed(seed)
-        self.draws = 0
+        self.reset_step = reset_step
+        super().__init__(model, example, init=init, seed=seed, where=where)
 
     def _is_due(self, step: int) -> bool:
         return is_due(step, self.every, self.first)
 
     def _act(self, groups: Sequence[UnitGroup], seen: dict[str, Activity], step: int) -> None:
-        self._moments_cleared.clear()
-        self._chosen = {}
-        with seeded(self.seed, self.draws):
-            for group in groups:
-                activity = seen[group.name]
-                mean_size = self._sums[group.name].mean(activity.total_size, activity.entries)
-                chosen = dormancy_scores(mean_size) <= self.tau
-                self._make_anew(group.name, chosen, [self._draw(weight.tensor) for weight in group.weights])
-                self._chosen[group.name] = chosen
-        # Only after all draws: a later layer's draw must not overwrite these zeros.
-        for name, chosen in self._chosen.items():
-            self._zero_outgoing(name, chosen)
-        self.draws += 1
-
-    def _draw(self, weight: str) -> Tensor:
-        path, _, leaf = weight.rpartition(".")
-        return draw_fresh(self.model.get_submodule(path), self.init or library_init(self.model, path))[leaf]
+        sizes = {group.name: (seen[group.name].total_size, seen[group.name].entries) for group in groups}
+        means = {name: self._sums[name].mean(*size) for name, size in sizes.items()}
+        chosen = {name: dormancy_scores(mean) <= self.tau for name, mean in means.items()}
+        self._renew(chosen)
+        if self.reset_step:
+            parts = {part.tensor for name in chosen if chosen[name].any() for part in self._parts(self.groups[name])}
+            reset_steps_(self.optimizers, [p for name, p in self.parameters.items() if name in parts])

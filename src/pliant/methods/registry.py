@@ -8,27 +8,38 @@ from torch import nn
 
 from pliant._names import check_names, keyword_options, suggest
 from pliant.methods._core.method import Kind, Method
+from pliant.methods.adalin import AdaptiveLinearity
+from pliant.methods.c_chain import CChain
 from pliant.methods.continual_backprop import ContinualBackprop
 from pliant.methods.crelu import CReLUConversion
 from pliant.methods.dash import DASH
 from pliant.methods.feature_rank import FeatureRankRegularization
 from pliant.methods.fire import FIRE
+from pliant.methods.fourier import FourierConversion
 from pliant.methods.full_reset import FullReset
 from pliant.methods.hare_tortoise import HareTortoise
 from pliant.methods.head_reset import HeadReset
+from pliant.methods.infer import InFeR
 from pliant.methods.l2 import L2
 from pliant.methods.l2_init import L2Init
 from pliant.methods.layer_norm import LayerNormInsertion
 from pliant.methods.layerwise import LayerwiseReset
+from pliant.methods.nap import NormalizeAndProject
 from pliant.methods.optimizer_reset import OptimizerReset
 from pliant.methods.parseval import ParsevalRegularization
+from pliant.methods.plasticity_injection import PlasticityInjection
 from pliant.methods.redo import ReDo
+from pliant.methods.regrama import ReGraMa
+from pliant.methods.selective_reinit import SelectiveReinit
 from pliant.methods.shrink import Shrink
 from pliant.methods.shrink_perturb import ShrinkPerturb
+from pliant.methods.snr import SelfNormalizedResets
 from pliant.methods.spectral import SpectralRegularization
 from pliant.methods.spectral_norm import SpectralNormPenalty
+from pliant.methods.spectral_normalization import SpectralNormalization
 from pliant.methods.streaming_ewc import StreamingEWC
 from pliant.methods.swr import SWR
+from pliant.methods.trac import TRAC
 from pliant.methods.upgd import UPGD
 from pliant.methods.wasserstein import WassersteinRegularization
 from pliant.methods.weight_clipping import WeightClipping
@@ -80,6 +91,11 @@ class MethodInfo:
     def kind(self) -> Kind:
         """The kind of the method."""
         return self.cls.kind
+
+    @property
+    def needs_telling(self) -> bool:
+        """Whether the method acts only when it is told that data is new."""
+        return self.kind == "reinitializer"
 
     @property
     def acts(self) -> str:
@@ -142,6 +158,13 @@ _RECORDS = (
         "re-draw the fully connected tail when data is new",
     ),
     MethodInfo(
+        "plasticity_injection",
+        PlasticityInjection,
+        "Nikishin et al. 2023",
+        "freeze the head and let a fresh one learn on top of it when data is new; the output stays",
+        (Tunable("layers", "weight layers of the head", 2, 2, None),),
+    ),
+    MethodInfo(
         "full_reset",
         FullReset,
         "FIRE (2026), §4",
@@ -165,6 +188,17 @@ _RECORDS = (
         timing="every n steps",
     ),
     MethodInfo(
+        "regrama",
+        ReGraMa,
+        "Liu et al. 2025",
+        "renew units with small gradients every so often",
+        (
+            Tunable("tau", "the score up to which a unit counts as not learning", 0.01, 0.0, None, (0.0, 0.01, 0.1)),
+            Tunable("every", "steps between two renewals", 1000, 1, None, (100, 1000)),
+        ),
+        timing="every n steps",
+    ),
+    MethodInfo(
         "continual_backprop",
         ContinualBackprop,
         "Dohare et al. 2024",
@@ -173,6 +207,28 @@ _RECORDS = (
             Tunable("rate", "the fraction renewed at each step", 1e-4, 0.0, 1.0, (1e-4, 1e-5, 1e-6)),
             Tunable("maturity", "the age in steps before a unit may be renewed", 100, 1, None, (100, 1000)),
         ),
+    ),
+    MethodInfo(
+        "snr",
+        SelfNormalizedResets,
+        "Farias & Jozefiak 2025",
+        "renew units that are silent for longer than they used to be",
+        (
+            Tunable("quantile", "the quantile of a unit's silences that is too long", 0.9, 0.0, 1.0, (0.8, 0.9, 0.99)),
+            Tunable("longest", "the largest threshold, in steps", 200, 1, None, (50, 200, 800)),
+            Tunable("window", "steps between two updates of the thresholds", 1000, 1, None, (100, 1000)),
+        ),
+    ),
+    MethodInfo(
+        "selective_reinit",
+        SelectiveReinit,
+        "Hernandez-Garcia et al. 2025",
+        "re-draw single weights of least utility every n steps",
+        (
+            Tunable("fraction", "the fraction of weights re-drawn", 0.01, 0.0, 1.0, (0.001, 0.01, 0.1)),
+            Tunable("every", "steps between two actions", 100, 1, None, (10, 100, 1000)),
+        ),
+        timing="every n steps",
     ),
     MethodInfo(
         "crelu",
@@ -185,6 +241,25 @@ _RECORDS = (
         LayerNormInsertion,
         "Ba et al. 2016",
         "insert a LayerNorm between each layer and its activation, once",
+    ),
+    MethodInfo(
+        "adalin",
+        AdaptiveLinearity,
+        "Razavi Rohani et al. 2025",
+        "give each unit a learned linear part where its activation is flat, once",
+    ),
+    MethodInfo(
+        "fourier",
+        FourierConversion,
+        "Lewandowski et al. 2024",
+        "replace activations by [sin(x), cos(x)] and halve the layers before them, once",
+    ),
+    MethodInfo(
+        "spectral_normalization",
+        SpectralNormalization,
+        "Miyato et al. 2018",
+        "divide each weight by its largest singular value, from construction on",
+        (Tunable("iterations", "power iterations at each forward pass", 1, 1, None),),
     ),
     MethodInfo(
         "dash",
@@ -221,6 +296,13 @@ _RECORDS = (
         timing="every n steps",
     ),
     MethodInfo(
+        "nap",
+        NormalizeAndProject,
+        "Lyle et al. 2024",
+        "set each weight's norm back to its initial one after every step",
+        (Tunable("every", "steps between two projections", 1, 1, None, (1, 10, 100)),),
+    ),
+    MethodInfo(
         "spectral",
         SpectralRegularization,
         "Spectral regularization (2024), §4 and A.7",
@@ -251,6 +333,23 @@ _RECORDS = (
         "pull the extreme singular values of the last hidden features together",
         (Tunable("lam", "strength of the pull", 1e-4, 0.0, None),),
         timing="in the backward pass",
+    ),
+    MethodInfo(
+        "infer",
+        InFeR,
+        "Lyle et al. 2022",
+        "let random heads on the features keep their initial predictions, scaled up",
+        (
+            Tunable("lam", "strength of the pull", 0.1, 0.0, None, (1e-4, 1e-3, 1e-2, 1e-1)),
+            Tunable("beta", "scale of the initial predictions", 100.0, 0.0, None, (1.0, 10.0, 100.0)),
+        ),
+    ),
+    MethodInfo(
+        "c_chain",
+        CChain,
+        "Tang et al. 2025",
+        "pull the outputs on other inputs back to what they were before the last step",
+        (Tunable("lam", "strength of the pull", 1.0, 0.0, None, (1e-1, 1.0, 10.0, 100.0)),),
     ),
     MethodInfo(
         "streaming_ewc",
@@ -292,6 +391,14 @@ _RECORDS = (
         timing="around a step",
     ),
     MethodInfo(
+        "trac",
+        TRAC,
+        "Muppidi et al. 2024",
+        "scale the distance from the initial weights by what moving away from them has paid so far",
+        (Tunable("scale", "the first scale", 1e-8, 0.0, None, (1e-8, 1e-6, 1e-4, 1e-2)),),
+        timing="around a step",
+    ),
+    MethodInfo(
         "hare_tortoise",
         HareTortoise,
         "Lee et al. 2024",
@@ -312,6 +419,14 @@ CONTEXT = ("example", "seed")
 def names() -> tuple[str, ...]:
     """Return the names of all methods."""
     return tuple(_BY_NAME)
+
+
+def by_timing() -> dict[str, list[MethodInfo]]:
+    """Return the records grouped by when the methods act, those that need to be told of new data last."""
+    groups: dict[str, list[MethodInfo]] = {}
+    for record in sorted(_RECORDS, key=lambda record: (record.needs_telling, record.kind == "architecture")):
+        groups.setdefault(record.acts, []).append(record)
+    return groups
 
 
 def info(name: str) -> MethodInfo:

@@ -5,13 +5,15 @@ bias-corrected moving average of −g·θ, a first-order estimate of how much th
 
     θ ← (1 − ηw)θ − η(g + σε) ⊙ (1 − sigmoid(u / max u)),    ε ~ N(0, 1),
 
-where η is the learning rate, w the weight decay, and the maximum is over all weights of the optimizer.
+where η is the learning rate, w the weight decay, and the maximum is over all weights of the optimizer. The authors'
+code divides corrected utilities by the largest *uncorrected* one, which is smaller by 1 − βᵗ: `normalizer="authors"`.
+Early in training the gates of useful weights are then nearly closed.
 
 The paper defines an optimizer; here the method wraps any optimizer. The optimizer's own move Δ takes the place of −ηg:
 
     θ ← (1 − ηw)θ + (Δ − ησε) ⊙ (1 − sigmoid(u / max u)).
 
-Around plain SGD this is UPGD as in the paper's experiments. Around Adam it is the authors' adaptive UPGD, which gates
+Around plain SGD this is the paper's rule. Around Adam it is the authors' adaptive UPGD, which gates
 Adam's move; Adam would undo a gate on the gradient, because it divides by the gradient's size. The optimizer's own
 weight decay and momentum are part of Δ, so they are gated; `weight_decay` here is not.
 
@@ -21,31 +23,34 @@ ratio would change its sign; here all weights with a negative utility then take 
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from pliant._precision import widen
-from pliant._step_hooks import before_step
-from pliant._validation import check_number, check_seed
+from pliant._validation import check_choice, check_number, check_seed
 from pliant.distributed import largest_of_shards
-from pliant.methods._core.after_step import AfterStep
+from pliant.methods._core.after_step import AroundStep
 from pliant.methods._core.attachment import Attachment, ascending_names, check_rates, found_inf_of
-from pliant.methods._core.averages import start_averages, update_averages_
+from pliant.methods._core.averages import bias_corrections, start_averages, update_averages_
 from pliant.methods._core.filters import Filter
 from pliant.methods._core.initial import draw_normal, seeded
 from pliant.methods._core.method import Receipt, Sharding
 
+Normalizer = Literal["corrected", "authors"]
 
-def plasticity_gates(utilities: Sequence[Tensor], parameters: Sequence[Tensor] = ()) -> list[Tensor]:
+
+def plasticity_gates(
+    utilities: Sequence[Tensor], parameters: Sequence[Tensor] = (), corrections: Tensor | None = None
+) -> list[Tensor]:
     """Return 1 − sigmoid(u / max u) for each utility, the maximum taken over all tensors.
 
     Args:
         utilities: The utilities of the weights.
         parameters: The weights, if some are shards: then the maximum is over all ranks.
+        corrections: A factor of each tensor's utilities in the maximum alone; 1 if None.
 
     Returns:
         Gates between 0.27 (the most useful weight) and 1 (harmful ones); 0.5 is neutral.
@@ -55,12 +60,14 @@ def plasticity_gates(utilities: Sequence[Tensor], parameters: Sequence[Tensor] =
         [tensor([0.2689, 0.5000]), tensor([0.7311])]
     """
     maxima = [utility.max() if utility.numel() else utility.new_tensor(-torch.inf) for utility in utilities]
+    if corrections is not None:
+        maxima = [largest * factor for largest, factor in zip(maxima, corrections.unbind(), strict=True)]
     largest = torch.stack(largest_of_shards(maxima, parameters)).max()
     largest = largest.clamp_min(torch.finfo(largest.dtype).tiny)
     return [(utility / -largest).sigmoid_() for utility in utilities]
 
 
-class UPGD(AfterStep):
+class UPGD(AroundStep):
     """Gate each weight's move by its utility, and add noise where the utility is low.
 
     Args:
@@ -68,13 +75,13 @@ class UPGD(AfterStep):
         sigma: The noise's standard deviation σ, in units of a gradient.
         beta: β of the utilities' average, in [0, 1).
         weight_decay: w, decoupled and not gated.
+        normalizer: Divide by the largest "corrected" utility, or as the "authors" do by the largest uncorrected one.
         seed: The seed of the noise; torch's global generators if None.
         where: Which parameters to gate; all learnable ones if None. The padding row of an embedding gets noise too.
     """
 
     name = "upgd"
     sharding: Sharding = "entries"
-    order: ClassVar[int] = 10
     saved: ClassVar[tuple[str, ...]] = ("averages", "draws")
     pins_placement: ClassVar[bool] = True
 
@@ -85,6 +92,7 @@ class UPGD(AfterStep):
         sigma: float = 1e-3,
         beta: float = 0.999,
         weight_decay: float = 0.0,
+        normalizer: Normalizer = "corrected",
         seed: int | None = None,
         where: Filter | None = None,
     ) -> None:
@@ -92,14 +100,11 @@ class UPGD(AfterStep):
         self.sigma = check_number("sigma", sigma)
         self.beta = check_number("beta", beta, high=1.0, below=True)  # with 1 the average would never move
         self.weight_decay = check_number("weight_decay", weight_decay)
+        check_choice("normalizer", normalizer, get_args(Normalizer))
+        self.normalizer = normalizer
         self.seed = check_seed(seed)
         self.averages = start_averages(self.parameters, "utilities")
         self.draws = 0
-        self._before: dict[tuple[str, ...], list[Tensor]] = {}
-
-    def step(self) -> None:
-        """Raise a TypeError: without an optimizer's step there is nothing to gate."""
-        raise TypeError(f"{self.name} acts on an optimizer's step: call attach()")
 
     @property
     def receipt(self) -> Receipt | None:
@@ -108,30 +113,26 @@ class UPGD(AfterStep):
             return None
         gates: dict[str, Tensor] = {}
         for names in [attachment.names for attachment in self._attachments.values()] or [self._served()]:
-            utilities = [self.averages["utilities"][name] for name in names]
-            gates |= zip(names, plasticity_gates(utilities), strict=True)
+            gates |= zip(names, self._gates(names), strict=True)
         entries = sum(gate.numel() for gate in gates.values())
         mean = sum(float(gate.sum()) for gate in gates.values()) / entries
         details = {"mean_gate": mean, "steps": sum(self.steps)}
         return Receipt(self.name, "gate", len(gates), entries, details)
 
+    def _gates(self, names: Sequence[str]) -> list[Tensor]:
+        utilities = [self.averages["utilities"][name] for name in names]
+        parameters = [self.parameters[name] for name in names]
+        authors = self.normalizer == "authors"
+        corrections = bias_corrections(self.averages, self.beta, names) if authors else None
+        return plasticity_gates(utilities, parameters, corrections)
+
     def _match(self, optimizer: Optimizer) -> Attachment:
         check_rates(optimizer, "it scales its noise by the rate")
         return super()._match(optimizer)
 
-    def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
-        return [*super()._register_hooks(optimizer), before_step(optimizer, self._before_step)]
-
-    @torch.no_grad()
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        names = self._attachment(optimizer).names
-        with self._acting():
-            self._gradients(names)  # refuse sparse gradients before anything moves
-            self._before[names] = list(torch._foreach_clone([self.parameters[name] for name in names]))
-
     @torch.no_grad()
     def _act(self, optimizer: Optimizer, attachment: Attachment) -> None:
-        before = dict(zip(attachment.names, self._before.pop(attachment.names), strict=True))
+        before = self._take_before(attachment)
         groups = dict(zip(attachment.names, attachment.groups, strict=True))
         # By now a closure has computed the gradients, and a fused optimizer has unscaled them.
         gradients = self._gradients(attachment.names)
@@ -144,7 +145,7 @@ class UPGD(AfterStep):
         torch._foreach_mul_(utilities, [1.0 if name in ascending else -1.0 for name in names])
         update_averages_(self.averages, self.beta, names, {"utilities": utilities}, found_inf)
         parameters = [self.parameters[name] for name in names]
-        gates = plasticity_gates([self.averages["utilities"][name] for name in names], parameters)
+        gates = self._gates(names)
         with seeded(self.seed, self.draws):
             noise = draw_normal(parameters)
         self.draws += 1

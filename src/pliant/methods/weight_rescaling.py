@@ -43,19 +43,19 @@ def standard_deviation(weight: Tensor, stacked: int = 0) -> Tensor:
     return deviation
 
 
-def rescaling_factor(weight: Tensor, deviation: Tensor, stacked: int = 0) -> Tensor:
-    """Return the factor that gives a weight this standard deviation; 1 if there is none, or if it is zero.
+def rescaling_factor(goal: Tensor, now: Tensor) -> Tensor:
+    """Return the factor that gives a weight a size, goal/now; 1 if it has none now, or if the goal is zero.
 
     Args:
-        weight: The weight.
-        deviation: The standard deviation to reach.
-        stacked: The number of leading dimensions that count the members of a stack.
+        goal: The size to reach: a standard deviation or a norm.
+        now: The size of the weight now.
 
     Example:
-        >>> rescaling_factor(torch.tensor([[0.0, 4.0]]), torch.tensor(1.0))
-        tensor(0.5000)
+        >>> rescaling_factor(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 2.0]))
+        tensor([0.5000, 1.0000])
     """
-    return _ratio(deviation, standard_deviation(weight, stacked))
+    factor = goal / now
+    return torch.where((factor > 0) & factor.isfinite(), factor, 1)
 
 
 def shards_factors(shards: Sequence[Tensor], deviations: Sequence[Tensor]) -> list[Tensor]:
@@ -65,12 +65,10 @@ def shards_factors(shards: Sequence[Tensor], deviations: Sequence[Tensor]) -> li
     sums = sum_shards([each.sum() for each in wide], shards)
     centered = [each - total / count for each, total, count in zip(wide, sums, counts, strict=True)]
     norms = whole_norms([each.norm() for each in centered], shards)
-    return [_ratio(goal, (n / count**0.5).to(goal)) for goal, n, count in zip(deviations, norms, counts, strict=True)]
-
-
-def _ratio(goal: Tensor, now: Tensor) -> Tensor:
-    factor = goal / now
-    return torch.where((factor > 0) & factor.isfinite(), factor, 1)
+    return [
+        rescaling_factor(goal, (n / count**0.5).to(goal))
+        for goal, n, count in zip(deviations, norms, counts, strict=True)
+    ]
 
 
 class WeightRescaling(AfterStep):
@@ -96,6 +94,7 @@ class WeightRescaling(AfterStep):
     name = "weight_rescaling"
     sharding: Sharding = "norms"
     saved: ClassVar[tuple[str, ...]] = ("initial",)
+    _unsized: ClassVar[str] = "constant"
 
     def __init__(
         self, model: nn.Module, *, every: int = 1, first: int | None = None, where: Filter | None = None
@@ -106,11 +105,15 @@ class WeightRescaling(AfterStep):
         self._stacked = {name: stack_dims(model, name, p) for name, p in self.parameters.items()}
         if any(self._stacked.values()):
             self.sharding = "whole"  # a shard may cut through the members of a stack
-        self.initial = {n: standard_deviation(p.detach(), self._stacked[n]) for n, p in self.parameters.items()}
+        self.initial = {name: self._size(name) for name in self.parameters}
         self._last: dict[str, Tensor] = {}
         constant = [name for name, deviation in self.initial.items() if not deviation.any()]
         if constant:
-            warn_user(f"{self.name} leaves these weights alone, they start constant: {', '.join(constant)}")
+            warn_user(f"{self.name} leaves these weights alone, they start {self._unsized}: {', '.join(constant)}")
+
+    def _size(self, name: str) -> Tensor:
+        """Return the present size of a weight, which is to become the initial one again."""
+        return standard_deviation(self.parameters[name].detach(), self._stacked[name])
 
     def step(self) -> None:
         """Rescale once, all weights."""
@@ -141,7 +144,7 @@ class WeightRescaling(AfterStep):
         if any(map(is_shard, weights)):
             factors = shards_factors(weights, [self.initial[name] for name in names])
         else:
-            factors = [rescaling_factor(self.parameters[n], self.initial[n], self._stacked[n]) for n in names]
+            factors = [rescaling_factor(self.initial[name], self._size(name)) for name in names]
         if found_inf is not None:
             factors = [torch.where(found_inf == 0, factor, 1) for factor in factors]
         torch._foreach_mul_(weights, factors)

@@ -7,6 +7,7 @@ parameters of a layer but not those added to it.
 
 import weakref
 from abc import abstractmethod
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -41,7 +42,22 @@ class Architecture(Method):
 
     def __init__(self, model: nn.Module, example: Any = None, *, where: Filter | None = None) -> None:
         learnable_parameters(model)  # raises before anything is changed
-        groups, self.skipped = choose_units(
+        places, self.skipped = self._find(model, example, where)
+        self.changed: list[str] = []
+        self._replaced: list[weakref.ref[nn.Parameter]] = []
+        # Each added parameter, with a parameter of its layer that an optimizer of the layer holds.
+        self._companions: dict[str, str] = {}
+        self._tensors = self._entries = 0
+        for name, place in places.items():
+            self._change(model, place)
+            self.changed.append(name)
+        if example is not None:
+            _check_runs(model, example, self.name, self.changed)
+        super().__init__(model)
+
+    def _find(self, model: nn.Module, example: Any, where: Filter | None) -> tuple[Mapping[str, Any], dict[str, str]]:
+        """Return the layers to change by name, as `_change` takes them, and the reasons against the others."""
+        groups, skipped = choose_units(
             self.name,
             model,
             example,
@@ -49,23 +65,14 @@ class Architecture(Method):
             partial(self._reason_against, model),
             f"{self.name} fits behind none of its layers",
         )
-        self.changed: list[str] = []
-        self._replaced: list[weakref.ref[nn.Parameter]] = []
-        # Each added parameter, with a parameter of its layer that an optimizer of the layer holds.
-        self._companions: dict[str, str] = {}
-        self._tensors = self._entries = 0
-        for group in groups:
-            self._change(model, group)
-            self.changed.append(group.name)
-        _check_runs(model, example, self.name, self.changed)
-        super().__init__(model)
+        return {group.name: group for group in groups}, skipped
 
-    @abstractmethod
     def _reason_against(self, model: nn.Module, group: UnitGroup) -> str | None:
         """Return why the model cannot be changed after a layer, or None if it can."""
+        return None
 
     @abstractmethod
-    def _change(self, model: nn.Module, group: UnitGroup) -> None:
+    def _change(self, model: nn.Module, place: Any) -> None:
         """Change the model after a layer."""
 
     def step(self) -> None:

@@ -29,6 +29,12 @@ def average_weights(counts: Tensor, beta: float) -> Tensor:
     return (1 - beta) / -torch.expm1(counts * (math.log(beta) if beta > 0 else -math.inf))
 
 
+def bias_corrections(averages: Averages, beta: float, names: Sequence[str]) -> Tensor:
+    """Return 1 − βᵗ of these parameters: a corrected average times this is the average that started at zero."""
+    counts: Tensor = averages["counts"]
+    return -torch.expm1(counts[_positions(averages, names)] * (math.log(beta) if beta > 0 else -math.inf))
+
+
 def start_averages(parameters: Mapping[str, Tensor], *quantities: str) -> Averages:
     """Return empty averages.
 

@@ -139,6 +139,10 @@ class Recycler(Method):
     kind: ClassVar[Kind] = "recycler"
     order: ClassVar[int] = 40
     joint: ClassVar[bool] = True
+    watches: ClassVar[bool] = True
+    """Whether the method needs the activations of the units."""
+    renews_outgoing: ClassVar[bool] = True
+    """Whether the outgoing weights are part of what is renewed."""
 
     def __init__(self, model: nn.Module, example: Any, *, where: Filter | None = None) -> None:
         super().__init__(model)
@@ -151,8 +155,11 @@ class Recycler(Method):
             "it has no units that can be renewed one by one",
         )
         self.groups = {group.name: group for group in groups}
-        self._watched_at = {group.name: self._watchable_readers(group)[0] for group in groups}
-        self._sums = {group.name: SumByUnit(self._watched_at[group.name].weight.units, group.count) for group in groups}
+        watched = groups if self.watches else []
+        self._watched_at = {group.name: self._watchable_readers(group)[0] for group in watched}
+        self._sums = {
+            group.name: SumByUnit(self._watched_at[group.name].weight.units, group.count) for group in watched
+        }
         self._watched_by: dict[nn.Module, list[str]] = {}
         for name, reader in self._watched_at.items():
             self._watched_by.setdefault(model.get_submodule(reader.module), []).append(name)
@@ -176,7 +183,7 @@ class Recycler(Method):
         for optimizer in optimizers if self._probes else ():
             # Passes before the attachment do not belong to a step of this optimizer.
             self._forget(self._attachment(optimizer).names)
-        if not self._probes:
+        if not self._probes and self.watches:
             self._probes = [
                 m.register_forward_pre_hook(ModuleHook(m, self._see), with_kwargs=True) for m in self._watched_by
             ]
@@ -193,7 +200,7 @@ class Recycler(Method):
 
     def step(self) -> None:
         """Act once by hand on all units, using the passes since the last step; needs attach() for the probes."""
-        if not self._probes:
+        if self.watches and not self._probes:
             raise TypeError(f"{self.name} acts on activations, which it sees once attached: call attach()")
         step = count_step(self.steps)
         if self._is_due(step):
@@ -259,7 +266,7 @@ class Recycler(Method):
         """Return why units cannot be renewed, or None if they can."""
         if any(slices.tensor not in self.parameters for slices in group.weights):
             return "the weight that makes it has no entries"
-        if not self._watchable_readers(group):
+        if self.watches and not self._watchable_readers(group):
             return "no linear or convolution layer reads all of its units as its input, where they could be watched"
         return None
 
@@ -311,9 +318,15 @@ class Recycler(Method):
         tensor: Tensor = self.parameters[name] if name in self.parameters else attrgetter(name)(self.model)
         return tensor
 
+    def _parts(self, group: UnitGroup) -> list[Slices]:
+        """Return all slices that renewing units of a layer writes."""
+        norms = [slices for norm in group.norms for slices in norm.tensors]
+        readers = [reader.weight for reader in group.readers if self.renews_outgoing]
+        return [*group.weights, *group.biases, *norms, *readers]
+
     def _masks(self, group: UnitGroup, chosen: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors that renewing these units writes, each with a mask of the entries."""
-        for slices in _parts(group):
+        for slices in self._parts(group):
             yield slices.tensor, slice_mask(chosen, slices.units, slices.dim, self._tensor(slices.tensor).ndim)
 
     def _find_holders(self) -> None:
@@ -364,12 +377,12 @@ class Recycler(Method):
             names: The parameters that the step changed.
             watched: The layers that were watched before the step, with the step counts of their optimizers.
         """
-        seen = self._seen_on_all_ranks([group.name for group in groups])
+        seen = self._seen_on_all_ranks([group.name for group in groups]) if self.watches else {}
         groups = [group for group in groups if self._is_free(group)]
         self._check_moments(self.optimizers)
         # If several optimizers hold a layer, another one may have used its activity already.
         alone = [group.name for group in groups if len(watched.get(group.name, ())) == 1]
-        unseen = [name for name in alone if name not in seen]
+        unseen = [name for name in alone if self.watches and name not in seen]
         if unseen and not self._warned_of_unseen:
             self._warned_of_unseen = True
             reader = self._watched_at[unseen[0]].module
@@ -378,10 +391,12 @@ class Recycler(Method):
                 f"{reader!r}, was not called in training mode with gradients of its weight, only inside torch.func, or "
                 "was compiled before attach()"
             )
-        if not seen:  # the receipt stays that of the last action
+        if self.watches:
+            groups = [group for group in groups if group.name in seen]
+        if not groups:  # the receipt stays that of the last action
             return
         self._stepped = frozenset(names)
-        self._act([group for group in groups if group.name in seen], seen, step)
+        self._act(groups, seen, step)
         if not self._looked_for_unheld and any(chosen.any() for chosen in (self._chosen or {}).values()):
             # Only after the first renewal, because optimizers may be attached one by one.
             self._looked_for_unheld = True
@@ -411,19 +426,19 @@ class Recycler(Method):
         return Activity(nothing, nothing, 0)
 
     def _check_not_replaced(self, optimizer: Optimizer) -> None:
-        parts = {slices.tensor for group in self.groups.values() for slices in _parts(group)}
+        parts = {slices.tensor for group in self.groups.values() for slices in self._parts(group)}
         check_not_replaced(self.name, self.model, {name: p for name, p in self.parameters.items() if name in parts})
 
     def _unheld(self) -> list[str]:
         """Return the learnable parts of renewed units that no attached optimizer holds."""
         held = {name for attachment in self._attachments.values() for name in attachment.names}
-        parts = [slices.tensor for name in self._holders for slices in _parts(self.groups[name])]
+        parts = [slices.tensor for name in self._holders for slices in self._parts(self.groups[name])]
         learnable = [name for name in parts if name in self.parameters and self.parameters[name].requires_grad]
         return [name for name in dict.fromkeys(learnable) if name not in held]
 
     def _is_free(self, group: UnitGroup) -> bool:
         """Return whether all parts of the units are still learnable."""
-        tensors = [slices.tensor for slices in _parts(group)]
+        tensors = [slices.tensor for slices in self._parts(group)]
         return all(self.parameters[name].requires_grad for name in tensors if name in self.parameters)
 
     def _check_moments(self, optimizers: Iterable[Optimizer]) -> None:
@@ -431,7 +446,7 @@ class Recycler(Method):
         for optimizer in optimizers:
             if optimizer in self._checked or not keeper_of(optimizer).state:
                 continue
-            tensors = [self._tensor(slices.tensor) for group in self.groups.values() for slices in _parts(group)]
+            tensors = [self._tensor(slices.tensor) for group in self.groups.values() for slices in self._parts(group)]
             if isinstance(optimizer, LBFGS):  # its state is stored under its first parameter
                 tensors += optimizer.state
             for tensor in tensors:
@@ -475,9 +490,3 @@ def sum_except(values: Tensor, dim: int) -> Tensor:
         # Summing the batch first is faster, because the inner loop over few positions is slow.
         return values.sum(0, dtype=dtype).flatten(1).sum(1)
     return values.sum([d for d in range(values.ndim) if d != dim], dtype=dtype)
-
-
-def _parts(group: UnitGroup) -> list[Slices]:
-    """Return all slices that renewing units of a layer writes."""
-    norms = [slices for norm in group.norms for slices in norm.tensors]
-    return [*group.weights, *group.biases, *norms, *(reader.weight for reader in group.readers)]
