@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pliant._validation import check_number, check_positive_int
+from pliant.distributed import rank_count, sum_over_ranks
 from pliant.methods._core.filters import Filter
 from pliant.methods._core.function_penalty import FunctionPenalty, Pass, call_on
 from pliant.running import split_example
@@ -80,7 +81,7 @@ class CChain(FunctionPenalty):
 
     def see_loss(self, loss: Tensor | float) -> None:
         """Tell the loss of a step, for `ratio`; before the optimizer's step. Synchronizes the device."""
-        self.losses = [*self.losses, abs(float(loss))][-self.window :]
+        self.losses = [*self.losses, self._mean_over_ranks(abs(float(loss)))][-self.window :]
 
     def penalty(self, passes: Sequence[Pass]) -> Tensor:
         """Return the mean squared change of the outputs since the step before, the mean over the passes."""
@@ -92,7 +93,7 @@ class CChain(FunctionPenalty):
         return torch.stack(terms).mean()
 
     def _inputs(self) -> list[Pass]:
-        return super()._inputs() if self.reference is None else (self.history or [[]])[-1]
+        return super()._inputs() if self.reference is None else (self._history or [[]])[-1]
 
     def _observe(self, gradients: Mapping[str, Tensor], scale: Tensor | None, found_inf: Tensor | None) -> None:
         if found_inf is not None and bool(found_inf):
@@ -106,8 +107,13 @@ class CChain(FunctionPenalty):
         torch._foreach_copy_([self.current[name] for name in names], [self.parameters[name].detach() for name in names])
         if self.ratio is not None and self.losses and self._inputs():
             with torch.no_grad():
-                self.churns = [*self.churns, float(self._evaluate(self._inputs()))][-self.window :]
+                churn = self._mean_over_ranks(float(self._evaluate(self._inputs())))
+            self.churns = [*self.churns, churn][-self.window :]
             self.lam = self.ratio * _mean(self.losses) / (_mean(self.churns) + 1e-8)
+
+    def _mean_over_ranks(self, value: float) -> float:
+        (total,) = sum_over_ranks([torch.tensor(value, dtype=torch.float64)], self.group)
+        return float(total) / rank_count(self.group)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -35,9 +35,6 @@ class FunctionPenalty(Penalty):
         model: The model.
         lam: λ.
         where: Which parameters get the term's gradient; all learnable ones if None.
-
-    Attributes:
-        history: The passes of the last steps, oldest first.
     """
 
     lag: ClassVar[int] = 0
@@ -46,7 +43,7 @@ class FunctionPenalty(Penalty):
     def __init__(self, model: nn.Module, *, lam: float, where: Filter | None = None) -> None:
         super().__init__(model, lam=check_number("lam", lam), where=where)
         self.lam = float(lam)
-        self.history: list[list[Pass]] = []
+        self._history: list[list[Pass]] = []  # of the last steps, oldest first; each rank has its own
         self._passes: list[Pass] = []
         self._observed = False
         self._handle: RemovableHandle | None = None
@@ -72,13 +69,13 @@ class FunctionPenalty(Penalty):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the method, including the inputs of the last steps."""
-        return {**super().state_dict(), "history": self.history}
+        return {**super().state_dict(), "history": self._history}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state made by `state_dict()`."""
         super().load_state_dict(state_dict)
         device = next(iter(self.parameters.values())).device
-        self.history = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, state_dict.get("history", []))
+        self._history = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, state_dict.get("history", []))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_handle": None, "_passes": []}
@@ -100,7 +97,7 @@ class FunctionPenalty(Penalty):
             return self.penalty(passes)
 
     def _inputs(self) -> list[Pass]:
-        return self.history[0] if len(self.history) > self.lag else []
+        return self._history[0] if len(self._history) > self.lag else []
 
     def _see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not (self._attachments and module.training and torch.is_grad_enabled()):
@@ -115,7 +112,7 @@ class FunctionPenalty(Penalty):
         elif not self._observed:  # another optimizer of the same passes has done so otherwise
             self._observed = True
             if self._passes:
-                self.history = [*self.history, self._passes][-1 - self.lag :]
+                self._history = [*self._history, self._passes][-1 - self.lag :]
             elif not self._warned:
                 self._warned = True
                 warn_user(
