@@ -241,3 +241,26 @@ def test_the_public_names() -> None:
     assert pliant.trial is trial
     assert pliant.Trial is Trial
     assert str(Gap(0.1, 0.05, 0.15)) == "+10.0% [+5.0%, +15.0%]"
+
+
+def three_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 10))
+
+
+def test_an_injection_tells_a_dead_head_from_dead_features(digits: tuple[Tensor, Tensor]) -> None:
+    found = {}
+    for place in (0, 2):
+        model = three_layers()
+        with torch.no_grad():
+            model[place].bias.fill_(-1e6)
+        found[place] = trial(model, digits, inject=True, **QUICK)
+        assert found[place].verdict == "lost"
+    restored = {place: result.restored for place, result in found.items()}
+    assert restored[2] is not None
+    assert restored[2] > 0.9  # the head of two layers was dead, and its features were fine
+    assert restored[0] is not None
+    assert restored[0] < 0.1  # no head can learn from features that are all zero
+    assert f"injecting fresh plasticity into the head restores {restored[2]:.0%} of the gap" in str(found[2])
+    assert trial(three_layers(), digits, inject=True, **QUICK).restored is None
+    with pytest.raises(ValueError, match="head: 'body' is not a module of the model"):
+        trial(three_layers(), digits, inject="body", **QUICK)

@@ -15,7 +15,7 @@ import inspect
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -29,7 +29,7 @@ from pliant._examples import Examples, gather
 from pliant._seeding import drawing_for, generator, permutation
 from pliant._validation import check_choice, check_number, check_positive_int, check_seed
 from pliant.diagnostics.probe import unwrap
-from pliant.methods import FullReset
+from pliant.methods import FullReset, PlasticityInjection
 from pliant.running import call_with, check_callable, eval_mode, left_as_it_was
 from pliant.trial_result import Pair, Trial, Value, Verdict, area, decide, have_learned, list_looks, mean, measure_gap
 
@@ -61,6 +61,7 @@ def trial(
     max_seeds: int = 12,
     budget: float | None = None,
     stress: bool = True,
+    inject: bool | str = False,
     seed: int = 0,
     progress: bool | None = None,
 ) -> Trial:
@@ -85,6 +86,9 @@ def trial(
         budget: Seconds that the trial may take. It shortens the default `steps`, and no further pair begins after
             `seeds` pairs if it would probably end too late.
         stress: Whether to report the stress test on random labels too (only for classes, and within the budget).
+        inject: If the verdict is "lost", also train copies with a fresh head on top of the frozen one (plasticity
+            injection), and report how much of the gap that restores. True if the model is an `nn.Sequential`, otherwise
+            the name of the `nn.Sequential` that ends in the head.
         seed: Decides the order of the data, the fresh weights and the held-out parts.
         progress: Whether to show a progress bar on stderr; by default if that is a terminal.
 
@@ -106,6 +110,9 @@ def trial(
     check_choice("labels", labels, ("given", "random"))
     if check_positive_int("seeds", seeds) < 2:
         raise ValueError(f"seeds: {seeds} is not allowed; an interval needs 2 pairs at least")
+    head = inject if isinstance(inject, str) else None
+    if inject:
+        PlasticityInjection(copy.deepcopy(model), head=head)  # raises before anything is trained
     looks = list_looks(seeds, check_positive_int("max_seeds", max_seeds))
     deadline = time.monotonic() + check_number("budget", budget, above=True) if budget is not None else math.inf
     begun, seed = time.monotonic(), check_seed(seed) or 0
@@ -131,11 +138,15 @@ def trial(
         areas: dict[str, float] = {}
         if stress and value == "accuracy" and labels == "given" and _time_left(begun, deadline, len(pairs)):
             areas = setup.stress(2)
+        restored = None
+        if inject and verdict == "lost" and _time_left(begun, deadline, len(pairs)):
+            restored = setup.inject(head, pairs)
     speed, best, final = (measure_gap(pairs, name, len(looks), setup.resolution) for name in ("area", "best", "final"))
     ratio = sorted(pair.relative_steps for pair in pairs)[(len(pairs) - 1) // 2]
     return Trial(
         verdict, speed.mean, (speed.low, speed.high), best, final, ratio, have_learned(pairs, len(looks)), value,
         setup.points, tuple(pairs), areas, time.monotonic() - begun, whole if setup.steps < whole else None,
+        restored,
     )  # fmt: skip
 
 
@@ -242,6 +253,18 @@ class _Setup:
                 curve.append(self.evaluate(model, held_out))
                 show(end / self.steps)
         return curve, self.evaluate(model, training)
+
+    def inject(self, head: str | None, pairs: Sequence[Pair]) -> float:
+        """Return how much of the gap in area copies with an injected head make up, as a fraction."""
+        gained, missing = [], []
+        for pair in pairs:
+            model = self.aged()
+            with drawing_for("inject", self.seed, pair.seed):
+                PlasticityInjection(model, head=head, optimizer_state="keep").apply()
+            curve, _ = self.learn(model, pair.seed, *self.split(pair.seed))
+            gained.append(area([max(value, pair.fresh[0]) for value in curve]) - area(pair.aged))
+            missing.append(area(pair.fresh) - area(pair.aged))
+        return mean(gained) / mean(missing) if mean(missing) > 0 else math.nan
 
     def stress(self, count: int) -> dict[str, float]:
         """Return the mean area under the training curve on random labels, of copies and of fresh twins."""

@@ -108,6 +108,8 @@ class Trial:
         stress: Area under the training curve on random labels of this network ("aged") and of fresh ones ("fresh").
         seconds: How long the trial took.
         shortened_from: The default number of steps, if the budget did not allow it.
+        restored: How much of the gap in area a fresh head on top of the frozen one restores, as a fraction; None if it
+            was not asked for, or nothing is lost.
     """
 
     verdict: Verdict
@@ -123,6 +125,7 @@ class Trial:
     stress: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     shortened_from: int | None = None
+    restored: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the trial in plain types, ready for JSON."""
@@ -171,6 +174,8 @@ class Trial:
                 f"stress test on random labels (not part of the verdict): area {self.stress['aged']:.2f}, "
                 f"fresh network {self.stress['fresh']:.2f}"
             )
+        if self.restored is not None:
+            lines.append(f"injecting fresh plasticity into the head restores {self.restored:.0%} of the gap in area")
         shortened = f" (the budget does not allow {self.shortened_from})" if self.shortened_from else ""
         cost = f"cost: {len(self.pairs)} pairs, {self.steps[-1]} steps each{shortened}, {self.seconds:.1f} seconds"
         return [*lines, cost]
