@@ -129,7 +129,7 @@ def _dot_plot(
 
 def learning_curves(histories: Histories, series: Sequence[Series]) -> list[Figure]:
     """Draw the metrics of every epoch over the whole stream."""
-    hidden = {*_NOT_CURVES, "test_loss"} if "test_accuracy" in histories.names else set(_NOT_CURVES)
+    hidden = {*_NOT_CURVES, "test_loss", "old_test_loss"} if "test_accuracy" in histories.names else set(_NOT_CURVES)
     names = [name for name in histories.names if name not in hidden]
     names.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
     figures = []
