@@ -349,6 +349,8 @@ def _describe(config: RunConfig) -> dict[str, str]:
         "stream": str(config.stream),
         "training": ", ".join(f"{key}={value}" for key, value in training.items()),
         "device": config.device,
+        **({"checkpoint": config.start.path} if config.start else {}),
+        **({"old data": str(config.old_data)} if config.old_data else {}),
     }
 
 
