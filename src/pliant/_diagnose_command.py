@@ -117,16 +117,17 @@ def diagnose_command(
     train, test = (_pair(each, seed) for each in (dataset.train, dataset.test)) if dataset else (None, None)
     if train is not None:
         _check_fit(build(), (train[0][:2], train[1][:2]), labeled, f"model {model!r}", f"data {data!r}")
+    network = load_into(build(), checkpoint, key) if checkpoint is not None else None
     if trial and train is not None:
         typer.echo(f"letting copies of the network learn for at most {budget:g} seconds (--budget)", err=True)
     learning: dict[str, Any] = {"optimizer": make, "test": test, "steps": steps, "budget": budget, "seed": seed}
-    if checkpoint is None:
+    if checkpoint is None or network is None:
         assert before is not None
         assert after is not None
         typer.echo(check_resume(before, after, build, train, key=key, hold_trial=trial, **learning))
         return
     found = diagnose(
-        load_into(build(), checkpoint, key), train, cross_entropy if train is not None else None,
+        network, train, cross_entropy if train is not None else None,
         fresh=_seeded(model, dataset, options["model"]), labels="given" if labels == "own" else "random",
         reference=load_into(build(), reference, key) if reference != "fresh" else None,
         trial=trial, measures=chosen, samples=samples, **learning,
