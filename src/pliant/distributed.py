@@ -399,6 +399,16 @@ class Shards:
         plain.sharded, plain.is_shard = parameter, shard and _sharded_dim(parameter) is not None
 
 
+@contextmanager
+def whole_model(model: nn.Module) -> Iterator[None]:
+    """Let a sharded model hold whole parameters, to be measured; nothing is written. All ranks call this."""
+    if not any(map(is_sharded, model.parameters())):
+        yield
+        return
+    with Shards(model, {}).standing_in(whole=True, write=False):
+        yield
+
+
 def _aligned_gradient(parameter: Any) -> Any:
     """Return the gradient of a sharded parameter, placed as the parameter is."""
     if parameter.grad.placements != parameter.placements:

@@ -5,7 +5,10 @@
 A function that fails on a rank leaves its traceback in FOLDER/checks.WORLD.RANK.pt.
 """
 
+import math
+import re
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
@@ -15,11 +18,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
+import pliant
 from pliant import methods
+from pliant.diagnostics import measure
 from pliant.distributed import gather_rows, iterate_together, sum_over_ranks
 from tests.distributed import networks
 from tests.distributed.cells import Run, make_method
@@ -136,6 +144,68 @@ def check_sums_rows_and_iteration() -> None:
     assert rows[:, 0].tolist() == [0.0, 1.0, 1.0]
     assert mine == slice(rank, 2 * rank + 1)
     assert list(iterate_together(range(1 + rank), group)) == ([0, None] if rank == 0 else [0, 1])
+
+
+def check_a_sharded_model_is_measured_alike_on_all_ranks() -> None:
+    data = networks.batch("mlp", 0)
+    plain, model = networks.build("mlp"), networks.build("mlp")
+    expected = measure(plain, data, networks.loss).values
+    sharded = fully_shard(model)
+    found = measure(sharded, data, networks.loss).values
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert found[key] == value or (math.isnan(found[key]) and math.isnan(value)), key
+    assert type(model[0].weight).__name__ == "DTensor"
+    message = error_of(lambda: pliant.Monitor(sharded, SGD(model.parameters(), lr=0.1)))
+    assert "sharded" in message, message
+    message = error_of(lambda: pliant.diagnose(sharded, data, networks.loss))
+    assert "sharded" in message, message
+
+
+def check_other_ways_to_shard_are_refused_by_name() -> None:
+    hybrid = fully_shard(networks.build("mlp"), mesh=init_device_mesh("cpu", (1, 2), mesh_dim_names=("copy", "shard")))
+    message = error_of(lambda: make_method("l2", hybrid, "mlp"))
+    assert "mesh of 2 dimensions" in message, message
+    flat = FullyShardedDataParallel(networks.build("mlp"), device_id=torch.device("cpu"))
+    message = error_of(lambda: make_method("l2", flat, "mlp"))
+    assert "FullyShardedDataParallel (FSDP1)" in message, message
+    sharded = fully_shard(networks.build("mlp"))
+    message = error_of(lambda: make_method("crelu", sharded, "mlp"))
+    assert "make crelu before sharding" in message, message
+
+
+def check_initial_values_differ_before_sharding() -> None:
+    model = networks.build("mlp", seed=dist.get_rank())
+    made = make_method("l2_init", model, "mlp")
+    fully_shard(model)
+    message = error_of(lambda: made.attach(SGD(model.parameters(), lr=0.1)))
+    assert "['0.weight']" in message, message
+
+
+def check_state_of_a_sharded_method_is_sharded() -> None:
+    for early in (True, False):
+        model = networks.build("mlp")
+        made = make_method("l2_init", model, "mlp") if early else None
+        fully_shard(model)
+        made = made or make_method("l2_init", model, "mlp")
+        made.attach(SGD(model.parameters(), lr=0.1))
+        state = made.state_dict()["state"]["initial"]["0.weight"]
+        assert state.placements == model.get_parameter("0.weight").placements
+        assert torch.equal(state.full_tensor(), networks.build("mlp").get_parameter("0.weight"))
+        held = made.parameters["0.weight"]
+        assert held.numel() < state.numel()  # only a shard stays in memory
+
+
+def check_the_code_of_the_page_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "howto-many-gpus.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    names = {"pliant": pliant, "torch": torch, "fully_shard": fully_shard, "folder": folder[0]}
+    names |= {"model": networks.build("mlp"), "example": networks.batch("mlp", 0)[0]}
+    for block in blocks:
+        exec(block, names)
 
 
 def main(rank: int, world: int, folder: str) -> None:

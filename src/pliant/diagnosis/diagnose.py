@@ -17,6 +17,7 @@ from pliant.diagnosis.remedies import Remedy, choose_remedies
 from pliant.diagnostics import Measurement, measure
 from pliant.diagnostics.batches import LossFn
 from pliant.diagnostics.probe import Statistics, unwrap
+from pliant.distributed import is_sharded
 from pliant.methods import FullReset
 from pliant.trial import EXAMPLES, Labels, MakeOptimizer, gather_new
 from pliant.trial import trial as hold_trial
@@ -168,6 +169,11 @@ def diagnose(
     if budget is not None:
         check_number("budget", budget, above=True)
     bare = unwrap(model)
+    if any(map(is_sharded, bare.parameters())):
+        raise ValueError(
+            "model: its parameters are sharded, so that it cannot be copied; take the signs with "
+            "pliant.diagnostics.measure on all ranks, or diagnose a checkpoint in one process"
+        )
     why = _reason_against(trial, data, loss_fn)
     held: Trial | None = None
     if data is not None:

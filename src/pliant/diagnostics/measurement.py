@@ -27,6 +27,7 @@ from pliant.diagnostics.probe import (
     same_parameters,
 )
 from pliant.diagnostics.signs import Finding, Sign, healthy_limit
+from pliant.distributed import whole_model
 
 _LAYERS_ON_A_PAGE = 12
 _COLUMNS_ON_A_PAGE = 6
@@ -47,7 +48,8 @@ def measure(
     `pliant.diagnose` does this and lets the network learn too, which decides.
 
     The model is measured in eval mode and left as it was: weights, buffers, gradients, modes and random generators. A
-    measure without what it needs (labels, a loss, a reference) is skipped, and the result says so.
+    measure without what it needs (labels, a loss, a reference) is skipped, and the result says so. If the model is
+    sharded, all ranks call this, with the same data, and get the same values.
 
     Args:
         model: The network.
@@ -89,6 +91,8 @@ def measure(
     beside: dict[str, Values] = {}
     skipped: dict[str, str] = {}
     with torch.inference_mode(False), ExitStack() as stack:
+        for each in (model,) if reference is None or reference is model else (model, reference):
+            stack.enter_context(whole_model(each))
         ours = stack.enter_context(resting(model, batch, statistics))
         notes |= note_weights(model, "the model") | note_statistics(model, ours, statistics)
         theirs = ours

@@ -30,6 +30,7 @@ from pliant.diagnostics.probe import (
     resting,
     unwrap,
 )
+from pliant.distributed import is_sharded
 from pliant.running import check_callable
 
 _LACKING: dict[Need, str] = {
@@ -125,6 +126,11 @@ class Monitor:
             check_number("budget", budget, above=True, otherwise=", or None")
         check_choice("statistics", statistics, get_args(Statistics))
         self.model = unwrap(model)
+        if any(map(is_sharded, self.model.parameters())):
+            raise ValueError(
+                "model: its parameters are sharded, which Monitor cannot measure during a step; call "
+                "pliant.diagnostics.measure(model, data) on all ranks now and then"
+            )
         self.every = every
         self.budget = budget
         self.loss_fn = loss_fn

@@ -1,0 +1,142 @@
+"""What methods add to a training step on two gloo ranks: collectives, bytes and time, under DDP and fully_shard.
+
+`python -m benchmarks ranks` prints a table with one line per method and keeps it in `results/ranks.txt`. Only what
+Pliant itself exchanges is counted, per step of the optimizer or, for methods that wait for new data, per `apply()`.
+Bytes are those that one rank contributes. The network is an MLP with 0.4 million parameters, trained by AdamW on
+batches of 64. The time ratio compares the median step with that of the same training without a method.
+"""
+
+import itertools
+import math
+import statistics
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW
+
+import pliant.distributed
+from pliant import methods
+
+WIDTHS = (256, 512, 512, 10)
+STEPS = 8
+RANKS = 2
+SETTINGS: dict[str, dict[str, Any]] = {
+    "redo": {"every": 1},
+    "continual_backprop": {"rate": 1e-3, "maturity": 1},
+    "hare_tortoise": {"every": 4},
+}
+"""Settings with which a method acts in a short run."""
+
+
+class Counter:
+    """Stands in for `torch.distributed` inside `pliant.distributed`, and counts what is exchanged."""
+
+    def __init__(self) -> None:
+        self.collectives = self.bytes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(dist, name)
+        if name not in ("all_reduce", "all_gather", "broadcast"):
+            return function
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            sent: Tensor = args[1] if name == "all_gather" else args[0]
+            self.collectives += 1
+            self.bytes += sent.numel() * sent.element_size()
+            return function(*args, **kwargs)
+
+        return counted
+
+
+class Training:
+    """A network on one of the ranks, with or without a method."""
+
+    def __init__(self, setting: str, name: str | None) -> None:
+        torch.manual_seed(0)
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise(WIDTHS):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        self.model: nn.Module = nn.Sequential(*layers[:-1])
+        example = torch.randn(2, WIDTHS[0])
+        created = None
+        if name is not None:
+            created = methods.create(name, self.model, example=example, seed=0, **SETTINGS.get(name, {}))
+        self.wrapped = DistributedDataParallel(self.model) if setting == "ddp" else fully_shard(self.model)
+        self.optimizer = AdamW(self.model.parameters(), lr=1e-3)
+        self.method = created
+        self.times: list[float] = []
+        if self.method is not None:
+            self.method.attach(self.optimizer)
+        torch.manual_seed(1 + dist.get_rank())
+        self.batch = torch.randn(64, WIDTHS[0]), torch.randint(0, WIDTHS[-1], (64,))
+
+    def step(self) -> None:
+        """Train on the batch once, and keep the time."""
+        dist.barrier()
+        start = time.perf_counter()
+        self.optimizer.zero_grad()
+        cross_entropy(self.wrapped(self.batch[0]), self.batch[1]).backward()
+        self.optimizer.step()
+        self.times.append(time.perf_counter() - start)
+
+
+def measure(setting: str, name: str) -> SimpleNamespace:
+    """Train with and without a method by turns; return the counts per action and the ratio of the step times."""
+    plain, treated = Training(setting, None), Training(setting, name)
+    assert treated.method is not None
+    counter = Counter()
+    pliant.distributed.dist = counter  # type: ignore[assignment]
+    for _ in range(STEPS):
+        plain.step()
+        treated.step()
+    actions, ratio = STEPS, statistics.median(treated.times[2:]) / statistics.median(plain.times[2:])
+    if treated.method.kind == "reinitializer":
+        counter.collectives = counter.bytes = 0
+        treated.method.apply(treated.optimizer, batches=[treated.batch], loss_fn=cross_entropy)
+        actions, ratio = 1, math.nan
+    pliant.distributed.dist = dist
+    return SimpleNamespace(collectives=counter.collectives / actions, bytes=counter.bytes / actions, ratio=ratio)
+
+
+def run(rank: int, place: str) -> None:
+    """Measure all methods on one rank; the first one prints."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=RANKS)
+    table = Path(place.removeprefix("file://") + ".txt")
+    for name in methods.names():
+        cells = [measure(setting, name) for setting in ("ddp", "fsdp")]
+        shown = [
+            f"{c.collectives:11.2f} {c.bytes:9.0f} {'' if math.isnan(c.ratio) else f'{c.ratio:.2f}':>6}" for c in cells
+        ]
+        line = f"{name:20} {'apply' if math.isnan(cells[0].ratio) else 'step':6} {'  '.join(shown)}"
+        if rank == 0:
+            with table.open("a") as file:
+                print(line, file=file)
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Print the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = f"file://{folder}/ranks"
+        mp.spawn(run, args=(place,), nprocs=RANKS)
+        head = "collectives     bytes   time"
+        print(f"{'':27} {'DDP':^28}  {'fully_shard':^28}")
+        print(f"{'method':20} {'per':6} {head}  {head}")
+        print((Path(folder) / "ranks.txt").read_text(), end="")
+
+
+if __name__ == "__main__":
+    main()
