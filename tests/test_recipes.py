@@ -12,7 +12,7 @@ from pliant.experiments.recipe_files import Scale, find_recipe, load_recipe, rec
 from pliant.experiments.run import execute
 from pliant.experiments.store import Status, load_runs
 
-RECIPES = sorted(path for path in recipe_folder().glob("*.toml") if path.stem != "demo")
+RECIPES = sorted(path for path in recipe_folder().glob("*.toml") if not path.stem.startswith("demo"))
 SMALL = {"data": "digits", "model": "mlp", "stream": {"name": "single", "epochs": 1}}
 
 

@@ -22,6 +22,30 @@ class TiedMLP(nn.Module):
         return self.decode(torch.relu(self.middle(torch.relu(self.encode(x)))))
 
 
+class TwinCritics(nn.Module):
+    """Two networks side by side, as in SAC."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.first(x), self.second(x)
+
+
+class SharedActor(nn.Module):
+    """An actor whose mean and deviation read the same features, detached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.mean, self.deviation = nn.Linear(8, 2), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = torch.relu_(self.body(x)).detach()
+        return self.mean(features), self.deviation(features)
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5))
 

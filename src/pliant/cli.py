@@ -215,16 +215,35 @@ def run(
     _run_and_report(lambda: run_recipe(loaded, folder, place, checkpoint_seconds=checkpoint_seconds, console=console))
 
 
+ACTS = {
+    "demo": "Act 1: the data grew. Continue from the old weights, train from scratch, or treat the weights first?",
+    "demo_random_labels": "Act 2: the labels keep changing. Does the network learn the last task as well as the first?",
+}
+"""The recipes of the demo, and what each asks."""
+
+
 @app.command()
 def demo(out: Out = None, workers: Workers = None) -> None:
-    """Show in a minute or two what Pliant does: seven ways to train on digits whose labels keep changing."""
+    """Show what Pliant is for: retraining on data that grew, and labels that keep changing. Takes minutes."""
     _print(PREPARING)
-    from pliant.compare import run_recipe
+    from pliant.compare import ComparisonResult, run_recipe
     from pliant.experiments.engines import ProcessEngine
     from pliant.experiments.recipe_files import find_recipe, load_recipe
+    from pliant.experiments.report.document import make_report
 
-    loaded, engine = load_recipe(find_recipe("demo")), ProcessEngine(workers)
-    _run_and_report(lambda: run_recipe(loaded, out or Path("demo"), engine, console=console))
+    folder = out or Path("demo")
+
+    def run_acts() -> ComparisonResult:
+        statuses = {}
+        for name, question in ACTS.items():
+            _print(question)
+            recipe, engine = load_recipe(find_recipe(name)), ProcessEngine(workers)
+            statuses |= run_recipe(recipe, folder / name, engine, console=console).statuses
+        result = ComparisonResult(folder, statuses)
+        result.report = make_report([folder / name for name in ACTS])
+        return result
+
+    _run_and_report(run_acts)
 
 
 @app.command(epilog="Examples: `pliant report runs/mine`; `pliant report runs/a runs/b --to tables.tex`.")

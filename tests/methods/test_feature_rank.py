@@ -250,7 +250,7 @@ def test_combines_with_another_penalty() -> None:
 
 def test_step_and_missing_arguments_are_errors() -> None:
     penalty = FeatureRankRegularization(zoo.build("mlp"), classifier="4")
-    assert penalty.classifier == "4"
+    assert penalty.classifiers == ("4",)
     assert float(penalty.value()) == 0.0
     assert penalty.receipt is None
     with pytest.raises(TypeError, match=r"acts during backward\(\)"):
@@ -367,4 +367,29 @@ def test_frozen_classifier_has_features() -> None:
     optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     penalty = FeatureRankRegularization(model, inputs, lam=1.0).attach(optimizer)
     cross_entropy(model(inputs), labels).backward()
+    optimizer.step()
     assert penalty.receipt is not None
+
+
+def test_twin_critics_have_a_term_each_and_the_receipt_is_that_of_the_step() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(12, 6)
+    model = zoo.TwinCritics()
+    control = copy.deepcopy(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    penalty = FeatureRankRegularization(model, inputs, lam=0.1).attach(optimizer)
+    assert penalty.classifiers == ("first.2", "second.2")
+    sum(out.sum() for out in model(inputs)).backward()
+    optimizer.step()
+    model(torch.randn(5, 6))  # Another pass does not change what the step did.
+
+    features = [critic[:2](inputs) for critic in (control.first, control.second)]
+    squares = [torch.linalg.svdvals(each) ** 2 for each in features]
+    term = 0.1 * sum(each[0] - each[-1] for each in squares)
+    (sum(out.sum() for out in control(inputs)) + term).backward()
+    for ours, theirs in zip(model.parameters(), control.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    receipt = penalty.receipt
+    assert receipt is not None
+    assert receipt.details["value"] == pytest.approx(term.item(), rel=1e-5)
+    assert (receipt.tensors, receipt.entries) == (2, 2 * features[0].numel())

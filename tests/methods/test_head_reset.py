@@ -59,3 +59,15 @@ def test_model_with_a_weight_computed_by_a_hook() -> None:
     before = snapshot(model)
     HeadReset(model, head=["2"], optimizer_state="keep").apply()
     assert changed_since(before, model) == ["2.weight", "2.bias"]
+
+
+@pytest.mark.parametrize(
+    ("model", "heads"), [(zoo.TwinCritics(), ("first.2", "second.2")), (zoo.SharedActor(), ("mean", "deviation"))]
+)
+def test_every_head_of_a_fully_connected_network_is_reset(model: nn.Module, heads: tuple[str, ...]) -> None:
+    before = snapshot(model)
+    method = HeadReset(model, torch.randn(4, 6), seed=0)
+    assert method.head == heads
+    method.apply()
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {f"{head}.{kind}" for head in heads for kind in ("weight", "bias")}

@@ -1,14 +1,18 @@
 """The layers of a model in order of call, found by running an example."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from pliant.running import call_with, undisturbed
 
@@ -20,10 +24,12 @@ class Layer:
     Attributes:
         name: The module's name in the model.
         module: The module.
+        sources: The names of the layers whose outputs it reads, through operators but not through other layers.
     """
 
     name: str
     module: nn.Module
+    sources: frozenset[str] = frozenset()
 
 
 NORM_LAYERS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -61,13 +67,18 @@ def called_layers(model: nn.Module, example: Any) -> tuple[Layer, ...]:
     as it was.
     """
     called: list[Layer] = []
+    origins = _Origins()
+
+    def note(module: nn.Module, args: Any, kwargs: Any, name: str) -> None:
+        called.append(Layer(name, module, origins.of((args, kwargs))))
+
     handles = []
     for name, module in model.named_modules():
         if next(module.parameters(recurse=False), None) is not None or isinstance(module, NORM_LAYERS):
-            layer = Layer(name, module)
-            handles.append(module.register_forward_pre_hook(lambda _m, _args, layer=layer: called.append(layer)))
+            handles.append(module.register_forward_pre_hook(partial(note, name=name), with_kwargs=True))
+            handles.append(module.register_forward_hook(lambda _m, _args, out, name=name: origins.set(out, {name})))
     try:
-        with undisturbed(model), torch.no_grad():
+        with undisturbed(model), torch.no_grad(), origins:
             call_with(model, example)
     finally:
         for handle in handles:
@@ -75,10 +86,35 @@ def called_layers(model: nn.Module, example: Any) -> tuple[Layer, ...]:
     return tuple(called)
 
 
+class _Origins(TorchDispatchMode):
+    """Knows from which layers' outputs each tensor was computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator; its outputs come from what its inputs come from."""
+        out = func(*args, **(kwargs or {}))
+        self.set(out, self.of((args, kwargs)))
+        return out
+
+    def of(self, values: Any) -> frozenset[str]:
+        """Return the names of the layers that the tensors in a tree come from."""
+        tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+        return frozenset(name for tensor in tensors for name in self._names.get(tensor, ()))
+
+    def set(self, values: Any, names: Collection[str]) -> None:
+        """Let the tensors in a tree come from these layers."""
+        for leaf in tree_leaves(values):
+            if isinstance(leaf, Tensor):
+                self._names[leaf] = frozenset(names)
+
+
 def classifier_names(layers: Sequence[Layer]) -> tuple[str, ...]:
     """Return the names of the linear layers at the end of a model: its classifier.
 
-    If all layers are linear, the classifier is the last one.
+    If all layers are linear, the classifier is the last one; of a model with several heads, the last of each.
 
     Args:
         layers: The layers in order of call.
@@ -96,7 +132,8 @@ def classifier_names(layers: Sequence[Layer]) -> tuple[str, ...]:
         last = f"{layers[-1].name!r} ({type(layers[-1].module).__name__})" if layers else "no layer at all"
         raise ValueError(f"model: it ends in {last}, not in a linear layer; name the classifier's modules yourself")
     if len(names) == len(layers):
-        return (names[-1],)
+        read = {source for layer in layers for source in layer.sources}
+        names = [name for name in names[:-1] if name not in read] + names[-1:]
     return tuple(dict.fromkeys(names))
 
 

@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 import time
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,7 @@ def _attempt(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) ->
         folder.start(environment())
         stream, learner = _begin(config)
         told["sources"] = find_sources(config, stream.dataset)
+        told["methods"] = [asdict(effective_part(part)) for part in config.methods]
         told |= _train(config, folder, stream, learner, told["sources"], checkpoint_seconds)
         folder.finish(status, summarize(folder.records()))
     except DivergedError as problem:
@@ -221,6 +222,18 @@ def make_methods(config: RunConfig, model: nn.Module, example: Tensor) -> list[m
         return methods.create(part.name, model, example=example, **{"seed": seed} | part.options)
 
     return [make_method(position, part) for position, part in enumerate(config.methods)]
+
+
+def effective_part(part: Part) -> Part:
+    """Return a method with the settings that it runs with: those given, and the defaults of those worth tuning.
+
+    Example:
+        >>> effective_part(Part("shrink_perturb", {"toward": "noise"}))
+        Part(name='shrink_perturb', options={'lam': 0.4, 'toward': 'noise'})
+    """
+    defaults = methods.options(part.name)
+    tunables = {each.name: defaults[each.name] for each in methods.info(part.name).tunables}
+    return Part(part.name, {name: value for name, value in tunables.items() if value is not None} | part.options)
 
 
 def find_sources(config: RunConfig, dataset: Dataset) -> Sources:

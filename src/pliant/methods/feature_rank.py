@@ -20,7 +20,8 @@ In a second derivative the term counts as a constant.
 On several ranks, Φ is the batch of all ranks: the features are gathered in the forward pass.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -33,7 +34,7 @@ from pliant._precision import widen, without_autocast
 from pliant._step_hooks import before_step
 from pliant._validation import check_modules, check_number
 from pliant._warnings import warn_user
-from pliant.anatomy.layers import called_layers, classifier_names
+from pliant.anatomy.layers import Layer, called_layers, classifier_names
 from pliant.distributed import Group, add_whole, data_group, gather_rows, rank_count, whole_of
 from pliant.methods._core.attachment import Attachment, ascending_names, closure_of, count_step, with_closure
 from pliant.methods._core.method import Kind, Method, Receipt
@@ -63,15 +64,31 @@ def feature_rank(features: Tensor) -> tuple[Tensor, Tensor]:
     return squares[-1] - squares[0], gradient
 
 
+def find_heads(layers: Sequence[Layer]) -> list[str]:
+    """Return the last linear layer of each head; of heads that read the same features, one.
+
+    Example:
+        >>> body, mean, deviation = (nn.Linear(2, 2) for _ in range(3))
+        >>> read = frozenset({"body"})
+        >>> find_heads([Layer("body", body), Layer("mean", mean, read), Layer("deviation", deviation, read)])
+        ['deviation']
+    """
+    inner = {source for layer in layers for source in layer.sources}
+    names = classifier_names(layers)
+    heads = {layer.sources: layer.name for layer in layers if layer.name in names and layer.name not in inner}
+    return list(dict.fromkeys(heads.values())) or [names[-1]]
+
+
 class FeatureRankRegularization(Method):
     """Add λ(σ₁² − σ_d²) of the last hidden features to the loss.
 
     Args:
         model: The model.
         example: An example input (tensor, tuple of arguments or dictionary of keyword arguments), from which the
-            classifier is found: the last linear layer. Not needed if `classifier` is given.
+            classifier is found: the last linear layer. Of several heads with features of their own, such as twin
+            critics, each has its own term. Not needed if `classifier` is given.
         lam: λ.
-        classifier: The name of the module whose input is Φ.
+        classifier: The name of the module whose input is Φ, or a list of names.
         loss_scale: The factor of the loss in `backward()`: a number, or a function that returns it
             (`scaler.get_scale`).
     """
@@ -86,7 +103,7 @@ class FeatureRankRegularization(Method):
         example: Any = None,
         *,
         lam: float = 1e-4,
-        classifier: str | None = None,
+        classifier: str | Sequence[str] | None = None,
         loss_scale: LossScale = 1.0,
     ) -> None:
         super().__init__(model)
@@ -95,53 +112,56 @@ class FeatureRankRegularization(Method):
         if classifier is None:
             if example is None:
                 raise ValueError("example: None, and classifier is not given; pass an example input or classifier=name")
-            classifier = classifier_names(called_layers(model, example))[-1]
-        (self.classifier,) = check_modules("classifier", model, [classifier])
-        self._module = model.get_submodule(classifier)
-        self._network = model.get_submodule(classifier.rpartition(".")[0])
-        self._handle: RemovableHandle | None = None
-        self._features: Tensor | None = None
+            classifier = find_heads(called_layers(model, example))
+        names = [classifier] if isinstance(classifier, str) else classifier
+        self.classifiers = tuple(check_modules("classifier", model, names))
+        self._handles: list[RemovableHandle] = []
+        self._features: dict[str, Tensor] = {}
+        self._stepped: dict[str, Tensor] = {}
         self._warned = False
 
     def attach(self, *optimizers: Optimizer, group: Group | None = None) -> Self:
         """Act on every forward and backward pass in training mode, as long as one of these optimizers exists."""
         super().attach(*optimizers, group=group)
-        if self._handle is None:
-            self._handle = self._module.register_forward_pre_hook(ModuleHook(self._module, self._see), with_kwargs=True)
+        if not self._handles:
+            modules = map(self.model.get_submodule, self.classifiers)
+            hooks = [(module, ModuleHook(module, self._see)) for module in modules]
+            self._handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks]
         return self
 
     def detach(self, *optimizers: Optimizer) -> None:
         """Stop acting for these optimizers, or for all if none is given. With the last one, the hook is removed."""
         super().detach(*optimizers)
-        if not self._attachments and self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        if not self._attachments:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
 
     def step(self) -> None:
         """Raise a TypeError: the gradient enters during `backward()`."""
         raise TypeError(f"{self.name} acts during backward(), on the features of the batch; call attach()")
 
     def value(self) -> Tensor:
-        """Return λ(σ₁² − σ_d²) of the last batch of features; 0 before the first one."""
-        if self._features is None:
-            return torch.zeros(())
-        return self.lam * feature_rank(self._features)[0]
+        """Return λ(σ₁² − σ_d²) of the last batch of features, summed over heads; 0 before the first one."""
+        terms = [feature_rank(features)[0] for features in self._features.values()]
+        return self.lam * torch.stack(terms).sum() if terms else torch.zeros(())
 
     @property
     def receipt(self) -> Receipt | None:
-        """The term and the norm of its gradient at the last batch of features."""
-        if self._features is None:
+        """The term and the norm of its gradient at the features of the last step."""
+        if not self._stepped:
             return None
-        value, gradient = feature_rank(self._features)
+        found = [feature_rank(features) for features in self._stepped.values()]
         details = {
-            "value": self.lam * float(value),
-            "gradient_norm": self.lam * float(gradient.norm()),
+            "value": self.lam * math.fsum(float(value) for value, _ in found),
+            "gradient_norm": self.lam * math.hypot(*(float(gradient.norm()) for _, gradient in found)),
             "steps": sum(self.steps),
         }
-        return Receipt(self.name, "add gradient at the features", 1, gradient.numel(), details)
+        entries = sum(gradient.numel() for _, gradient in found)
+        return Receipt(self.name, "add gradient at the features", len(found), entries, details)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_handle": None, "_features": None}
+        return {**super().__getstate__(), "_handles": [], "_features": {}, "_stepped": {}}
 
     def _match(self, optimizer: Optimizer) -> Attachment:
         attachment = super()._match(optimizer)
@@ -159,17 +179,19 @@ class FeatureRankRegularization(Method):
         count_step(self.steps, self._attachment(optimizer).slot)
         closure = closure_of(args, kwargs)
         if closure is None:
-            if self._features is None and not self._warned:
+            self._stepped = dict(self._features)
+            if not self._features and not self._warned:
                 self._warned = True
                 warn_user(
-                    f"{self.name} saw no features before this step: {self.classifier!r} was not called in training "
-                    "mode on an input with a gradient, only inside torch.func, or was compiled before attach()"
+                    f"{self.name} saw no features before this step: {self.classifiers[-1]!r} was not called in "
+                    "training mode on an input with a gradient, only inside torch.func, or was compiled before attach()"
                 )
             return None
 
         def closure_with_penalty() -> Any:
             # A line search compares the returned values, so they must include the term.
             loss = closure()
+            self._stepped = dict(self._features)
             return loss if loss is None else loss + self.value().to(loss)
 
         return with_closure(args, kwargs, closure_with_penalty)
@@ -181,17 +203,19 @@ class FeatureRankRegularization(Method):
         # The features do not learn if the network is frozen (an actor learns through its critic) or if functional_call
         # has replaced its parameters (by a target network's).
         own = {id(parameter) for parameter in self.parameters.values()}
-        learning = [p for p in self._network.parameters() if p.requires_grad]
+        name = next((each for each in self.classifiers if self.model.get_submodule(each) is module), "")
+        network = self.model.get_submodule(name.rpartition(".")[0])
+        learning = [p for p in network.parameters() if p.requires_grad]
         if not any(id(p) in own or self._shards is not None for p in learning):
             return
         if features.ndim > 3:
             raise ValueError(
-                f"classifier: {self.classifier!r} takes inputs of shape {tuple(features.shape)}, but features are "
+                f"classifier: {name!r} takes inputs of shape {tuple(features.shape)}, but features are "
                 "[examples, features] or [examples, tokens, features]; name the linear layer that reads them"
             )
         group = data_group(self.model, self.group)
         seen, mine = gather_rows(_as_matrix(whole_of(features.detach())), group)
-        self._features = seen
+        self._features[name] = seen
 
         def add_gradient(gradient: Tensor) -> Tensor:
             scale = self.loss_scale() if callable(self.loss_scale) else self.loss_scale

@@ -1,6 +1,8 @@
 """Head reset: re-draw the last layers when data is new (Nikishin et al. 2022; SWR paper, D.2).
 
-The head is the fully connected tail of a convolutional network, or the last layer of a fully connected network.
+The head is the fully connected tail of a convolutional network, or the last layer of a fully connected network. If a
+fully connected network has several heads, such as an actor's mean and deviation or twin critics, it is the last layer
+of each.
 """
 
 from collections.abc import Collection, Sequence
@@ -38,8 +40,7 @@ class HeadReset(FullReset):
     Args:
         model: The model.
         example: An example input, on which `find_head` finds the head. Not needed if `head` is given.
-        head: The names of the head's modules. A fully connected network with several heads (an actor's mean and
-            deviation) needs it: `find_head` returns only the layer that is called last.
+        head: The names of the head's modules.
         optimizer_state: "reset" (default) or "keep" the moments of the head.
         init: A function that initializes the model in place, run after every module's own `reset_parameters`.
         seed: The seed of a private random stream. None draws from torch's global generators.

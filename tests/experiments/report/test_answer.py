@@ -315,8 +315,7 @@ def test_costs_are_relative_to_plain_training(tmp_path: Path) -> None:
         write_run(tmp_path, config("L2", seed), [0.5], seconds=22 + seed)
     cost = {row.contender.name: row.cost for row in analyze(tmp_path).rows}["L2"]
     assert cost is not None
-    assert (cost.seconds, cost.range) == (pytest.approx(0.23), (0.22, 0.24))
-    assert cost.time == pytest.approx(23 / 11)
+    assert cost.seconds == pytest.approx(0.23)
     assert cost.memory == pytest.approx(330 / 300)
 
 

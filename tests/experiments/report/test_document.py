@@ -118,7 +118,7 @@ def test_markdown_has_answer_table_failures_and_settings(report: Report, tmp_pat
     ]
     assert settings[4] == "Chosen: L2: l2(lam=0.1)."
     assert "Chosen: L2: l2(lam=0.1)." in report.to_html()
-    assert re.search(r"\| L2 \| .*81\.00.* \| \+42\.50 .* \| 81\.00 ± 2\.00 \|", text)
+    assert re.search(r"\| L2 \(lam=0\.1\) \| .*81\.00.* \| \+42\.50 .* \| 81\.00 ± 2\.00 \|", text)
     assert r"ValueError: \<b\>boom\</b\>" in text
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.replace(r"\|", "").count("|") for line in table if "final" not in line}) <= 2

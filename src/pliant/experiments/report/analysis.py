@@ -60,16 +60,12 @@ class Cost:
     """Time and memory of a contender's runs.
 
     Args:
-        seconds: Median seconds per training step.
-        range: Minimum and maximum over seeds.
-        time: Seconds relative to plain training; NaN if unknown.
+        seconds: Median seconds per training step; not comparable between runs that shared a machine differently.
         bytes: Memory that weights, optimizer and methods occupy between steps.
         memory: Bytes relative to plain training; NaN if unknown.
     """
 
     seconds: float
-    range: tuple[float, float]
-    time: float
     bytes: float
     memory: float
 
@@ -280,13 +276,10 @@ class Analysis:
     def _costs(self) -> dict[str, Cost]:
         recorded = {contender.name: _read_cost(contender.runs) for contender in self.comparison.contenders}
         baseline = self.comparison.baseline("vanilla")
-        seconds, size = (recorded[baseline.name] if baseline else None) or ([math.nan], math.nan)
-        unit = statistics.median(seconds)
+        _, size = (recorded[baseline.name] if baseline else None) or ([], math.nan)
         return {
             name: Cost(
                 seconds=statistics.median(cost[0]),
-                range=(min(cost[0]), max(cost[0])),
-                time=statistics.median(cost[0]) / unit,
                 bytes=cost[1],
                 memory=cost[1] / size,
             )

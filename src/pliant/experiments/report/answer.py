@@ -21,7 +21,6 @@ from pliant.experiments.report.formatting import (
     span,
 )
 from pliant.experiments.report.statistics import LEVEL, MANY_SEEDS, POWER, difference, seeds_needed
-from pliant.experiments.run_config import describe
 from pliant.experiments.selection import is_tied
 
 Certainty = Literal["clear", "unclear", "none"]
@@ -74,7 +73,7 @@ def _judge(analysis: Analysis, best: Contender) -> tuple[str, Certainty]:
             return f"Use plain training: it reaches {reached}, and {every} is worse.", certainty
         unknown = "the evidence does not show yet whether a method is better"
         return f"No method has a better mean than plain training, which reaches {reached}; {unknown}.", "unclear"
-    name = _name_with_settings(best, chosen=best.label in analysis.comparison.choices)
+    name = f"{best.name} with {best.written_settings}" if best.written_settings else best.name
     above = _above(_references(analysis, best), headline)
     if against_plain is not None:
         if analysis.wins(against_plain):
@@ -163,15 +162,6 @@ def _better_than_plain(analysis: Analysis) -> list[str]:
     """Name the candidates that are significantly better than plain training."""
     against = {candidate.name: _against(analysis, candidate, "vanilla") for candidate in analysis.candidates}
     return [name for name, contrast in against.items() if contrast is not None and analysis.wins(contrast)]
-
-
-def _name_with_settings(best: Contender, *, chosen: bool) -> str:
-    """Name the best contender with its settings, unless its name already contains them."""
-    parts = [part for part in best.runs[0].config.methods if part.options]
-    if not parts or (not chosen and all(f"{key}=" in best.name for part in parts for key in part.options)):
-        return best.name
-    alone = len(best.runs[0].config.methods) == 1
-    return f"{best.name} with {parts[0].written_options if alone else describe(parts)}"
 
 
 def _references(analysis: Analysis, best: Contender) -> list[tuple[Contrast, str]]:
@@ -330,6 +320,9 @@ def _caveats(analysis: Analysis) -> list[str]:
     if comparison.not_begun:
         found.append(f"{count(len(comparison.not_begun), 'run')} of the recipe have not started.")
     found += [sentence(choice["told"]) for choice in comparison.choices.values() if is_tied(choice)]
+    if comparison.choices and comparison.untuned:
+        tuned, untuned = enumerate_names(list(comparison.choices)), enumerate_names(comparison.untuned)
+        found.append(f"{tuned} had settings chosen here, {untuned} not: tune all methods alike before you rank them.")
     if comparison.selection.get("on") == "test":
         found.append("Settings were chosen on the test data, as in the source: the results are optimistic.")
     return found

@@ -1,10 +1,13 @@
 """A comparison: contenders with their runs, and the recipe and selection of their folders."""
 
+import contextlib
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from pliant import streams
+from pliant.experiments.run_config import Part, describe
 from pliant.experiments.store import Run, Status
 
 Role = Literal["vanilla", "fresh", "method"]
@@ -27,6 +30,24 @@ class Contender:
     role: Role
     label: str
     runs: tuple[Run, ...]
+
+    @cached_property
+    def effective(self) -> tuple[Part, ...]:
+        """Its methods with the settings that a run recorded, defaults included; else with those given."""
+        for run in self.runs:
+            with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
+                for event in reversed(run.events):
+                    if "methods" in event:
+                        return tuple(Part(**part) for part in event["methods"])
+        return self.runs[0].config.methods
+
+    @property
+    def written_settings(self) -> str:
+        """Its effective settings in one line; empty if it has none or its name already contains them."""
+        parts = [part for part in self.effective if part.options]
+        if "|" not in self.name and all(f"{key}=" in self.name for part in parts for key in part.options):
+            return ""
+        return parts[0].written_options if len(self.effective) == 1 else describe(parts)
 
     def values(self, metric: str) -> dict[int, float]:
         """Return the finite results of a metric by seed."""
@@ -108,6 +129,11 @@ class Comparison:
     def choices(self) -> dict[str, dict[str, Any]]:
         """The chosen settings, by label."""
         return dict(self.selection.get("labels", {}))
+
+    @property
+    def untuned(self) -> list[str]:
+        """The names of the contenders with settings that were not chosen in this comparison."""
+        return [each.name for each in self.contenders if each.label not in self.choices and each.written_settings]
 
     @property
     def metric(self) -> str:

@@ -19,7 +19,7 @@ from pliant.experiments.report.formatting import count, name_of, sentence
 from pliant.experiments.report.grouping import compare_folders, compare_runs
 from pliant.experiments.report.histories import Histories, read_histories
 from pliant.experiments.report.table import ResultTable, metric_table, result_table
-from pliant.experiments.run_config import RunConfig
+from pliant.experiments.run_config import RunConfig, describe
 from pliant.experiments.store import Run
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ class Section:
         plain = "an untrained network at every task" if contender.role == "fresh" else "nothing attached"
         described = _describe(contender.runs[0].config)
         own = [f"{name} {described[name]}" for name, values in self._settings.items() if len(values) > 1]
-        return "; ".join([contender.settings or plain, *own])
+        return "; ".join([describe(contender.effective) or plain, *own])
 
     @property
     def choices(self) -> list[str]:

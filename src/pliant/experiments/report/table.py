@@ -34,12 +34,14 @@ class ResultTable:
     Args:
         columns: The headings; the first is the contender's.
         contenders: The name of each row.
+        settings: The settings of each row; empty for a baseline.
         cells: The cells of each row, without the name.
         notes: The notes below the table.
     """
 
     columns: list[str]
     contenders: list[str]
+    settings: list[str]
     cells: list[list[Cell]]
     notes: list[str]
 
@@ -68,13 +70,14 @@ def result_table(analysis: Analysis) -> ResultTable:
         columns.append(_heading(metric))
         makers.append(partial(_value, metric=metric))
     if any(row.cost for row in rows):
-        columns += ["time per step", "memory"]
-        makers += [_time, _memory]
+        columns.append("memory")
+        makers.append(_memory)
     columns.append("seeds")
     makers.append(_seeds)
     return ResultTable(
         columns,
         [row.contender.name for row in rows],
+        [_settings(analysis, row) for row in rows],
         [[make(row) for make in makers] for row in rows],
         _notes(analysis),
     )
@@ -87,9 +90,16 @@ def metric_table(analysis: Analysis) -> ResultTable | None:
     return ResultTable(
         ["method", *(_heading(metric) for metric in analysis.metrics)],
         [row.contender.name for row in analysis.rows],
+        [""] * len(analysis.rows),
         [[_value(row, metric) for metric in analysis.metrics] for row in analysis.rows],
         [],
     )
+
+
+def _settings(analysis: Analysis, row: Row) -> str:
+    """Write the settings of a row; if others were tuned, say so if it was not."""
+    untuned = analysis.comparison.choices and row.contender.name in analysis.comparison.untuned
+    return row.contender.written_settings + (", not tuned" if untuned else "")
 
 
 def _heading(metric: str) -> str:
@@ -117,15 +127,6 @@ def _published(row: Row, metric: str) -> Cell:
         return Cell("")
     mean, spread = row.published
     return Cell(f"{number(mean, metric, unit=False)} ± {number(spread, metric, unit=False)}")
-
-
-def _time(row: Row) -> Cell:
-    if row.cost is None:
-        return Cell("–")
-    taken = f"{1000 * row.cost.seconds:.3g} ms"
-    low, high = (f"{1000 * end:.3g}" for end in row.cost.range)
-    details = (f"{low} to {high} ms",) if low != high else ()
-    return Cell(taken, details) if math.isnan(row.cost.time) else Cell(f"×{row.cost.time:.2f}", (taken, *details))
 
 
 def _memory(row: Row) -> Cell:
@@ -174,10 +175,9 @@ def _notes(analysis: Analysis) -> list[str]:
     if any(row.published for row in analysis.rows):
         notes.append("Published: the source's mean and spread.")
     if any(row.cost for row in analysis.rows):
-        notes.append(
-            "Time is the median over seeds relative to plain training, including evaluation, with the range over "
-            "seeds; it varies on a busy machine. Memory is that of weights, optimizer and method between steps."
-        )
+        notes.append("Memory is that of weights, optimizer and method between steps, relative to plain training.")
+    if analysis.comparison.untuned and not analysis.comparison.choices:
+        notes.append("No method was tuned here: each ran with the settings beside its name.")
     chosen_on = {"validation": "held-out training data", "test": "the test data, so the results are optimistic"}
     if (on := analysis.comparison.selection.get("on")) in chosen_on:
         notes.append(f"Settings were chosen on {chosen_on[on]}.")

@@ -40,8 +40,9 @@ def print_section(section: "Section", console: Console | None = None) -> None:
         shown.add_column("method", overflow="fold")
         for column in kept:
             shown.add_column(textwrap.fill(table.columns[column], _HEADING), justify="right", no_wrap=True)
-        for name, cells in zip(table.contenders, table.cells, strict=True):
-            shown.add_row(escape(name), *(_terminal_cell(cells[column - 1]) for column in kept))
+        for name, settings, cells in zip(table.contenders, table.settings, table.cells, strict=True):
+            named = f"{escape(name)}\n[dim]{escape(settings)}[/dim]" if settings else escape(name)
+            shown.add_row(named, *(_terminal_cell(cells[column - 1]) for column in kept))
         console.print(shown)
     console.print(section.answer.verdict, style="bold", markup=False, highlight=False)
     for reason in section.answer.reasons:
@@ -102,10 +103,16 @@ def _markdown_table(table: ResultTable) -> list[str]:
         details = f"({'; '.join(cell.details)})" if cell.details else ""
         return " ".join(filter(None, [value, cell.mark and f"*{cell.mark}*", details]))
 
-    rows = [[_plain(name), *map(write, cells)] for name, cells in zip(table.contenders, table.cells, strict=True)]
+    rows = [[_plain(name), *map(write, cells)] for name, cells in zip(_named(table), table.cells, strict=True)]
     header = f"| {' | '.join(table.columns)} |"
     rule = f"|---|{'---:|' * (len(table.columns) - 1)}"
     return [header, rule, *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def _named(table: ResultTable) -> list[str]:
+    """Return the name of each row, with its settings in parentheses."""
+    pairs = zip(table.contenders, table.settings, strict=True)
+    return [f"{name} ({settings})" if settings else name for name, settings in pairs]
 
 
 def _plain(text: str) -> str:
@@ -186,7 +193,7 @@ def _latex_table(table: ResultTable, title: str) -> str:
 
     rows = [
         rf"{_latex(name)} & {' & '.join(map(write, cells))} \\"
-        for name, cells in zip(table.contenders, table.cells, strict=True)
+        for name, cells in zip(_named(table), table.cells, strict=True)
     ]
     marks = {cell.mark for cells in table.cells for cell in cells}
     means = {"best": "Bold: best.", "tied": "Underlined: tied."}

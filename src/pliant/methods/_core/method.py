@@ -87,7 +87,7 @@ def _write(value: Any) -> str:
         return ", ".join(f"{name} {_write(each)}" for name, each in value.items()) or "none"
     if isinstance(value, list | tuple):
         return ", ".join(map(_write, value)) or "none"
-    return f"{value:.8g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 class Method(ABC):
@@ -474,6 +474,8 @@ def _made_on_plain_model(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def construct(self: Method, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model: {model!r} is not allowed; it must be a torch.nn.Module")
         inner = unwrap_model(model)
         if not any(map(is_sharded, inner.parameters())):
             init(self, inner, *args, **kwargs)
