@@ -234,7 +234,7 @@ def demo(out: Out = None, workers: Workers = None) -> None:
     folder = out or Path("demo")
 
     def run_acts() -> ComparisonResult:
-        statuses = {}
+        statuses: dict[str, Any] = {}
         for name, question in ACTS.items():
             _print(question)
             recipe, engine = load_recipe(find_recipe(name)), ProcessEngine(workers)

@@ -86,12 +86,12 @@ def called_layers(model: nn.Module, example: Any) -> tuple[Layer, ...]:
     return tuple(called)
 
 
-class _Origins(TorchDispatchMode):
+class _Origins(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Knows from which layers' outputs each tensor was computed."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._names: Any = WeakTensorKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator; its outputs come from what its inputs come from."""

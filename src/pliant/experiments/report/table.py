@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from pliant.experiments.report.analysis import Analysis, Contrast, Mark, Row
@@ -34,16 +34,16 @@ class ResultTable:
     Args:
         columns: The headings; the first is the contender's.
         contenders: The name of each row.
-        settings: The settings of each row; empty for a baseline.
         cells: The cells of each row, without the name.
         notes: The notes below the table.
+        settings: The settings of the rows that have some, by name.
     """
 
     columns: list[str]
     contenders: list[str]
-    settings: list[str]
     cells: list[list[Cell]]
     notes: list[str]
+    settings: dict[str, str] = field(default_factory=dict)
 
 
 def result_table(analysis: Analysis) -> ResultTable:
@@ -77,9 +77,9 @@ def result_table(analysis: Analysis) -> ResultTable:
     return ResultTable(
         columns,
         [row.contender.name for row in rows],
-        [_settings(analysis, row) for row in rows],
         [[make(row) for make in makers] for row in rows],
         _notes(analysis),
+        {row.contender.name: written for row in rows if (written := _settings(analysis, row))},
     )
 
 
@@ -90,7 +90,6 @@ def metric_table(analysis: Analysis) -> ResultTable | None:
     return ResultTable(
         ["method", *(_heading(metric) for metric in analysis.metrics)],
         [row.contender.name for row in analysis.rows],
-        [""] * len(analysis.rows),
         [[_value(row, metric) for metric in analysis.metrics] for row in analysis.rows],
         [],
     )

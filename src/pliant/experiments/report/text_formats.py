@@ -40,7 +40,8 @@ def print_section(section: "Section", console: Console | None = None) -> None:
         shown.add_column("method", overflow="fold")
         for column in kept:
             shown.add_column(textwrap.fill(table.columns[column], _HEADING), justify="right", no_wrap=True)
-        for name, settings, cells in zip(table.contenders, table.settings, table.cells, strict=True):
+        for name, cells in zip(table.contenders, table.cells, strict=True):
+            settings = table.settings.get(name, "")
             named = f"{escape(name)}\n[dim]{escape(settings)}[/dim]" if settings else escape(name)
             shown.add_row(named, *(_terminal_cell(cells[column - 1]) for column in kept))
         console.print(shown)
@@ -111,8 +112,7 @@ def _markdown_table(table: ResultTable) -> list[str]:
 
 def _named(table: ResultTable) -> list[str]:
     """Return the name of each row, with its settings in parentheses."""
-    pairs = zip(table.contenders, table.settings, strict=True)
-    return [f"{name} ({settings})" if settings else name for name, settings in pairs]
+    return [f"{name} ({table.settings[name]})" if name in table.settings else name for name in table.contenders]
 
 
 def _plain(text: str) -> str:
