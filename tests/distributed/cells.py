@@ -43,6 +43,8 @@ EAGER: dict[str, dict[str, Any]] = {
     "parseval": {"lam": 1e-2},
     "wasserstein": {"lam": 1e-2},
     "feature_rank": {"lam": 1e-2},
+    # The gradients of a bias before batch norm and of the keys' bias are rounding, and so are their directions.
+    "dash": {"where": lambda name, p: not name.endswith(("0.bias", "k.bias"))},
     "regrama": {"tau": 0.8, "every": 2},
     "snr": {"longest": 2},
     "selective_reinit": {"fraction": 0.2, "every": 2},
@@ -50,6 +52,13 @@ EAGER: dict[str, dict[str, Any]] = {
     "infer": {"lam": 1e-2},
 }
 """Settings that make a method act within a few steps, strongly enough to be seen."""
+
+
+NOT_YET = (
+    "plasticity_injection", "regrama", "snr", "selective_reinit", "adalin", "fourier", "spectral_normalization", "nap",
+    "infer", "c_chain", "trac",
+)  # fmt: skip
+"""Methods that were never run on several ranks; docs/howto-many-gpus.md names them."""
 
 
 def make_optimizer(name: str, model: nn.Module) -> Optimizer:
@@ -167,7 +176,7 @@ UNSTEADY = {("dash", "cnn_bn"), ("dash", "gpt")}
 
 def cells(*chosen: str) -> list[tuple[str, str, str]]:
     """Return the cells of the chosen methods, all if none; "few" stands for one cell of each method."""
-    names = methods.names()
+    names = [name for name in methods.names() if name not in NOT_YET]
     cells = [
         [
             (method, optimizer, network)
