@@ -158,14 +158,14 @@ def learns(truth: Row) -> Literal["as well", "worse", "between"]:
 
 
 def rank_correlation(rows: list[Row], measure: str = "gap") -> float:
-    """Return how the trials' gaps order the networks, beside the gaps of the long runs (Spearman)."""
+    """Return how the trials' gaps order the networks, beside those of long runs of the same networks (Spearman)."""
     from scipy.stats import spearmanr
 
     known = truths(rows)
     pairs = [
         (row[measure], known[row["network"], row["condition"]]["gap"])
         for row in rows
-        if row["kind"] == "trial" and row[measure] is not None and (row["network"], row["condition"]) in known
+        if row["kind"] == "trial" and row["seed"] < TRUTH_SEEDS and (row["network"], row["condition"]) in known
     ]
     return float(spearmanr(*zip(*pairs, strict=True)).statistic)
 
@@ -286,7 +286,7 @@ def summarize(rows: list[Row]) -> str:
     lines += [
         "",
         f"- Rank correlation of the trial's gap with the long run's: {rank_correlation(rows):.3f} "
-        f"({len(trials)} trials). Of the random labels' gap: {rank_correlation(rows, 'stress_gap'):.3f}.",
+        f"({sum(row['seed'] < TRUTH_SEEDS for row in trials)} networks). Of the random labels' gap: {rank_correlation(rows, 'stress_gap'):.3f}.",
         f"- Healthy networks called lost: {healthy.count('lost')} of {len(healthy)} "
         f"({healthy.count('undecided')} undecided).",
         f"- Networks that learn worse in the long run (best gap above {WORSE:.0%}, or area gap above {SLOWER:.0%}) and "
