@@ -58,7 +58,7 @@ NOT_YET = (
     "plasticity_injection", "regrama", "snr", "selective_reinit", "adalin", "fourier", "spectral_normalization", "nap",
     "infer", "c_chain", "trac",
 )  # fmt: skip
-"""Methods that were never run on several ranks; docs/howto-many-gpus.md names them."""
+"""Methods that this sweep does not hold yet; docs/howto-many-gpus.md names them."""
 
 
 def make_optimizer(name: str, model: nn.Module) -> Optimizer:
