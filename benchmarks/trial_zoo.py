@@ -286,7 +286,8 @@ def summarize(rows: list[Row]) -> str:
     lines += [
         "",
         f"- Rank correlation of the trial's gap with the long run's: {rank_correlation(rows):.3f} "
-        f"({sum(row['seed'] < TRUTH_SEEDS for row in trials)} networks). Of the random labels' gap: {rank_correlation(rows, 'stress_gap'):.3f}.",
+        f"({sum(row['seed'] < TRUTH_SEEDS for row in trials)} networks). "
+        f"Of the random labels' gap: {rank_correlation(rows, 'stress_gap'):.3f}.",
         f"- Healthy networks called lost: {healthy.count('lost')} of {len(healthy)} "
         f"({healthy.count('undecided')} undecided).",
         f"- Networks that learn worse in the long run (best gap above {WORSE:.0%}, or area gap above {SLOWER:.0%}) and "
