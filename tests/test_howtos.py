@@ -144,7 +144,7 @@ def test_flags_in_the_text_of_own_data_are_right() -> None:
         1,
     ]
     flags = [shlex.split(each) for each in re.findall(r"`(--(?:stream|set) [^`]+)`", text)]
-    assert len(flags) == 7
+    assert len(flags) == 9
     for each in flags:
         given = dict(zip(each[::2], each[1::2], strict=True))
         settings = [value for flag, value in zip(each[::2], each[1::2], strict=True) if flag == "--set"]

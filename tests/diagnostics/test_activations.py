@@ -491,4 +491,4 @@ def test_dead_units_of_gpt2_are_found() -> None:
     for kind in ("dead_fraction", "dormant_fraction"):
         for name in ("transformer.h.0.mlp.c_fc", "transformer.h.1.mlp.c_fc"):
             assert found[f"{kind}/{name}"] == 0.25
-        assert found[measure] == 0.25
+        assert found[kind] == 0.25

@@ -3,11 +3,11 @@ import math
 
 import pytest
 import torch
-from pliant.diagnostics.diagnosis import measure
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pliant.diagnostics.batches import Batch
+from pliant.diagnostics.measurement import measure
 from pliant.diagnostics.probe import batch_statistics, count_non_finite, find_batch_norms, unwrap
 from pliant.running import undisturbed
 from tests.diagnostics.networks import BATCH, IMAGES

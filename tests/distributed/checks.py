@@ -198,7 +198,7 @@ def check_state_of_a_sharded_method_is_sharded() -> None:
 
 def check_the_code_of_the_page_runs() -> None:
     page = (Path(__file__).parents[2] / "docs" / "howto-many-gpus.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    blocks = re.findall(r"```python needs=ranks\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 2
     folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder)

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from pliant._precision import widen
 from pliant._validation import check_modules, check_number, check_positive_int, check_seed
 from pliant.anatomy.layers import called_layers, classifier_names
-from pliant.distributed import rank_count, sum_over_ranks
+from pliant.distributed import Group, broadcast_, find_group, rank_count, sum_over_ranks
 from pliant.methods._core.attachment import Attachment, check_rates
 from pliant.methods._core.averages import start_averages, update_averages_
 from pliant.methods._core.filters import Filter
@@ -127,6 +127,12 @@ class InFeR(FunctionPenalty):
             handle.remove()
         rows = seen[-1]
         return widen(rows.reshape(-1, rows.shape[-1]))
+
+    def _agree(self, group: Group | None) -> None:
+        if self.seed is None:  # each rank drew heads of its own
+            drawn = [*self.heads.values(), *self.first_heads.values()]
+            broadcast_(drawn, find_group(self._given_group if group is None else group))
+        super()._agree(group)
 
     def _match(self, optimizer: Optimizer) -> Attachment:
         check_rates(optimizer, "its heads learn at that rate")

@@ -391,12 +391,10 @@ class Recycler(Method):
                 f"{reader!r}, was not called in training mode with gradients of its weight, only inside torch.func, or "
                 "was compiled before attach()"
             )
-        if self.watches:
-            groups = [group for group in groups if group.name in seen]
-        if not groups:  # the receipt stays that of the last action
+        if self.watches and not seen:  # the receipt stays that of the last action
             return
         self._stepped = frozenset(names)
-        self._act(groups, seen, step)
+        self._act([group for group in groups if not self.watches or group.name in seen], seen, step)
         if not self._looked_for_unheld and any(chosen.any() for chosen in (self._chosen or {}).values()):
             # Only after the first renewal, because optimizers may be attached one by one.
             self._looked_for_unheld = True
