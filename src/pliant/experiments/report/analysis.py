@@ -293,7 +293,9 @@ def _distinct(comparison: Comparison) -> list[str]:
     columns: dict[tuple[float | None, ...], str] = {}
     headline, kind = comparison.headline, comparison.headline.partition("_")[0]
     last = headline.replace("mean_", "final_", 1)
-    for metric in sorted(comparison.metrics, key=lambda m: (m != headline, m != last, not m.startswith(kind))):
+    # Where accuracy decides, losses stay in the files: they would only repeat it.
+    shown = [m for m in comparison.metrics if headline.endswith("loss") or not m.endswith("_loss")]
+    for metric in sorted(shown, key=lambda m: (m != headline, m != last, not m.startswith(kind))):
         columns.setdefault(tuple(run.result.get(metric) for run in comparison.runs), metric)
     return list(columns.values())
 
