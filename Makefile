@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-WORKERS ?= 2
+WORKERS ?= 3
 
 .PHONY: demo setup test test-all test-long check format bench clean
 
