@@ -77,6 +77,8 @@ def test_two_methods_on_different_parameters_do_not_warn() -> None:
         L2Init(model).attach(optimizer)
         SWR(model, example, where=lambda name, _: name.startswith("0.")).attach(optimizer)
         SWR(model, example, where=lambda name, _: name.startswith("2.")).attach(optimizer)
+    assert len(optimizer._optimizer_step_pre_hooks) == 3
+    assert len(optimizer._optimizer_step_post_hooks) == 2
 
 
 def test_warnings_in_a_step_point_to_the_line_of_the_step() -> None:
