@@ -92,7 +92,7 @@ class Transfer(Stream):
     fraction: float = 0.5
     first_epochs: int = 100
     epochs: int = 100
-    paper: ClassVar[str] = "transfer from a source to a target task, as in pre-training"
+    paper: ClassVar[str] = "beyond the papers: pre-training on other classes"
 
     def __post_init__(self) -> None:
         require_positive(first_epochs=self.first_epochs, epochs=self.epochs)

@@ -9,13 +9,27 @@ from torch import Tensor
 from pliant._seeding import generator
 from pliant._validation import check_number, require_positive
 from pliant.data.dataset import Examples
-from pliant.streams.stream import Stream, Task
+from pliant.streams.stream import EqualTasks, Task
 
 _CHUNK = 4096
 
 
 @dataclass(frozen=True)
-class TeacherRegression(Stream):
+class _Regression(EqualTasks):
+    """One real target for every example of the data set, in every task."""
+
+    @property
+    def outputs(self) -> int:
+        """One real number."""
+        return 1
+
+    def workload(self) -> list[int]:
+        """Return the examples per task times epochs, without making the tasks."""
+        return [len(self.dataset.train) * self.epochs] * self.tasks
+
+
+@dataclass(frozen=True)
+class TeacherRegression(_Regression):
     """Every task has new targets for the same inputs, computed by a new random network with one hidden layer.
 
     The teacher is y = vᵀ tanh(Wx + b), its targets scaled to mean 0 and variance 1 over the training inputs.
@@ -31,25 +45,13 @@ class TeacherRegression(Stream):
     epochs: int = 40
     width: int = 64
     gain: float = 2.0
-    paper: ClassVar[str] = "Lyle et al. 2023 and later work on targets that change"
+    paper: ClassVar[str] = "beyond the papers: functions that change"
     headline: ClassVar[str] = "mean_test_loss"
-    alike: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require_positive(tasks=self.tasks, epochs=self.epochs, width=self.width)
+        super().__post_init__()
+        require_positive(width=self.width)
         check_number("gain", self.gain, above=True)
-
-    def __len__(self) -> int:
-        return self.tasks
-
-    @property
-    def outputs(self) -> int:
-        """One real number."""
-        return 1
-
-    def workload(self) -> list[int]:
-        """Return the examples per task times epochs, without asking the teachers."""
-        return [len(self.dataset.train) * self.epochs] * self.tasks
 
     def _task(self, index: int) -> Task:
         draw = generator("teacher", self.seed, index)
@@ -66,7 +68,7 @@ class TeacherRegression(Stream):
 
 
 @dataclass(frozen=True)
-class SlowRegression(Stream):
+class SlowRegression(_Regression):
     """A fixed function of slowly changing inputs: the first `slow` features are constant in a task, then one flips.
 
     The function is a network of linear threshold units with weights ±1, y = vᵀ[Wx ≥ θ] / √width, where θ of a unit is
@@ -87,10 +89,10 @@ class SlowRegression(Stream):
     beta: float = 0.7
     paper: ClassVar[str] = "Dohare et al. 2024 (slowly changing regression)"
     headline: ClassVar[str] = "mean_task_online_loss"
-    alike: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require_positive(tasks=self.tasks, epochs=self.epochs, slow=self.slow, width=self.width)
+        super().__post_init__()
+        require_positive(slow=self.slow, width=self.width)
         check_number("beta", self.beta, high=1.0, above=True, below=True)
         if len(self.dataset.shape) != 1 or not self.dataset.train.x.is_floating_point():
             raise ValueError(
@@ -99,18 +101,6 @@ class SlowRegression(Stream):
             )
         if self.slow > self.dataset.shape[0]:
             raise ValueError(f"slow is {self.slow}; it must be at most {self.dataset.shape[0]}, the number of features")
-
-    def __len__(self) -> int:
-        return self.tasks
-
-    @property
-    def outputs(self) -> int:
-        """One real number."""
-        return 1
-
-    def workload(self) -> list[int]:
-        """Return the examples per task times epochs."""
-        return [len(self.dataset.train) * self.epochs] * self.tasks
 
     def bits(self, index: int) -> Tensor:
         """Return the slow features of a task: random bits, one of which flips with each task."""

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from pliant._validation import require_positive
 from pliant.data.dataset import Dataset, Examples
 
 Change = Literal["examples", "labels", "pixels", "classes", "head", "inputs", "targets"]
@@ -93,6 +94,27 @@ class Stream(ABC):
     def _boundary(self, index: int, *changed: Change) -> frozenset[Change]:
         """Return what changed at the start of task `index`; nothing at the first."""
         return frozenset(changed if index else ())
+
+
+@dataclass(frozen=True)
+class EqualTasks(Stream):
+    """Tasks of equal length that a fresh network finds equally hard.
+
+    Args:
+        tasks: Number of tasks.
+        epochs: Epochs per task.
+    """
+
+    tasks: int = 50
+    epochs: int = 40
+    headline: ClassVar[str] = "mean_test_accuracy"
+    alike: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_positive(tasks=self.tasks, epochs=self.epochs)
+
+    def __len__(self) -> int:
+        return self.tasks
 
 
 def some_or_none(examples: Examples) -> Examples | None:

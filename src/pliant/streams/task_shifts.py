@@ -13,32 +13,11 @@ from torch import Tensor
 from pliant._seeding import generator, permutation
 from pliant._validation import require_positive
 from pliant.data.dataset import Examples
-from pliant.streams.stream import Change, Stream, Task, some_or_none
+from pliant.streams.stream import Change, EqualTasks, Task, some_or_none
 
 
 @dataclass(frozen=True)
-class _Shifting(Stream):
-    """Tasks of equal length.
-
-    Args:
-        tasks: Number of tasks.
-        epochs: Epochs per task.
-    """
-
-    tasks: int = 50
-    epochs: int = 40
-    headline: ClassVar[str] = "mean_test_accuracy"
-    alike: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require_positive(tasks=self.tasks, epochs=self.epochs)
-
-    def __len__(self) -> int:
-        return self.tasks
-
-
-@dataclass(frozen=True)
-class _Drifting(_Shifting):
+class _Drifting(EqualTasks):
     """Tasks of equal length and size; from one state of the world to the next in one task or in several.
 
     Args:
@@ -187,7 +166,7 @@ class PermutedVocabulary(_Drifting):
 
 
 @dataclass(frozen=True)
-class BinaryPairs(_Shifting):
+class BinaryPairs(EqualTasks):
     """Every task classifies two classes that are new to the network, with a new output layer.
 
     When all classes are used, the pairs start over in another order: 20 classes give 10 tasks without a repeated class.
