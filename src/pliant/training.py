@@ -304,11 +304,9 @@ def begin_task(learner: Learner, task: Task, fresh: Callable[[int], nn.Module] |
     if learner.reference is not None:
         learner.reference.start_task(learner.model)
     if task.test is not None:
-        entry = _evaluate(learner, task, task.test, "test")
-        record |= {f"entry_{name}": entry[name] for name in list(entry)[:1]}
+        record |= _evaluate_entry(learner, task, task.test, "test")
     if learner.old_test is not None:
-        entry = _evaluate(learner, task, learner.old_test, "old_test")
-        record |= {f"entry_{name}": entry[name] for name in list(entry)[:1]}
+        record |= _evaluate_entry(learner, task, learner.old_test, "old_test")
     return record
 
 
@@ -406,6 +404,12 @@ def _evaluate(learner: Learner, task: Task, examples: Examples, which: str) -> R
     if not math.isfinite(loss):
         raise DivergedError(f"the {which} loss is {loss} after epoch {learner.epoch} of task {task.index}")
     return ({f"{which}_accuracy": accuracy} if has_classes(examples) else {}) | {f"{which}_loss": loss}
+
+
+def _evaluate_entry(learner: Learner, task: Task, examples: Examples, which: str) -> Record:
+    """Return the accuracy before a task's first step, or the loss if there are no classes."""
+    name, value = next(iter(_evaluate(learner, task, examples, which).items()))
+    return {f"entry_{name}": value}
 
 
 _EVALUATED = 1000
