@@ -2,7 +2,8 @@
 
     python -m tests.distributed.checkpoints save|load RANK WORLD FOLDER
 
-Each method has its own checkpoint in FOLDER. "load" writes what each rank ends with to FOLDER/load.WORLD.RANK.pt.
+Each method has its own checkpoint in FOLDER/WORLD. "save" continues to the end without it; "load" loads the checkpoint
+of WORLD - 1 ranks. Both write what each rank ends with to FOLDER/PHASE.WORLD.RANK.pt.
 """
 
 import sys
@@ -39,17 +40,17 @@ def main(phase: str, rank: int, world: int, folder: str) -> None:
         if phase == "save":
             run.method.attach(run.optimizer)
             run.train(range(STEPS // 2))
-            dcp.save(state_of(run), checkpoint_id=Path(folder) / name)
+            dcp.save(state_of(run), checkpoint_id=Path(folder) / str(world) / name)
         else:
             state = state_of(run)
-            dcp.load(state, checkpoint_id=Path(folder) / name)
+            dcp.load(state, checkpoint_id=Path(folder) / str(world - 1) / name)
             set_state_dict(
                 run.inner, run.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
             )
             run.method.load_state_dict(state["method"])
             run.method.attach(run.optimizer)
-            run.train(range(STEPS // 2, STEPS))
-            results[name] = {"final": run.values()}
+        run.train(range(STEPS // 2, STEPS))
+        results[name] = run.values()
     torch.save(results, Path(folder) / f"{phase}.{world}.{rank}.pt")
     if world > 1:
         dist.destroy_process_group()

@@ -1,7 +1,8 @@
 """What ranks must refuse, and what they must agree on; every function runs on all ranks of one launch.
 
-    python -m tests.distributed.checks RANK WORLD FOLDER
+    python -m tests.distributed.checks RANK WORLD FOLDER [START]
 
+START is how the names begin of the checks to run, after "check_"; all if it is left out.
 A function that fails on a rank leaves its traceback in FOLDER/checks.WORLD.RANK.pt.
 """
 
@@ -12,9 +13,12 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -27,8 +31,10 @@ from torch.optim import SGD
 
 import pliant
 from pliant import methods
+from pliant.anatomy import analyze, find_units
 from pliant.diagnostics import measure
-from pliant.distributed import gather_rows, iterate_together, sum_over_ranks
+from pliant.distributed import call_on_first, gather_rows, iterate_together, share_first, stand_ins, sum_over_ranks
+from pliant.distributed.shards import gather_on_owners, owner_batches
 from tests.distributed import networks
 from tests.distributed.cells import Run, make_method
 
@@ -97,7 +103,7 @@ def check_unseeded_draws_agree() -> None:
         settings = {"toward": "fresh"} if name == "shrink_perturb" else {}
         run = Run("ddp", name, "sgd", "mlp", seed=None, **settings)
         run.method.attach(run.optimizer)
-        run.train(range(4))
+        run.train(range(2))
         assert_replicas(run.inner)
 
 
@@ -156,10 +162,78 @@ def check_a_sharded_model_is_measured_alike_on_all_ranks() -> None:
     for key, value in expected.items():
         assert found[key] == value or (math.isnan(found[key]) and math.isnan(value)), key
     assert type(model[0].weight).__name__ == "DTensor"
-    message = error_of(lambda: pliant.Monitor(sharded, SGD(model.parameters(), lr=0.1)))
-    assert "sharded" in message, message
-    message = error_of(lambda: pliant.diagnose(sharded, data, networks.loss))
-    assert "sharded" in message, message
+
+
+def check_a_monitor_records_the_same_on_all_ranks() -> None:
+    data = networks.batch("mlp", 99)
+    networks.BatchNorm.synchronized = False  # each rank trains this one on the whole batch
+    alone = Run("single", "l2", "adamw", "mlp")
+    solo = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    expected = pliant.Monitor(
+        alone.inner, alone.optimizer, every=2, probe=data, loss_fn=networks.loss, budget=None, group=solo
+    )
+    networks.BatchNorm.synchronized = False
+    alone.train(range(3))
+    for setting in ("ddp", "fsdp"):
+        run = Run(setting, "l2", "adamw", "mlp")
+        probe = networks.batch("mlp", 99 + dist.get_rank())  # that of the first rank counts
+        monitor = pliant.Monitor(run.model, run.optimizer, every=2, probe=probe, loss_fn=networks.loss)
+        run.train(range(3))
+        records = [(record.step, record.values) for record in monitor.records]
+        assert [step for step, _ in records] == [record.step for record in expected.records] == [0, 2]
+        assert str(share_first(records, dist.group.WORLD)) == str(records)
+        for (_, values), record in zip(records, expected.records, strict=True):
+            assert values.keys() == record.values.keys()
+            for key, value in record.values.items():
+                alike = math.isclose(values[key], value, rel_tol=1e-6, abs_tol=1e-12)
+                assert alike or (math.isnan(values[key]) and math.isnan(value)), (setting, key, values[key], value)
+
+
+def check_a_diagnosis_is_that_of_the_first_rank() -> None:
+    inputs, labels = (torch.cat(each) for each in zip(*(networks.batch("mlp", step) for step in range(8)), strict=True))
+    settings: dict[str, Any] = {"steps": 5, "budget": None, "progress": False}
+    expected = call_on_first(
+        lambda: pliant.diagnose(networks.build("mlp"), (inputs, labels), networks.loss, **settings), dist.group.WORLD
+    )
+    assert expected.verdict is not None
+    for wrap in (DistributedDataParallel, fully_shard):
+        own = (inputs, labels) if dist.get_rank() == 0 else (inputs[:3], labels[:3])
+        found = pliant.diagnose(wrap(networks.build("mlp")), own, networks.loss, **settings)
+        assert replace(found.trial, seconds=0.0) == replace(expected.trial, seconds=0.0)
+        assert str(found.signs.to_dict()) == str(expected.signs.to_dict())
+
+
+def check_a_sharded_model_is_analyzed_as_a_plain_one() -> None:
+    example = networks.batch("cnn_bn", 0)[0]
+    plain = networks.build("cnn_bn")
+    for wrapped in (fully_shard(networks.build("cnn_bn")), DistributedDataParallel(networks.build("cnn_bn"))):
+        assert torch.equal(analyze(wrapped, example).plan().matrix, analyze(plain, example).plan().matrix)
+        ours, theirs = (str(find_units(each, example)) for each in (wrapped, plain))
+        assert ours == theirs, f"{ours}\nis not\n{theirs}"
+
+
+def check_matrices_are_shared_out_in_batches() -> None:
+    limit, gathered = 700, []  # the largest weight has 640 bytes
+
+    def gather(tensors: Any, owners: Any) -> dict[int, torch.Tensor]:
+        found = gather_on_owners(tensors, owners)
+        gathered.append(sum(each.numel() * each.element_size() for each in found.values()))
+        return found
+
+    alone, model = networks.build("mlp"), networks.build("mlp")
+    solo = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    expected = make_method("fire", alone, "mlp").apply(group=solo)
+    with (
+        patch.object(stand_ins, "gather_on_owners", gather),
+        patch.object(stand_ins, "owner_batches", partial(owner_batches, limit=limit)),
+    ):
+        receipt = make_method("fire", fully_shard(model), "mlp").apply()
+    assert receipt.as_dict() == expected.as_dict()
+    for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(ours.full_tensor(), theirs)
+    assert len(gathered) == 2
+    assert max(gathered) <= limit
+    assert sum(each.sum().item() for each in all_values(torch.tensor(gathered))) == 8 * (7 * 10 + 10 * 8 + 8 * 5)
 
 
 def check_other_ways_to_shard_are_refused_by_name() -> None:
@@ -208,13 +282,14 @@ def check_the_code_of_the_page_runs() -> None:
         exec(block, names)
 
 
-def main(rank: int, world: int, folder: str) -> None:
+def main(rank: int, world: int, folder: str, only: str = "") -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     place = f"file://{folder}/checks.rendezvous"
     dist.init_process_group("gloo", init_method=place, rank=rank, world_size=world, timeout=timedelta(seconds=60))
     results = {}
-    for name, function in [(name, each) for name, each in globals().items() if name.startswith("check_")]:
+    for name, function in [(name, each) for name, each in globals().items() if name.startswith("check_" + only)]:
+        networks.BatchNorm.synchronized = True
         try:
             function()
             results[name] = ""
@@ -225,4 +300,4 @@ def main(rank: int, world: int, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

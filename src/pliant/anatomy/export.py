@@ -36,8 +36,6 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 from pliant.running import Example, call_with, check_callable, left_as_it_was, split_example
 
 _TORCH = str(Path(torch.__file__).parent)
-_WRAPPERS = ("torch.nn.parallel.distributed", "torch.distributed.")
-"""The modules that define wrappers for training in several processes."""
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 _ALIASES = {
     "absolute": "abs", "clip": "clamp", "concat": "cat", "concatenate": "cat", "divide": "div", "greater": "gt",
@@ -228,11 +226,6 @@ def export_graph(model: nn.Module, example: Example) -> ModelGraph:
         ValueError: The model has no forward().
     """
     check_callable(model)
-    if any(kind.__module__.startswith(_WRAPPERS) for kind in type(model).__mro__):
-        raise GraphError(
-            f"model: a {type(model).__name__} cannot be traced; pass the model inside it, and create methods before "
-            "wrapping."
-        )
     arguments, keywords = split_example(example)
     shell = _Shell(model)
     fast_path = torch.backends.mha.get_fastpath_enabled()

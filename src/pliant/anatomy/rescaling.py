@@ -18,6 +18,7 @@ from pliant.anatomy.plan import Block, BlockTensors, ScalePlan
 from pliant.anatomy.scales import Demand, ScaleSystem, build_system
 from pliant.anatomy.solve import project
 from pliant.anatomy.verify import check_system, drift, run_graph
+from pliant.distributed import unwrap_model, whole_model
 from pliant.running import Example
 
 OnConflict = Literal["preserve", "rescale"]
@@ -169,7 +170,8 @@ def analyze(
     with its predicted scale. This costs two runs of the model on the example. Frozen parameters are never rescaled.
 
     Args:
-        model: Any model that `torch.export` can trace, in training or eval mode. It is left as it was.
+        model: Any model that `torch.export` can trace, in training or eval mode. It is left as it was. If it is
+            sharded, all ranks call this.
         example: An input of the model: a tensor, a tuple of positional arguments, or a dict of keyword arguments. The
             model must make the same calls for all other inputs.
         approximate: Activations to treat as relu, out of gelu, silu, mish, elu, celu, selu, softplus and hardswish. The
@@ -196,13 +198,15 @@ def analyze(
         allowed = ", ".join(sorted(APPROXIMABLE))
         raise ValueError(f"approximate: {approximate!r} is not allowed; it must be a set of {allowed}")
     check_choice("on_conflict", on_conflict, get_args(OnConflict))
-    graph = export_graph(model, example)
-    system = build_system(graph, approximate=approximate, strict=strict)
-    try:
-        check_system(graph, system)
-    except RuntimeError:
-        check_runs(model, example)  # torch.export accepts examples of another precision than the model's
-        raise
+    model = unwrap_model(model)
+    with whole_model(model):
+        graph = export_graph(model, example)
+        system = build_system(graph, approximate=approximate, strict=strict)
+        try:
+            check_system(graph, system)
+        except RuntimeError:
+            check_runs(model, example)  # torch.export accepts examples of another precision than the model's
+            raise
     return ScaleGraph(graph, system, on_conflict)
 
 

@@ -41,6 +41,7 @@ from pliant.anatomy.operators import (
     pooled_dimensions,
 )
 from pliant.anatomy.units import UNREACHED, Norm, Passage, Reader, Slices, UnitGraph, UnitGroup
+from pliant.distributed import unwrap_model, whole_model
 from pliant.running import Example
 
 
@@ -48,7 +49,7 @@ def find_units(model: nn.Module, example: Example) -> UnitGraph:
     """Find the units of a model.
 
     Args:
-        model: A model that `torch.export` can trace. It is left as it was.
+        model: A model that `torch.export` can trace. It is left as it was. If it is sharded, all ranks call this.
         example: An example input: a tensor, a tuple of arguments or a dictionary of keyword arguments.
 
     Returns:
@@ -65,7 +66,9 @@ def find_units(model: nn.Module, example: Example) -> UnitGraph:
         >>> units.skipped
         {'2': 'it is an output of the model'}
     """
-    tracker = _Tracker(export_graph(model, example))
+    model = unwrap_model(model)
+    with whole_model(model):
+        tracker = _Tracker(export_graph(model, example))
     tracker.run()
     return UnitGraph(
         groups=tuple(draft.finished() for draft in tracker.drafts if not draft.reasons),

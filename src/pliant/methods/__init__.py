@@ -27,7 +27,7 @@ from pliant.methods.optimizer_reset import OptimizerReset
 from pliant.methods.parseval import ParsevalRegularization
 from pliant.methods.plasticity_injection import PlasticityInjection
 from pliant.methods.redo import ReDo
-from pliant.methods.registry import MethodInfo, Tunable, by_timing, create, info, names, options
+from pliant.methods.registry import MethodInfo, Tunable, by_timing, check_required, create, info, names, options
 from pliant.methods.regrama import ReGraMa
 from pliant.methods.selective_reinit import SelectiveReinit
 from pliant.methods.shrink import Shrink
@@ -94,6 +94,7 @@ __all__ = [
     "WeightClipping",
     "WeightRescaling",
     "by_timing",
+    "check_required",
     "create",
     "info",
     "names",

@@ -58,6 +58,7 @@ class CChain(FunctionPenalty):
 
     name = "c_chain"
     lag: ClassVar[int] = 2
+    pins_placement: ClassVar[bool] = True
     saved: ClassVar[tuple[str, ...]] = ("current", "previous", "lam", "losses", "churns")
 
     def __init__(

@@ -122,7 +122,7 @@ class ContinualBackprop(Recycler):
         model: nn.Module,
         example: Any = None,
         *,
-        rate: float = 1e-4,
+        rate: float = 1e-3,
         maturity: int = 100,
         decay: float = 0.99,
         utility: Utility = "contribution",

@@ -102,7 +102,7 @@ class FeatureRankRegularization(Method):
         model: nn.Module,
         example: Any = None,
         *,
-        lam: float = 1e-4,
+        lam: float,
         classifier: str | Sequence[str] | None = None,
         loss_scale: LossScale = 1.0,
     ) -> None:

@@ -26,8 +26,9 @@ from pliant._precision import wide_dtype, without_autocast
 from pliant._validation import check_choice, check_number
 from pliant._warnings import warn_user
 from pliant.anatomy.parameters import Matrix, Packed, find_computed, find_matrices, role_of
+from pliant.distributed import held, merge_over_ranks, whole_norms
 from pliant.methods._core.filters import Filter, learnable_parameters
-from pliant.methods._core.method import Batches, LossFunction
+from pliant.methods._core.method import Batches, LossFunction, Sharding
 from pliant.methods._core.orthogonal import (
     Iteration,
     Orthogonalized,
@@ -101,6 +102,7 @@ class FIRE(Reinitializer):
     """
 
     name = "fire"
+    sharding: Sharding = "owned"
     optimizer_states: ClassVar[tuple[str, ...]] = ("keep", "reset", "rotate")
 
     def __init__(
@@ -153,15 +155,29 @@ class FIRE(Reinitializer):
                 f"{', '.join(unknown)}; exclude them with where= to silence this warning"
             )
         self._maps: dict[Matrix, Tensor] = {}
+        self._whole = {name for name in self.parameters if self._covers(name)}
+        if optimizer_state == "rotate":
+            self.sharding = "whole"  # the moments are rotated by maps of whole weights
 
     def _reinitialize(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
-        free = self._free()
-        acted_on = [matrix for matrix in self.matrices if matrix.parameter in free]
-        views = {matrix: matrix.view(free[matrix.parameter].detach()) for matrix in acted_on}
-        _check_finite(views)
+        _check_finite(self._free())
         deviation: dict[str, float] = {}
         error: dict[str, float] = {}
         self._maps = {}
+        for names in self._in_batches(list(self._free()), gradients=False):
+            self._orthogonalize(names, deviation, error)
+        # Each rank has those of the weights that it owns.
+        deviation, error = (merge_over_ranks(found, self.group) for found in (deviation, error))
+        acted_on = [str(matrix) for matrix in self.matrices if str(matrix) in deviation]
+        return {
+            "deviation_from_isometry": {name: deviation[name] for name in acted_on},
+            "squared_frobenius_error": {name: error[name] for name in acted_on},
+        }
+
+    def _orthogonalize(self, names: Sequence[str], deviation: dict[str, float], error: dict[str, float]) -> None:
+        """Act on these parameters; add the remaining DfI and the SFE of each matrix to the dictionaries."""
+        acted_on = [matrix for matrix in self.matrices if matrix.parameter in names]
+        views = {matrix: matrix.view(self.parameters[matrix.parameter].detach()) for matrix in acted_on}
         for group in _groups_of_equal_shape(views):
             old = torch.stack([views[matrix] for matrix in group])
             new, left, maps = nearest_isometries(old, self.iteration, self.solver)
@@ -176,7 +192,6 @@ class FIRE(Reinitializer):
             squares = (new.sub_(old).flatten(1).norm(dim=1) ** 2).tolist()
             deviation |= zip(map(str, group), per_matrix, strict=True)
             error |= zip(map(str, group), squares, strict=True)
-        return {"deviation_from_isometry": deviation, "squared_frobenius_error": error}
 
     def _remember_maps(self, group: Sequence[Matrix], old: Tensor, maps: Tensor | None, scale: float) -> None:
         assert maps is not None
@@ -193,10 +208,10 @@ class FIRE(Reinitializer):
                 map_moments_(optimizers, parameter, lambda moment, power: None)
         elif self.optimizer_state == "reset":
             for name, parameter in self._free().items():
-                if not self._is_whole(name):
+                if name not in self._whole:
                     zero_moments_(optimizers, parameter, torch.zeros((), dtype=torch.bool, device=parameter.device))
 
-    def _is_whole(self, name: str) -> bool:
+    def _covers(self, name: str) -> bool:
         """Return whether the matrices that FIRE acts on cover a whole parameter."""
         parameter = self.parameters[name]
         parts = [matrix.view(parameter).numel() for matrix in self.matrices if matrix.parameter == name]
@@ -213,11 +228,11 @@ class FIRE(Reinitializer):
             return {"optimizer_tensors_rotated": rotated}
         reset = 0
         for name, parameter in self._free().items():
-            if self._is_whole(name):
+            if name in self._whole:
                 reset += forget_state_(optimizers, [parameter])
             else:
                 # Only some matrices of this parameter changed. The moments of the others and the step count stay.
-                mask = torch.zeros_like(parameter, dtype=torch.bool)
+                mask = torch.zeros(held(parameter).shape, dtype=torch.bool, device=parameter.device)
                 for matrix in self.matrices:
                     if matrix.parameter == name:
                         matrix.view(mask).fill_(True)
@@ -281,8 +296,10 @@ def _groups_of_equal_shape(views: Mapping[Matrix, Tensor]) -> list[list[Matrix]]
     return [group for alike in groups.values() for group in alike]
 
 
-def _check_finite(views: Mapping[Matrix, Tensor]) -> None:
-    for matrix, view in views.items():
-        # The norm is one pass without a copy. In half precision it would overflow for finite weights.
-        if not view.norm(dtype=wide_dtype(view.dtype)).isfinite():
-            raise ValueError(f"model: the weight {str(matrix)!r} holds NaN or infinity; restore finite values first")
+def _check_finite(parameters: Mapping[str, nn.Parameter]) -> None:
+    # The norm is one pass without a copy. In half precision it would overflow for finite weights.
+    tensors = list(parameters.values())
+    norms = [p.detach().norm(dtype=wide_dtype(p.dtype)) for p in tensors]
+    for name, norm in zip(parameters, whole_norms(norms, tensors), strict=True):
+        if not norm.isfinite():
+            raise ValueError(f"model: the weight {name!r} holds NaN or infinity; restore finite values first")

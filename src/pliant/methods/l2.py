@@ -56,7 +56,7 @@ class L2(Penalty):
         self,
         model: nn.Module,
         *,
-        lam: Strength = 1e-4,
+        lam: Strength = 1e-3,
         schedule: Schedule = "constant",
         where: Filter | None = None,
     ) -> None:

@@ -62,7 +62,7 @@ class L2Init(Penalty):
         self,
         model: nn.Module,
         *,
-        lam: Strength = 1e-4,
+        lam: Strength = 1e-2,
         schedule: Schedule = "constant",
         where: Filter | None = None,
     ) -> None:

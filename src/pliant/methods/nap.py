@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from pliant._precision import widen
 from pliant._validation import check_choice
 from pliant.anatomy.parameters import find_matrices
+from pliant.distributed import whole_norms
 from pliant.methods._core.filters import Filter, learnable_parameters
-from pliant.methods._core.method import Sharding
 from pliant.methods.weight_rescaling import WeightRescaling
 
 Per = Literal["tensor", "unit"]
@@ -64,7 +64,6 @@ class NormalizeAndProject(WeightRescaling):
     """
 
     name = "nap"
-    sharding: Sharding = "whole"
     _unsized: ClassVar[str] = "at zero"
 
     def __init__(
@@ -81,10 +80,14 @@ class NormalizeAndProject(WeightRescaling):
         learnable_parameters(model)  # rejects unsuitable parameters before their layers are examined
         self._transposed = {matrix.parameter for matrix in find_matrices(model) if matrix.transposed}
         super().__init__(model, every=every, first=first, where=where)
+        if per == "unit":
+            self.sharding = "whole"  # a shard may cut through the units
 
-    def _size(self, name: str) -> Tensor:
-        # Members of a stack have norms of their own.
+    def _sizes(self, names: Sequence[str]) -> list[Tensor]:
+        sizes = [norms_along(self.parameters[name].detach(), self._slice_dims(name)) for name in names]
+        return whole_norms(sizes, [self.parameters[name] for name in names])
+
+    def _slice_dims(self, name: str) -> list[int]:
+        """Return the dimensions that count the slices with norms of their own: members of a stack, and units."""
         dims = [*range(self._stacked[name])]
-        if self.per == "unit":
-            dims.append(len(dims) + (name in self._transposed))
-        return norms_along(self.parameters[name].detach(), dims)
+        return [*dims, len(dims) + (name in self._transposed)] if self.per == "unit" else dims

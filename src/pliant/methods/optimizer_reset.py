@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from pliant._validation import check_choice
 from pliant._warnings import warn_user
 from pliant.methods._core.filters import Filter
-from pliant.methods._core.method import Batches, LossFunction
+from pliant.methods._core.method import Batches, LossFunction, Sharding
 from pliant.methods._core.reinitializer import Reinitializer, Steps
 from pliant.methods._core.surgery import forget_state_, reset_steps_, state_tensors, zero_moments_
 
@@ -63,6 +63,7 @@ class OptimizerReset(Reinitializer):
 
     name = "optimizer_reset"
     action: ClassVar[str] = "reset optimizer state"
+    sharding: Sharding = "entries"
 
     def __init__(
         self,

@@ -16,6 +16,8 @@ Injecting into a single linear layer would change nothing but the optimizer's st
 gradient of W. The head therefore has at least two weight layers.
 """
 
+import copy
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -25,6 +27,7 @@ from torch.func import functional_call
 
 from pliant._validation import check_positive_int, check_seed
 from pliant.anatomy.parameters import role_of
+from pliant.distributed import Shards, splits_inputs
 from pliant.methods._core.filters import learnable_parameters
 from pliant.methods._core.initial import Init, check_redrawable, redraw_, seeded
 from pliant.methods._core.method import Batches, LossFunction
@@ -40,9 +43,11 @@ class InjectedSequential(nn.Sequential):
 
     Attributes:
         start: The position of the head's first module.
+        templates: The modules of the head without parameters of their own and without hooks, to compute the copies.
     """
 
-    start: int = 0
+    start: int
+    templates: list[nn.Module]
 
     def forward(self, input: Any) -> Any:
         """Return head(x) + copy₁(x) − copy₂(x) + …, where x is the output of the modules before the head."""
@@ -53,12 +58,11 @@ class InjectedSequential(nn.Sequential):
         for _, module in modules[self.start :]:
             output = module(output)
         for number in range(self.copies):
-            copy = input
-            for name, module in modules[self.start :]:
-                assert module is not None
-                frozen = {leaf: getattr(self, _buffer(number, name, leaf)) for leaf, _ in module.named_parameters()}
-                copy = functional_call(module, frozen, (copy,))
-            output = output + copy if number % 2 == 0 else output - copy
+            copied = input
+            for (name, _), template in zip(modules[self.start :], self.templates, strict=True):
+                frozen = {leaf: getattr(self, _buffer(number, name, leaf)) for leaf, _ in template.named_parameters()}
+                copied = functional_call(template.train(self.training), frozen, (copied,))
+            output = output + copied if number % 2 == 0 else output - copied
         return output
 
     @property
@@ -114,6 +118,10 @@ def inject_into(module: nn.Sequential, start: int) -> InjectedSequential:
     module.__class__ = InjectedSequential
     assert isinstance(module, InjectedSequential)
     module.start = start
+    # Apart from the model, because hooks of the head, such as those of fully_shard, are not for its copies.
+    module.templates = [copy.deepcopy(each).to("meta") for each in list(module)[start:]]
+    for part in (part for template in module.templates for part in template.modules()):
+        part._forward_hooks, part._forward_pre_hooks = OrderedDict(), OrderedDict()
     return module
 
 
@@ -194,6 +202,15 @@ class PlasticityInjection(Reinitializer):
         self.init = init
         self.seed = check_seed(seed)
         self.draws = 0
+
+    def _adopt(self, shards: Shards, *, whole: bool = True) -> None:
+        super()._adopt(shards, whole=whole)
+        first = next(iter(self.parameters))
+        if splits_inputs(self.model, first):
+            raise ValueError(
+                f"model: parallelize_module splits the inputs of {first!r} over the ranks, with which the head begins; "
+                "leave the layer out of the plan, or choose other layers="
+            )
 
     @staticmethod
     def _find(model: nn.Module, head: str | None) -> nn.Sequential:

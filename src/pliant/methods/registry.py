@@ -1,6 +1,7 @@
 """One frozen record per method; it drives the contract tests, the command line's listing and the docs."""
 
 import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +54,7 @@ class Tunable:
     Attributes:
         name: The keyword.
         meaning: What it does, in a few words.
-        default: The default.
+        default: The default; None if the setting must be given, or follows another one.
         low: The smallest sensible value.
         high: The largest sensible value; None if there is no bound.
         sweep: The values that the papers sweep.
@@ -128,21 +129,21 @@ _RECORDS = (
         L2,
         "Krogh & Hertz 1991",
         "λ/2 ‖θ‖² in the loss",
-        (Tunable("lam", "strength of the pull towards zero", 1e-4, 0.0, None, _TENS),),
+        (Tunable("lam", "strength of the pull towards zero", 1e-3, 0.0, None, _TENS),),
     ),
     MethodInfo(
         "l2_init",
         L2Init,
         "Kumar et al. 2023",
         "λ/2 ‖θ − θ₀‖² in the loss",
-        (Tunable("lam", "strength of the pull towards the initial values", 1e-4, 0.0, None, _TENS),),
+        (Tunable("lam", "strength of the pull towards the initial values", 1e-2, 0.0, None, _TENS),),
     ),
     MethodInfo(
         "shrink_perturb",
         ShrinkPerturb,
         "Ash & Adams 2020",
         "move all weights part of the way back to their initial values when data is new",
-        (Tunable("lam", "how much of the old weights to give up", 0.4, 0.0, 1.0, (0.2, 0.4, 0.6, 0.8)),),
+        (Tunable("lam", "how much of the old weights to give up", 0.8, 0.0, 1.0, (0.2, 0.4, 0.6, 0.8)),),
     ),
     MethodInfo(
         "shrink",
@@ -204,7 +205,7 @@ _RECORDS = (
         "Dohare et al. 2024",
         "renew a small fraction of the units, those of least utility, at every step",
         (
-            Tunable("rate", "the fraction renewed at each step", 1e-4, 0.0, 1.0, (1e-4, 1e-5, 1e-6)),
+            Tunable("rate", "the fraction renewed at each step", 1e-3, 0.0, 1.0, (1e-4, 1e-5, 1e-6)),
             Tunable("maturity", "the age in steps before a unit may be renewed", 100, 1, None, (100, 1000)),
         ),
     ),
@@ -308,7 +309,7 @@ _RECORDS = (
         "Spectral regularization (2024), §4 and A.7",
         "keep the largest singular value of every weight near one, and every shift near zero",
         (
-            Tunable("lam", "strength of the pull", 1e-4, 0.0, None, _TENS[1:4]),
+            Tunable("lam", "strength of the pull", 1e-3, 0.0, None, _TENS[1:4]),
             Tunable("k", "exponent on the singular value", 2, 1.0, None, (1, 2, 4, 8)),
         ),
     ),
@@ -317,21 +318,21 @@ _RECORDS = (
         SpectralNormPenalty,
         "Yoshida & Miyato 2017",
         "λ/2 Σ σ₁(W)² in the loss: pull the largest singular values towards zero",
-        (Tunable("lam", "strength of the pull", 1e-4, 0.0, None, _TENS[1:4]),),
+        (Tunable("lam", "strength of the pull", 1e-2, 0.0, None, _TENS[1:4]),),
     ),
     MethodInfo(
         "wasserstein",
         WassersteinRegularization,
         "Curvature (2023), §5",
         "keep the distribution of each tensor's values near the initial one",
-        (Tunable("lam", "strength of the pull", 1e-3, 0.0, None, (1e-2, 5e-3, 1e-3, 5e-4)),),
+        (Tunable("lam", "strength of the pull", 5e-3, 0.0, None, (1e-2, 5e-3, 1e-3, 5e-4)),),
     ),
     MethodInfo(
         "feature_rank",
         FeatureRankRegularization,
         "Kumar et al. 2021; Curvature (2023), §3",
         "pull the extreme singular values of the last hidden features together",
-        (Tunable("lam", "strength of the pull", 1e-4, 0.0, None),),
+        (Tunable("lam", "strength of the pull; must be given", None, 0.0, None, _TENS[2:]),),
         timing="in the backward pass",
     ),
     MethodInfo(
@@ -445,6 +446,15 @@ def options(name: str) -> dict[str, Any]:
     return keyword_options(info(name).cls)
 
 
+def check_required(name: str, given: Iterable[str]) -> None:
+    """Raise a ValueError if a setting without a default is not among those given."""
+    for setting, default in options(name).items():
+        if default is inspect.Parameter.empty and setting not in given:
+            raise ValueError(
+                f"method {name!r}: give {setting}; no value is safe for all networks, so it has no default"
+            )
+
+
 def create(name: str, model: nn.Module, **settings: Any) -> Method:
     """Make a method by name.
 
@@ -468,4 +478,5 @@ def create(name: str, model: nn.Module, **settings: Any) -> Method:
     accepted = list(inspect.signature(cls).parameters)[1:]
     wanted = {key: value for key, value in settings.items() if key in accepted or key not in CONTEXT}
     check_names(f"method {name!r}", wanted, accepted)
+    check_required(name, settings)
     return cls(model, **wanted)

@@ -136,10 +136,13 @@ class SelectiveReinit(AfterStep):
 
     @torch.no_grad()
     def _observe(self, names: Sequence[str], found_inf: Tensor | None) -> None:
-        utilities = self._utilities(names) if self.beta else {}
-        if utilities:
-            values = {"utilities": list(utilities.values())}
-            update_averages_(self.averages, self.beta, list(utilities), values, found_inf)
+        if not self.beta:
+            return
+        with self._acting():
+            utilities = self._utilities(names)
+            if utilities:
+                values = {"utilities": list(utilities.values())}
+                update_averages_(self.averages, self.beta, list(utilities), values, found_inf)
 
     def _utilities(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Return the utilities now of the entries of these parameters, without those that have no gradient."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pliant._validation import check_choice, check_number, check_seed
 from pliant.methods._core.filters import Filter
 from pliant.methods._core.initial import Init, check_redrawable, draw_fresh, draw_normal, seeded
-from pliant.methods._core.method import Batches, LossFunction
+from pliant.methods._core.method import Batches, LossFunction, Sharding
 from pliant.methods._core.reinitializer import OptimizerState, Reinitializer, Steps
 
 Toward = Literal["initial", "fresh", "noise"]
@@ -78,12 +78,13 @@ class ShrinkPerturb(Reinitializer):
     name = "shrink_perturb"
     takes_complex: ClassVar[bool] = True
     saved: ClassVar[tuple[str, ...]] = ("initial", "draws")
+    sharding: Sharding = "norms"
 
     def __init__(
         self,
         model: nn.Module,
         *,
-        lam: float = 0.4,
+        lam: float = 0.8,
         toward: Toward = "initial",
         noise_std: float = 0.01,
         optimizer_state: OptimizerState = "keep",
@@ -100,6 +101,7 @@ class ShrinkPerturb(Reinitializer):
         self.noise_std = check_number("noise_std", noise_std)
         if toward == "fresh":
             check_redrawable(model, init, self.parameters)
+            self.sharding = "whole"  # modules draw whole parameters
         self.init = init
         self.seed = check_seed(seed)
         self.draws = 0

@@ -121,7 +121,8 @@ class SelfNormalizedResets(RedrawingRecycler):
                 counts.zero_()
         if step % self.every == 0:
             due = {name: self.ages[name] >= self.thresholds[name] for name in names}
-            if any(chosen.any() for chosen in due.values()):
+            found = [chosen.any() for chosen in due.values()]
+            if torch.stack([each.to(found[0].device) for each in found]).any():  # one wait for the device, not one each
                 self._renew(due)
                 for name, chosen in due.items():
                     self._record(name, chosen)

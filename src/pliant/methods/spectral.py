@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from pliant._precision import widen
 from pliant._validation import check_number
 from pliant.anatomy.parameters import ROLES, members
+from pliant.distributed import whole_norms
 from pliant.methods._core.filters import Filter, Strength, having_role
 from pliant.methods._core.learning_rate import Schedule
 from pliant.methods._core.power_iteration import SingularValuePenalty
@@ -77,7 +78,7 @@ class SpectralRegularization(SingularValuePenalty):
         self,
         model: nn.Module,
         *,
-        lam: Strength = 1e-4,
+        lam: Strength = 1e-3,
         k: float = 2,
         schedule: Schedule = "constant",
         where: Filter | None = None,
@@ -98,22 +99,28 @@ class SpectralRegularization(SingularValuePenalty):
         if self.roles[name] == "scale":
             return self.strengths[name] * spectral_cost(parameter, self.k).sum()
         if self.roles[name] == "shift":
-            norms = torch.stack([widen(shift).norm() for shift in members(parameter, self._stacked[name])])
+            norms = torch.stack([widen(shift).norm() for shift in self._shifts(name)])
             return self.strengths[name] * (norms ** (2 * self.k)).sum()
         return super()._term(name)
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
         super()._add_to(gradients, scale)
-        for name, gradient in gradients.items():
-            role = self.roles.get(name)
-            if role not in ("scale", "shift"):
-                continue
-            parameter = self.parameters[name].detach()
-            if role == "scale":
-                slope = spectral_slope(parameter, self.k)
-                gradient.add_(slope if scale is None else slope * scale, alpha=self.strengths[name])
-            else:
-                for part, shift in zip(*(members(t, self._stacked[name]) for t in (gradient, parameter)), strict=True):
-                    power: Tensor = torch.linalg.vector_norm(widen(shift)) ** (2 * self.k - 2)
-                    factor = power if scale is None else power * scale
-                    part.addcmul_(shift, factor, value=2 * self.k * self.strengths[name])
+        for name in (name for name in gradients if self.roles.get(name) == "scale"):
+            slope = spectral_slope(self.parameters[name].detach(), self.k)
+            gradients[name].add_(slope if scale is None else slope * scale, alpha=self.strengths[name])
+        shifts = [
+            (name, part, shift)
+            for name in gradients
+            if self.roles.get(name) == "shift"
+            for part, shift in zip(self._shifts(name, gradients[name]), self._shifts(name), strict=True)
+        ]
+        norms: list[Tensor] = [torch.linalg.vector_norm(widen(shift)) for _, _, shift in shifts]
+        norms = whole_norms(norms, [self.parameters[name] for name, _, _ in shifts])
+        for (name, part, shift), norm in zip(shifts, norms, strict=True):
+            power: Tensor = norm ** (2 * self.k - 2)
+            factor = power if scale is None else power * scale
+            part.addcmul_(shift, factor, value=2 * self.k * self.strengths[name])
+
+    def _shifts(self, name: str, tensor: Tensor | None = None) -> list[Tensor]:
+        """Return the members of a shift, or of a tensor shaped as the shift."""
+        return members(self.parameters[name].detach() if tensor is None else tensor, self._stacked[name])

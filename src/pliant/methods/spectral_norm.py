@@ -46,7 +46,7 @@ class SpectralNormPenalty(SingularValuePenalty):
         self,
         model: nn.Module,
         *,
-        lam: Strength = 1e-4,
+        lam: Strength = 1e-2,
         schedule: Schedule = "constant",
         where: Filter | None = None,
     ) -> None:

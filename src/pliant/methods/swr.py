@@ -29,6 +29,7 @@ from pliant.anatomy.plan import BlockTensors, ScalePlan
 from pliant.anatomy.planning import plan_rescaling
 from pliant.anatomy.verify import drift, run_graph
 from pliant.distributed import Group, whole_norms
+from pliant.methods._core import host
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, count_step, found_inf_of
 from pliant.methods._core.filters import Filter, Strength, check_not_frozen, resolve_strengths
@@ -122,7 +123,7 @@ class SWR(AfterStep):
         self._dtype = torch.float32
         for tensor in self._weights.get():
             self._dtype = torch.promote_types(self._dtype, tensor.dtype)
-        self._on_host = self._weights.get()[0].is_cpu
+        self._on_host = host.is_on_host(self._weights.get()[0])
         self._rules: dict[tuple[tuple[str, ...], tuple[int, ...]], tuple[list[int], FactorRule]] = {}
         self.initial_norms = self._norms()
         self.lam = torch.tensor(self._resolve(lam, lam_classifier, example, where), dtype=torch.float64)

@@ -22,10 +22,11 @@ from torch.optim import Optimizer
 
 from pliant._precision import widen
 from pliant._validation import check_number
+from pliant.distributed import sum_shards
 from pliant.methods._core.after_step import AroundStep
 from pliant.methods._core.attachment import Attachment, ascending_names, found_inf_of
 from pliant.methods._core.filters import Filter
-from pliant.methods._core.method import Receipt
+from pliant.methods._core.method import Receipt, Sharding
 
 DISCOUNTS = (0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
 _EPS = 1e-8
@@ -87,6 +88,7 @@ class TRAC(AroundStep):
     name = "trac"
     saved: ClassVar[tuple[str, ...]] = ("reference", "tuners")
     pins_placement: ClassVar[bool] = True
+    sharding: Sharding = "entries"
 
     def __init__(self, model: nn.Module, *, scale: float = 1e-8, where: Filter | None = None) -> None:
         super().__init__(model, where=where)
@@ -120,10 +122,11 @@ class TRAC(AroundStep):
         old = self.tuners[names[0]]
         shrunk = {name: widen(before[name]) - widen(self.reference[name]) for name in names}
         directions = {name: gap / (old[2].sum() + _EPS).to(gap) for name, gap in shrunk.items()}
-        h = old.new_zeros(())
-        for name in names:
-            product = (widen(gradients[name]) * directions[name]).sum()
-            h += -product if name in ascending else product
+        products = [(widen(gradients[name]) * directions[name]).sum().to(old) for name in names]
+        whole = sum_shards(products, [self.parameters[name] for name in names])
+        h = sum(
+            [-each if name in ascending else each for name, each in zip(names, whole, strict=True)], old.new_zeros(())
+        )
         tuners = update_tuners(old, h, old.new_tensor(DISCOUNTS), self.scale)
         total = tuners[2].sum().clamp(min=0)
         found_inf = found_inf_of(optimizer)

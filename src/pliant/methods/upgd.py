@@ -64,7 +64,9 @@ def plasticity_gates(
         maxima = [largest * factor for largest, factor in zip(maxima, corrections.unbind(), strict=True)]
     largest = torch.stack(largest_of_shards(maxima, parameters)).max()
     largest = largest.clamp_min(torch.finfo(largest.dtype).tiny)
-    return [(utility / -largest).sigmoid_() for utility in utilities]
+    gates: list[Tensor] = list(torch._foreach_div(list(utilities), -largest))
+    torch._foreach_sigmoid_(gates)
+    return gates
 
 
 class UPGD(AroundStep):
@@ -141,18 +143,24 @@ class UPGD(AroundStep):
         if not names:
             return
         found_inf = found_inf_of(optimizer)
-        utilities = [widen(gradients[name]) * widen(before[name]) for name in names]
-        torch._foreach_mul_(utilities, [1.0 if name in ascending else -1.0 for name in names])
+        signs = [1.0 if name in ascending else -1.0 for name in names]
+        utilities = torch._foreach_mul([widen(gradients[name]) for name in names], signs)
+        torch._foreach_mul_(utilities, [widen(before[name]) for name in names])
         update_averages_(self.averages, self.beta, names, {"utilities": utilities}, found_inf)
-        parameters = [self.parameters[name] for name in names]
+        parameters: list[Tensor] = [self.parameters[name] for name in names]
         gates = self._gates(names)
         with seeded(self.seed, self.draws):
             noise = draw_normal(parameters)
         self.draws += 1
-        for name, gate, epsilon in zip(names, gates, noise, strict=True):
-            parameter, old = self.parameters[name], before[name]
-            lr = optimizer.param_groups[groups[name]]["lr"]
-            # In place: on a CPU, allocating another copy of the weights costs more than the arithmetic.
-            move = parameter.sub_(old).sub_(epsilon.mul_(lr * self.sigma))
-            new = gate.mul_(move).add_((1 - lr * self.weight_decay) * old if self.weight_decay else old)
-            parameter.copy_(new if found_inf is None else torch.where(found_inf == 0, new, old))
+        old = [before[name] for name in names]
+        rates = [optimizer.param_groups[groups[name]]["lr"] for name in names]
+        decayed = torch._foreach_mul(old, [1 - lr * self.weight_decay for lr in rates]) if self.weight_decay else old
+        # In place: on a CPU, allocating another copy of the weights costs more than the arithmetic.
+        torch._foreach_mul_(noise, [lr * self.sigma for lr in rates])
+        torch._foreach_sub_(parameters, old)
+        torch._foreach_sub_(parameters, noise)
+        torch._foreach_mul_(gates, parameters)
+        torch._foreach_add_(gates, decayed)
+        if found_inf is not None:
+            gates = [torch.where(found_inf == 0, new, kept) for new, kept in zip(gates, old, strict=True)]
+        torch._foreach_copy_(parameters, gates)

@@ -24,6 +24,7 @@ from pliant._validation import check_choice, check_positive_int
 from pliant.anatomy.parameters import members, stack_dims
 from pliant.methods._core.filters import Filter, Strength
 from pliant.methods._core.learning_rate import Schedule
+from pliant.methods._core.method import Sharding
 from pliant.methods._core.penalty import Penalty, add_scaled_, half_squared_norm
 
 Reduction = Literal["sum", "mean"]
@@ -86,13 +87,14 @@ class WassersteinRegularization(Penalty):
     """
 
     name = "wasserstein"
+    sharding: Sharding = "owned"
     saved: ClassVar[tuple[str, ...]] = ("ordered", "targets", "ages")
 
     def __init__(
         self,
         model: nn.Module,
         *,
-        lam: Strength = 1e-3,
+        lam: Strength = 5e-3,
         reduction: Reduction = "sum",
         refresh: int = 1,
         schedule: Schedule = "constant",
@@ -106,6 +108,8 @@ class WassersteinRegularization(Penalty):
         self._stacked = {name: stack_dims(model, name, self.parameters[name]) for name in self.strengths}
         self.ordered = {name: self._sorted(name, values) for name, values in initial.items()}
         self.targets = initial if refresh > 1 else {}
+        if refresh > 1:
+            self.sharding = "whole"  # the targets change
         self.ages = dict.fromkeys(self.targets, 0)
 
     def value(self, names: Sequence[str] | None = None) -> Tensor:
@@ -123,14 +127,14 @@ class WassersteinRegularization(Penalty):
         add_scaled_(gradients, self._distances(gradients), self._factors(), scale)
 
     def _sorted(self, name: str, values: Tensor) -> Tensor:
-        """Return the values of a tensor in order; of a stack, those of each member in a row of their own."""
+        """Return the values of a tensor in order, in its shape; those of each member of a stack in order."""
         dims = self._stacked[name]
-        return values.flatten(dims).sort().values if dims else values.flatten().sort().values
+        return (values.flatten(dims) if dims else values.flatten()).sort().values.view(values.shape)
 
     def _matched(self, name: str) -> Tensor:
         values, dims = self.parameters[name].detach(), self._stacked[name]
         parts = zip(members(values, dims), members(self.ordered[name], dims), strict=True)
-        matched = [match_order(member, ordered) for member, ordered in parts]
+        matched = [match_order(member, ordered.flatten()) for member, ordered in parts]
         return torch.stack(matched).view(values.shape) if dims else matched[0]
 
     def _factors(self) -> dict[str, float]:

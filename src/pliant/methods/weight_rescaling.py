@@ -58,17 +58,14 @@ def rescaling_factor(goal: Tensor, now: Tensor) -> Tensor:
     return torch.where((factor > 0) & factor.isfinite(), factor, 1)
 
 
-def shards_factors(shards: Sequence[Tensor], deviations: Sequence[Tensor]) -> list[Tensor]:
-    """Return the same factors of whole weights, of which this rank holds shards, by two collectives."""
+def deviations_of_shards(shards: Sequence[Tensor]) -> list[Tensor]:
+    """Return the standard deviations of whole weights, of which this rank holds shards, by two collectives."""
     wide = [widen(shard) for shard in shards]
     counts = [held(shard).numel() for shard in shards]
     sums = sum_shards([each.sum() for each in wide], shards)
     centered = [each - total / count for each, total, count in zip(wide, sums, counts, strict=True)]
     norms = whole_norms([each.norm() for each in centered], shards)
-    return [
-        rescaling_factor(goal, (n / count**0.5).to(goal))
-        for goal, n, count in zip(deviations, norms, counts, strict=True)
-    ]
+    return [(norm / count**0.5).to(each) for norm, count, each in zip(norms, counts, wide, strict=True)]
 
 
 class WeightRescaling(AfterStep):
@@ -105,15 +102,18 @@ class WeightRescaling(AfterStep):
         self._stacked = {name: stack_dims(model, name, p) for name, p in self.parameters.items()}
         if any(self._stacked.values()):
             self.sharding = "whole"  # a shard may cut through the members of a stack
-        self.initial = {name: self._size(name) for name in self.parameters}
+        self.initial = dict(zip(self.parameters, self._sizes(list(self.parameters)), strict=True))
         self._last: dict[str, Tensor] = {}
         constant = [name for name, deviation in self.initial.items() if not deviation.any()]
         if constant:
             warn_user(f"{self.name} leaves these weights alone, they start {self._unsized}: {', '.join(constant)}")
 
-    def _size(self, name: str) -> Tensor:
-        """Return the present size of a weight, which is to become the initial one again."""
-        return standard_deviation(self.parameters[name].detach(), self._stacked[name])
+    def _sizes(self, names: Sequence[str]) -> list[Tensor]:
+        """Return the present sizes of weights, which are to become the initial ones again."""
+        weights: list[Tensor] = [self.parameters[name].detach() for name in names]
+        if any(is_shard(self.parameters[name]) for name in names):
+            return deviations_of_shards([self.parameters[name] for name in names])
+        return [standard_deviation(weight, self._stacked[name]) for name, weight in zip(names, weights, strict=True)]
 
     def step(self) -> None:
         """Rescale once, all weights."""
@@ -140,12 +140,9 @@ class WeightRescaling(AfterStep):
         names = [name for name in names if self.parameters[name].requires_grad]  # the others were frozen
         if not names:
             return
-        weights: list[Tensor] = [self.parameters[name] for name in names]
-        if any(map(is_shard, weights)):
-            factors = shards_factors(weights, [self.initial[name] for name in names])
-        else:
-            factors = [rescaling_factor(self.initial[name], self._size(name)) for name in names]
+        sizes = zip(names, self._sizes(names), strict=True)
+        factors = [rescaling_factor(self.initial[name], size) for name, size in sizes]
         if found_inf is not None:
             factors = [torch.where(found_inf == 0, factor, 1) for factor in factors]
-        torch._foreach_mul_(weights, factors)
+        torch._foreach_mul_([self.parameters[name] for name in names], factors)
         self._last = dict(zip(names, factors, strict=True))

@@ -54,6 +54,10 @@ class Attachment:
             placement=None if first is None else (first.dtype, first.device),
         )
 
+    def is_elsewhere(self) -> bool:
+        """Return whether the model was cast or moved; that concerns all of it, so one parameter tells."""
+        return self.first is not None and (self.first.dtype, self.first.device) != self.placement
+
     def is_current(self, optimizer: Optimizer) -> bool:
         """Return whether the optimizer holds the same parameters in the same place, and all frozen ones stay frozen."""
         groups = optimizer.param_groups
@@ -63,8 +67,7 @@ class Attachment:
             params = group["params"]
             if len(params) != len(known) or not all(map(operator.is_, params, known)):
                 return False
-        # A cast or a move concerns the whole model, so one parameter tells.
-        if self.first is not None and (self.first.dtype, self.first.device) != self.placement:
+        if self.is_elsewhere():
             return False
         return not (self.frozen and any(p.requires_grad for p in self.frozen))
 

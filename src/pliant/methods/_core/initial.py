@@ -143,15 +143,20 @@ def _check_init(module: nn.Module, shown: str, init: Init, names: Iterable[str],
         )
 
 
+def _drawing(module: nn.Module) -> Any:
+    """Return what tells apart how modules are drawn: the function of their class, or the class."""
+    return getattr(type(module), "reset_parameters", type(module))
+
+
 def _warn_of_tied(model: nn.Module, names: Iterable[str]) -> None:
-    """Warn of parameters that modules of different types share, since each type initializes them differently."""
+    """Warn of parameters that modules share whose types have different `reset_parameters`."""
     chosen = {id(model.get_parameter(name)): name for name in names}
     holders: dict[int, dict[str, nn.Module]] = {}
     for path, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
             if id(parameter) in chosen and reset_function(module) is not None:
                 holders.setdefault(id(parameter), {})[path] = module
-    tied = {key: held for key, held in holders.items() if len({type(module) for module in held.values()}) > 1}
+    tied = {key: held for key, held in holders.items() if len({_drawing(module) for module in held.values()}) > 1}
     if not tied:
         return
     decided = {id(parameter) for parent in _split_resets(model)[1] for parameter in parent.parameters()}

@@ -21,11 +21,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pliant._step_hooks import owners_of_hooks, place_hook, unwrap_optimizer
+from pliant._step_hooks import before_step, owners_of_hooks, place_hook, unwrap_optimizer
 from pliant._warnings import warn_user
 from pliant.distributed import (
     Group,
@@ -36,6 +37,7 @@ from pliant.distributed import (
     find_group,
     gather_whole,
     held,
+    is_shard,
     is_sharded,
     local,
     own_part,
@@ -46,7 +48,7 @@ from pliant.methods._core.attachment import Attachment, check_optimizer, free_sl
 from pliant.methods._core.filters import Filter, check_not_replaced, learnable_parameters, warn_of_unknown
 from pliant.methods._core.learning_rate import LearningRateSchedule
 
-Sharding = Literal["entries", "norms", "whole", "never"]
+Sharding = Literal["entries", "norms", "owned", "whole", "never"]
 Kind = Literal["penalty", "after_step", "reinitializer", "recycler", "architecture"]
 Batches = Iterable[tuple[Any, Any]]
 Targets = Sequence[tuple[nn.Module, nn.Module]]
@@ -125,9 +127,10 @@ class Method(ABC):
     """What the method sees of a sharded parameter when it acts.
 
     "entries": this rank's shard, also at construction, for formulas that hold entry by entry. "norms": this rank's
-    shard, but whole parameters at construction; sums over entries go through `pliant.distributed`. "whole": the whole
-    parameter, which holds for every formula and costs the memory of the whole model. "never": the method cannot be made
-    once the model is sharded.
+    shard, but whole parameters at construction; sums over entries go through `pliant.distributed`. "owned": the whole
+    parameters that this rank owns, a batch at a time (`_in_batches`), for formulas that hold parameter by parameter
+    and do not change state of the parameters' shapes. "whole": all parameters, whole, which holds for every formula and
+    costs the memory of the whole model. "never": the method cannot be made once the model is sharded.
     """
     takes_complex: ClassVar[bool] = False
     """Whether the method's formula holds for complex parameters too."""
@@ -143,6 +146,11 @@ class Method(ABC):
                 setattr(cls, name, wrap(function))
 
     def __init__(self, model: nn.Module, *, where: Filter | None = None) -> None:
+        if torch.is_inference_mode_enabled():
+            raise ValueError(
+                f"{self.name} cannot be made under torch.inference_mode(), because its tensors could not change "
+                "afterwards; make it outside, or under torch.no_grad()"
+            )
         self.model = model
         self.group: Group | None = None
         self._given_group: Group | None = None
@@ -204,6 +212,9 @@ class Method(ABC):
         for optimizer, attachment in prepared.items():
             attachment.slot = free_slot(self._attachments.values(), attachment.names)
             attachment.handles = self._register_hooks(optimizer)
+            acts_before = any(handle.id in optimizer._optimizer_step_pre_hooks for handle in attachment.handles)
+            if attachment.handles and not acts_before:
+                attachment.handles.append(before_step(optimizer, self._check_before_step))
             for handle in attachment.handles:
                 place_hook(optimizer, handle, self._acts_before)
             self._attachments[optimizer] = attachment
@@ -346,6 +357,32 @@ class Method(ABC):
                 for path, tensor in own.items():
                     self._place_state(path, tensor)
 
+    def _in_batches(self, names: Sequence[str], *, gradients: bool) -> Iterator[Sequence[str]]:
+        """Yield the parameters to act on: all at once, or in batches that this rank owns if `sharding` is "owned".
+
+        Args:
+            names: The parameters.
+            gradients: Whether the method changes gradients, rather than values.
+        """
+        owned = [name for name in names if self.sharding == "owned" and is_shard(self.parameters[name])]
+        yield [name for name in names if name not in owned]
+        if not owned:
+            return
+        assert self._shards is not None
+        paths = {name: [path for path in self._sharded_state if path[-1] == name] for name in owned}
+        state = {name: {path: _at(self._state(), path) for path in paths[name]} for name in owned}
+        sharded = {n: [as_sharded(t, held(self.parameters[n])) for t in own.values()] for n, own in state.items()}
+        for batch in self._shards.owned(owned, sharded, gradients=gradients):
+            for name, wholes in batch.items():
+                for path, whole in zip(paths[name], wholes, strict=True):
+                    self._place_state(path, whole)
+            try:
+                yield list(batch)
+            finally:
+                for name in batch:
+                    for path, own in state[name].items():
+                        self._place_state(path, own)
+
     def _place_state(self, path: tuple[str, ...], tensor: Tensor) -> None:
         _at(self._state(), path[:-1])[path[-1]] = tensor
 
@@ -369,9 +406,9 @@ class Method(ABC):
         """Return what must be the same on all ranks: parameters, state and public settings."""
         settings = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         facts = {**settings, "lam": getattr(self, "lam", None), "parameters": self.parameters, **self._state()}
-        if self._shards is None or self._shards.is_open:
+        if self._shards is None or self._shards.whole:
             return facts
-        # Between actions, each rank holds its own part of these.
+        # Each rank holds its own part of these.
         whole = {name: p for name, p in self.parameters.items() if name not in self._shards.plain}
         return dict(_without({**facts, "parameters": whole}, self._sharded_state))
 
@@ -409,9 +446,32 @@ class Method(ABC):
     def _attachment(self, optimizer: Optimizer) -> Attachment:
         """Return the attachment of an optimizer, matched again if its parameters changed."""
         attachment = self._attachments[optimizer]
-        if not attachment.is_current(optimizer):
+        if not attachment.is_current(optimizer) or self._is_replaced(attachment):
             self._match_again(optimizer, attachment)
         return attachment
+
+    def _check_before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Raise an error before the optimizer steps, not after it, if the model was cast or its parameters replaced.
+
+        Parameters that joined the optimizer are matched after the step: what they did before it was not watched.
+        """
+        attachment = self._attachments[optimizer]
+        if attachment.is_elsewhere() or self._is_replaced(attachment):
+            self._attachment(optimizer)
+
+    def _is_replaced(self, attachment: Attachment) -> bool:
+        """Return whether the model holds another tensor in the place of the first parameter.
+
+        `load_state_dict(assign=True)` replaces all of them, so one tells.
+        """
+        if self._shards is not None or not attachment.names:
+            return False
+        place, _, key = attachment.names[0].rpartition(".")
+        try:
+            present = self.model.get_submodule(place)._parameters.get(key)
+        except AttributeError:
+            return False
+        return present is not None and present is not self.parameters[attachment.names[0]]
 
     def _match_again(self, optimizer: Optimizer, attachment: Attachment) -> None:
         self._check_not_replaced(optimizer)

@@ -23,6 +23,7 @@ from torch import Tensor
 from pliant._eigen import eigh
 from pliant._precision import wide_dtype, widen, without_autocast
 from pliant._validation import check_choice, check_positive_int
+from pliant.methods._core import host
 
 Polynomial = Literal["cubic", "quintic", "exact"]
 Solver = Literal["auto", "loop", "gram", "eigh", "svd"]
@@ -156,7 +157,7 @@ def _choose_solver(tall: Tensor, iteration: Iteration) -> Solver:
     precision = torch.finfo(wide_dtype(tall.dtype)).eps
     # A tall random matrix is well conditioned, a square one is not: there, a large gain makes "eigh" fail its test.
     risky = precision * iteration.gain**2 > 100 * _TOLERANCE
-    if tall.device.type == "cpu":
+    if host.is_on_host(tall):
         return "svd" if risky and rows < 2 * columns else "eigh"
     if iteration.polynomial == "exact":
         return "svd"

@@ -149,19 +149,21 @@ class Penalty(Method):
         *,
         first: bool = True,
     ) -> None:
+        if first:
+            count_step(self.steps, slot)
         with self._acting():
-            gradients = self._gradients(names)
-            # An optimizer that maximizes has the gradient of minus the loss.
-            climbed = [gradients[name] for name in ascending if name in gradients] if ascending else None
-            if climbed:
-                torch._foreach_neg_(climbed)
-            if first:
-                count_step(self.steps, slot)
-                self._observe(gradients, scale, found_inf)
-            if gradients:
-                self._add_to(gradients, scale)
-            if climbed:
-                torch._foreach_neg_(climbed)
+            for part in self._in_batches(names, gradients=True):
+                gradients = self._gradients(part)
+                # An optimizer that maximizes has the gradient of minus the loss.
+                climbed = [gradients[name] for name in ascending if name in gradients] if ascending else None
+                if climbed:
+                    torch._foreach_neg_(climbed)
+                if first:
+                    self._observe(gradients, scale, found_inf)
+                if gradients:
+                    self._add_to(gradients, scale)
+                if climbed:
+                    torch._foreach_neg_(climbed)
 
 
 def add_scaled_(

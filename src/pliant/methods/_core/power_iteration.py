@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from pliant._precision import widen, without_autocast
 from pliant._seeding import generator
 from pliant.anatomy.parameters import as_matrix, members, role_of, stack_dims
+from pliant.distributed import held, is_shard, own_rows_and_columns, sum_shards
+from pliant.methods._core import host
 from pliant.methods._core.filters import Filter, Strength, warn_of_computed
 from pliant.methods._core.learning_rate import Schedule
+from pliant.methods._core.method import Sharding
 from pliant.methods._core.penalty import Penalty
 
 _TINY = 1e-18
@@ -88,9 +91,46 @@ def iterate_power_(weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
         right.mul_(_TINY).add_(weight.mT @ left.to(weight.dtype))
         right.div_(torch.linalg.vector_norm(right))
         left.copy_(weight @ right.to(weight.dtype))
+    return _normalize_(left, right)
+
+
+@without_autocast
+def iterate_shards_(
+    weights: Sequence[Tensor], parameters: Sequence[Tensor], lefts: Sequence[Tensor], rights: Sequence[Tensor]
+) -> list[Tensor]:
+    """Do the same iteration on weights of which this rank holds shards, by products with the shards: two collectives.
+
+    Args:
+        weights: The shards of the matrices W, by rows or by columns.
+        parameters: The parameters that they belong to.
+        lefts: The whole u of each matrix.
+        rights: The whole v.
+
+    Returns:
+        σ of each matrix.
+    """
+    own = [own_rows_and_columns(held(parameter)) for parameter in parameters]
+    pulled = [torch.zeros_like(v) for v in rights]
+    for part, weight, u, (rows, columns) in zip(pulled, weights, lefts, own, strict=True):
+        part[columns] = (weight.mT @ u[rows].to(weight.dtype)).to(part.dtype)
+    for v, part in zip(rights, sum_shards(pulled, parameters), strict=True):
+        v.mul_(_TINY).add_(part)
+        v.div_(torch.linalg.vector_norm(v))
+    pushed = [torch.zeros_like(u) for u in lefts]
+    for part, weight, v, (rows, columns) in zip(pushed, weights, rights, own, strict=True):
+        part[rows] = (weight @ v[columns].to(weight.dtype)).to(part.dtype)
+    sigmas = []
+    for u, v, part in zip(lefts, rights, sum_shards(pushed, parameters), strict=True):
+        u.copy_(part)
+        sigmas.append(_normalize_(u, v))
+    return sigmas
+
+
+def _normalize_(left: Tensor, right: Tensor) -> Tensor:
+    """Divide u = Wv by its norm σ in place, and return σ; restart both vectors if they are not finite."""
     sigma: Tensor = torch.linalg.vector_norm(left)
     left.div_(sigma.clamp_min(_TINY))
-    if not (sigma.is_cpu and math.isfinite(sigma.item())):  # on other devices item() would synchronize
+    if not (host.is_on_host(sigma) and math.isfinite(sigma.item())):  # on other devices item() would synchronize
         for vector in (left, right):
             vector.nan_to_num_(nan=1.0, posinf=1.0, neginf=1.0)
     return sigma
@@ -113,12 +153,15 @@ class SingularValuePenalty(Penalty):
     """
 
     saved: ClassVar[tuple[str, ...]] = ("left", "right")
+    sharding: Sharding = "norms"
 
     def __init__(self, model: nn.Module, *, lam: Strength, schedule: Schedule, where: Filter) -> None:
         super().__init__(model, lam=lam, schedule=schedule, where=where)
         warn_of_computed(self.name, model, self.parameters)
         self.roles = {name: role_of(model, name, self.parameters[name]) for name in self.strengths}
         self._stacked = {name: stack_dims(model, name, self.parameters[name]) for name in self.strengths}
+        if any(self._stacked.values()):
+            self.sharding = "whole"  # a shard may cut through the members of a stack
         self._matrices: dict[str, list[str]] = {}
         for name in (name for name, role in self.roles.items() if role == "matrix"):
             count = len(members(self.parameters[name], self._stacked[name]))
@@ -133,13 +176,22 @@ class SingularValuePenalty(Penalty):
         parts = members(self.parameters[name].detach() if tensor is None else tensor, self._stacked[name])
         return list(zip(self._matrices[name], map(as_matrix, parts) if tensor is None else parts, strict=True))
 
+    def _vectors(self, name: str, key: str) -> tuple[Tensor, Tensor]:
+        """Return u and v of a matrix; of a shard, their entries for the rows and columns that this rank holds."""
+        parameter = self.parameters[name]
+        if not is_shard(parameter):
+            return self.left[key], self.right[key]
+        rows, columns = own_rows_and_columns(held(parameter))
+        return self.left[key][rows], self.right[key][columns]
+
     @without_autocast
     def sigma(self, name: str) -> Tensor:
         """Return uᵀWv, the estimate of a weight's largest singular value; of a stack, one for each member."""
         found = []
         for key, weight in self._members(name):
-            u, v = self.left[key], self.right[key]
+            u, v = self._vectors(name, key)
             found.append(u @ (weight @ v.to(weight.dtype)).to(u.dtype))
+        found = sum_shards(found, [self.parameters[name]] * len(found))
         return torch.stack(found) if self._stacked[name] else found[0]
 
     def value(self, names: Sequence[str] | None = None) -> Tensor:
@@ -159,9 +211,16 @@ class SingularValuePenalty(Penalty):
         return self.strengths[name] * self._cost(self.sigma(name)).sum()
 
     def _observe(self, gradients: Mapping[str, Tensor], scale: Tensor | None, found_inf: Tensor | None) -> None:
-        for name in gradients:
-            for key, weight in self._members(name) if name in self._matrices else ():
+        names = [name for name in gradients if name in self._matrices]
+        shards = [name for name in names if is_shard(self.parameters[name])]
+        for name in (name for name in names if name not in shards):
+            for key, weight in self._members(name):
                 self._fresh[key] = iterate_power_(weight, self.left[key], self.right[key])
+        if shards:
+            weights = [as_matrix(self.parameters[name].detach()) for name in shards]
+            vectors = [[each[name] for name in shards] for each in (self.left, self.right)]
+            sigmas = iterate_shards_(weights, [self.parameters[name] for name in shards], *vectors)
+            self._fresh |= zip(shards, sigmas, strict=True)
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
         names = [name for name in gradients if name in self._matrices]
@@ -177,8 +236,9 @@ class SingularValuePenalty(Penalty):
         slopes = dict(zip(sigmas, self._slopes(list(sigmas.values())), strict=True))
         for name in names:
             for key, gradient in self._members(name, gradients[name]):
-                left = self.left[key] * (slopes[key] if scale is None else slopes[key] * scale)
-                add_outer_(gradient, left, self.right[key], self.strengths[name])
+                u, v = self._vectors(name, key)
+                left = u * (slopes[key] if scale is None else slopes[key] * scale)
+                add_outer_(gradient, left, v, self.strengths[name])
 
 
 def add_outer_(gradient: Tensor, left: Tensor, right: Tensor, factor: float) -> None:

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from pliant._step_hooks import after_step, unwrap_optimizer
 from pliant._validation import check_choice, check_positive_int
 from pliant._warnings import warn_user
-from pliant.distributed import Group, held
+from pliant.distributed import Group, held, sum_shards
 from pliant.methods._core.attachment import (
     Attachment,
     check_optimizer,
@@ -88,6 +88,9 @@ class Reinitializer(Method):
 
         Returns:
             The receipt: the numbers of changed tensors and entries, and of dropped optimizer tensors.
+
+        Raises:
+            ValueError: If there are optimizers, but none holds a parameter of the method.
         """
         optimizers = tuple(map(unwrap_optimizer, optimizers))
         for optimizer in optimizers:
@@ -102,6 +105,7 @@ class Reinitializer(Method):
             )
         check_targets(targets)
         check_not_replaced(self.name, self.model, self.parameters)
+        self._check_held(concerned)
         self._check_state(concerned)
         self._agree(group)
         tensors, entries, details = self._act(concerned, batches, loss_fn)
@@ -120,7 +124,8 @@ class Reinitializer(Method):
         for old, parameter in zip(before, parameters, strict=True):
             if not parameter.requires_grad:  # frozen after construction
                 parameter.copy_(old)
-        changed = [int((old != new).sum()) for old, new in zip(before, parameters, strict=True)]
+        counts = [(old != new).sum() for old, new in zip(before, parameters, strict=True)]
+        changed = [int(count) for count in sum_shards(counts, parameters)]
         if not any(changed):
             warn_user(f"{self.name}.apply() changed none of {len(changed)} parameters")
         self._warn_of_unheld(optimizers, [name for name, count in zip(self.parameters, changed, strict=True) if count])
@@ -145,6 +150,15 @@ class Reinitializer(Method):
         if self.optimizer_state != "reset":
             return {}
         return {"optimizer_tensors_reset": forget_state_(optimizers, self._rewritten())}
+
+    def _check_held(self, optimizers: Sequence[Optimizer]) -> None:
+        """Raise a ValueError if the optimizers hold none of the parameters: they are those of another model."""
+        if optimizers and not any(Attachment.of(optimizer, self.parameters).names for optimizer in optimizers):
+            kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
+            raise ValueError(
+                f"optimizers: {kinds} hold none of the {len(self.parameters)} parameters of {self.name} (the first is "
+                f"{next(iter(self.parameters))!r}). Pass the optimizer of this model, not of a copy"
+            )
 
     def _warn_of_unheld(self, optimizers: Sequence[Optimizer], changed: Sequence[str]) -> None:
         """Warn if rewritten parameters belong to none of the optimizers, such as those of a target network."""

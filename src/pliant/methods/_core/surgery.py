@@ -124,7 +124,7 @@ def reset_steps_(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) 
     Returns:
         The number of counts that were written.
     """
-    chosen, written = list(parameters), 0
+    chosen, written = [held(parameter) for parameter in parameters], 0
     for optimizer in map(keeper_of, optimizers):
         for state in (optimizer.state[parameter] for parameter in chosen if parameter in optimizer.state):
             for key, start in _STEP_STARTS.items():
