@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pliant
 from pliant.trial import trial
-from pliant.trial_result import Gap, Pair, Trial, decide
+from pliant.trial_result import NOTICEABLE, Gap, Pair, Trial, decide, measure_gap
 from tests.loops import assert_same, snapshot
 
 QUICK: dict[str, Any] = {"steps": 120, "stress": False, "progress": False}
@@ -187,6 +187,16 @@ def test_few_equal_accuracies_do_not_make_an_interval_narrow() -> None:
     assert decide(equal, 3, resolution=1 / 5000) == "lost"
 
 
+def test_an_unlucky_draw_is_not_called_lost() -> None:
+    """Twelve fresh networks differ by as much as this one lies behind them, however certain its mean is."""
+    gaps = [0.06, 0.0, 0.05, 0.02, 0.04, 0.03] * 2
+    unlucky = [Pair(i, (0.0, 0.9 - gap), (0.0, 0.9), 0.9, 0.9) for i, gap in enumerate(gaps)]
+    assert measure_gap(unlucky, "best", 3, 0.0).low > NOTICEABLE
+    assert decide(unlucky, 3, resolution=0.0) == "undecided"
+    worn = [Pair(i, (0.0, 0.85 - gap), (0.0, 0.9), 0.9, 0.9) for i, gap in enumerate(gaps)]
+    assert decide(worn, 3, resolution=0.0) == "lost"
+
+
 def test_each_pair_holds_out_its_own_part(digits: tuple[Tensor, Tensor]) -> None:
     model = learned(digits)
     found = trial(model, digits, fresh=build, **QUICK)
@@ -264,3 +274,15 @@ def test_an_injection_tells_a_dead_head_from_dead_features(digits: tuple[Tensor,
     assert trial(three_layers(), digits, inject=True, **QUICK).restored is None
     with pytest.raises(ValueError, match="head: 'body' is not a module of the model"):
         trial(three_layers(), digits, inject="body", **QUICK)
+
+
+def test_tokens_are_compared_by_their_next_token_loss() -> None:
+    texts = pliant.data.load("python_docs", characters=3000, window=16)
+    model = pliant.models.create("gpt", texts.shape, len(texts.classes), depth=1, width=16, heads=2, seed=0)
+    windows = texts.train.batch(torch.arange(80))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()  # nothing but biases of norm layers gets a gradient
+    found = trial(model, windows, seeds=2, max_seeds=2, batch_size=16, **QUICK)
+    assert (found.value, found.verdict) == ("loss", "lost")
+    assert max(found.pairs[0].fresh) > -3.2 > max(found.pairs[0].aged) - 0.2

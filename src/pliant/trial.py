@@ -22,10 +22,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.optim import Adam, Optimizer
 
 from pliant._examples import Examples, gather
+from pliant._losses import class_loss
 from pliant._seeding import drawing_for, generator, permutation
 from pliant._validation import check_choice, check_number, check_positive_int, check_seed
 from pliant.diagnostics.probe import unwrap
@@ -49,7 +49,7 @@ _FEWEST_STEPS = 50
 def trial(
     model: nn.Module,
     data: Any,
-    loss_fn: LossFunction = cross_entropy,
+    loss_fn: LossFunction = class_loss,
     *,
     fresh: Callable[[], nn.Module] | None = None,
     optimizer: MakeOptimizer | Optimizer | None = None,
@@ -73,7 +73,8 @@ def trial(
         model: The network.
         data: New data to learn: a pair (inputs, targets), a data set of such pairs, or an iterable of such batches.
             Inputs are a tensor, a tuple of arguments or a dictionary of keyword arguments.
-        loss_fn: `loss_fn(model(inputs), targets)`.
+        loss_fn: `loss_fn(model(inputs), targets)`; by default the cross-entropy of classes, or of every token's next
+            token if outputs are [examples, tokens, vocabulary].
         fresh: Builds an untrained network of the same kind. By default the parameters of a copy are drawn again.
         optimizer: Makes the optimizer from parameters, or an optimizer whose class and settings are used. Its state is
             not used: both networks start with a new one. Adam with learning rate 1e-3 by default.

@@ -6,10 +6,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pliant.diagnostics import measure
-from pliant.diagnostics.activations import capture
+from pliant.diagnostics.activations import Captured, capture
 from pliant.diagnostics.batches import Batch
 from pliant.running import undisturbed
+from tests import zoo
 from tests.diagnostics.networks import BATCH, IMAGES, Between
+
+
+def representation(found: Captured) -> Tensor:
+    (only,) = found.representations.values()
+    return only
 
 
 def test_features_follow_norm_layer_and_activation() -> None:
@@ -22,7 +28,7 @@ def test_features_follow_norm_layer_and_activation() -> None:
     torch.testing.assert_close(found.layers["0"].mean_abs, first.double().abs().mean(0))
     assert found.layers["0"].active.equal((first != 0).sum(0))
     torch.testing.assert_close(found.layers["3"].values, second)
-    torch.testing.assert_close(found.representation, second)
+    torch.testing.assert_close(representation(found), second)
     torch.testing.assert_close(found.output, model(BATCH.args[0]))
     assert capture(model, BATCH).layers["0"].values is None
 
@@ -69,7 +75,7 @@ def test_units_of_a_convolution_are_channels() -> None:
     found = capture(model, IMAGES)
     h = model[:2](IMAGES.args[0])
     torch.testing.assert_close(found.layers["0"].mean_abs, h.double().abs().mean((0, 2, 3)))
-    assert found.representation.shape == (6, 108)
+    assert representation(found).shape == (6, 108)
     back = nn.Sequential(nn.ConvTranspose2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(300, 2))
     assert len(capture(back, IMAGES).layers["0"].mean_abs) == 3
 
@@ -79,7 +85,7 @@ def test_positions_count_as_samples_of_a_linear_layer() -> None:
     batch = Batch.of(torch.randn(3, 7, 4))
     found = capture(model, batch)
     torch.testing.assert_close(found.layers["0"].mean_abs, model[:2](batch.args[0]).double().abs().mean((0, 1)))
-    assert found.representation.shape == (21, 5)
+    assert representation(found).shape == (21, 5)
 
 
 def test_one_layer_with_two_activations_has_two_names() -> None:
@@ -145,7 +151,7 @@ def test_activations_of_every_kind_are_seen(function: Callable[[Tensor], Tensor]
     )
     found = capture(model, BATCH, keep=True)
     assert list(found.layers) == ["0", "2.a"]
-    torch.testing.assert_close(found.layers["2.a"].values, found.representation)
+    torch.testing.assert_close(found.layers["2.a"].values, representation(found))
 
 
 def test_clamps_and_maxima_with_other_uses_are_not_activations() -> None:
@@ -177,7 +183,7 @@ def test_units_inside_a_transform_are_left_out() -> None:
     found = capture(Critics(), BATCH)
     assert list(found.layers) == ["encoder"]
     assert found.unclear == ("linear",)
-    assert found.representation is None
+    assert not found.representations
 
 
 def test_units_are_found_where_dimensions_were_permuted() -> None:
@@ -245,8 +251,39 @@ def test_layers_whose_units_cannot_be_found_are_left_out_and_named(last: Callabl
 
 def test_a_network_that_ends_in_convolutions_has_no_representation() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Conv2d(2, 3, 3))
-    assert capture(model, IMAGES).representation is None
+    assert not capture(model, IMAGES).representations
     assert "a linear layer at the end" in measure(model, IMAGES, measures=["feature_rank"]).skipped["feature_rank"]
+
+
+def test_twin_critics_have_a_representation_each() -> None:
+    model = zoo.TwinCritics()
+    x = torch.randn(5, 6)
+    found = capture(model, Batch((x,), {}, None, 5))
+    assert list(found.representations) == ["first.2", "second.2"]
+    for name, twin in (("first.2", model.first), ("second.2", model.second)):
+        torch.testing.assert_close(found.representations[name], twin[:2](x))
+
+
+def test_heads_on_the_same_features_have_one_representation_and_a_shortcut_is_no_head() -> None:
+    class Actor(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.mean, self.spread = nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            features = torch.relu(self.body(x))
+            return {"mean": self.mean(features) + features, "spread": self.spread(features).exp()}
+
+    assert list(capture(Actor(), Batch((torch.randn(5, 4),), {}, None, 5)).representations) == ["spread"]
+
+
+def test_a_head_whose_way_to_the_output_is_hidden_is_the_last_layer() -> None:
+    class Detour(nn.Sequential):
+        def forward(self, x: Tensor) -> object:
+            return type("Output", (), {"logits": super().forward(x)})
+
+    model = Detour(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    assert list(capture(model, Batch((torch.randn(5, 4),), {}, None, 5)).representations) == ["2"]
 
 
 def test_layers_of_the_model_itself_go_by_their_weights() -> None:
@@ -319,7 +356,7 @@ def test_products_with_a_parameter_are_layers(name: str) -> None:
     model = Net()
     found = capture(model, BATCH)
     assert list(found.layers) == ["a", "b"]
-    torch.testing.assert_close(found.representation, model.seen)
+    torch.testing.assert_close(representation(found), model.seen)
 
 
 SLOPE = nn.Parameter(torch.rand(6, 1, generator=torch.Generator().manual_seed(0)))
@@ -348,7 +385,7 @@ def test_of_an_activation_that_is_written_out_the_product_is_taken(name: str) ->
     model.slope = SLOPE
     found = capture(model, BATCH, keep=True)
     assert list(found.layers) == ["0", "2.a"]
-    assert found.layers["2.a"].values.equal(found.representation)
+    assert found.layers["2.a"].values.equal(representation(found))
 
 
 BRANCHES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -202,7 +202,7 @@ def trained(name: str = "mlp", steps: int = 20) -> tuple[nn.Module, nn.Module]:
 def test_every_measure_has_a_value_for_a_network_with_everything() -> None:
     model, initial = trained()
     found = measure(model, zoo.batch("mlp"), cross_entropy, initial)
-    assert found.skipped == {}
+    assert set(found.skipped) == {"attention_entropy"}
     infos = map(measures.info, measures.names())
     expected = {info.name for info in infos if not info.needs & {"step", "moments"} and info.cost != "matrix"}
     assert expected == {row.measure for row in found.rows()}
@@ -297,7 +297,7 @@ def test_every_kind_of_network_is_measured(name: str) -> None:
     assert "sharpness" in found.values
     allowed = {"balancedness", "feature_rank", "feature_srank", "feature_effective_rank", "dormant_fraction",
                "dead_fraction", "dormancy", "feature_covariance_distance", "representation_change",
-               "saturation", "gradient_dormant_fraction"}  # fmt: skip
+               "saturation", "gradient_dormant_fraction", "attention_entropy"}  # fmt: skip
     if name == "language":  # the table that is added to its tokens may be a weight or not
         allowed |= {"lipschitz_bound", "frobenius_bound"}
     assert set(found.skipped) <= allowed
@@ -631,3 +631,15 @@ def test_outputs_in_a_dictionary_skip_only_the_error(tmp_path: Path) -> None:
     found = measure(Wrapped(), zoo.batch("mlp"), lambda out, y: cross_entropy(out["logits"], y))
     assert found.skipped["error"] == "it needs a tensor of logits and integer labels"
     assert found.values["hessian_rank"] > 0
+
+
+def test_feature_rank_sees_twin_critics_apart() -> None:
+    model = zoo.TwinCritics()
+    with torch.no_grad():
+        model.first[0].weight[1:] = model.first[0].weight[0]
+        model.first[0].bias[1:] = model.first[0].bias[0]
+    values = measure(model, (torch.randn(32, 6),), measures=["feature_rank"]).values
+    assert values["feature_rank/first.2"] == pytest.approx(1 / 8)
+    assert values["feature_rank/second.2"] > 1 / 8
+    mean = (values["feature_rank/first.2"] + values["feature_rank/second.2"]) / 2
+    assert values["feature_rank"] == pytest.approx(mean)

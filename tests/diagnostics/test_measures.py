@@ -191,8 +191,8 @@ def sample_gradients(model: nn.Sequential, x: Tensor, y: Tensor, layers: Sequenc
     )
 
 
-ELSEWHERE = {"saturation", "dead_by_moments"}
-"""What a network of relus, trained with SGD, does not have; measured below."""
+ELSEWHERE = {"saturation", "dead_by_moments", "attention_entropy"}
+"""What a network of relus, trained with SGD, does not have; measured below or in `test_attention.py`."""
 
 
 def gradient_dormant(model: nn.Sequential, x: Tensor, y: Tensor, layers: Sequence[int]) -> float:

@@ -5,7 +5,8 @@ a function. Weight layers are linear layers, products with a parameter, and conv
 
 - The *hidden features of a layer* are the output of the activation that follows the layer and its norm layer. In a
   network without activations between its layers, they are the layer's own output.
-- The *representation* is the input of the last linear layer: the last hidden features.
+- A *representation* is what a head reads: the last hidden features. Heads are the linear layers that the output comes
+  from with no other weight layer in between: one in most networks, one for each of two twin critics.
 - *Units* are channels after a convolution, and entries of the last dimension after a linear layer. If dimensions are
   permuted or reshaped before the activation, units are found by their number, if only one dimension has that size.
 
@@ -29,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pliant.anatomy.operators import APPROXIMABLE, ELEMENTWISE
@@ -97,14 +99,14 @@ class Captured:
     Attributes:
         output: The model's output.
         layers: The hidden features of each layer.
-        representation: The input of the last linear layer, [samples × positions, units]. `None` if there is no linear
-            layer, or a convolution comes after it.
+        representations: The input of each head, [samples × positions, units]. Of heads that read the same features,
+            one is here. Empty if the network does not end in linear layers.
         unclear: Layers that are left out because it is unknown which entries belong to a unit.
     """
 
     output: Any
     layers: dict[str, Features]
-    representation: Tensor | None
+    representations: dict[str, Tensor]
     unclear: tuple[str, ...]
 
 
@@ -252,52 +254,106 @@ def _is_multiple(name: str, read: Sequence[Tensor], value: Tensor) -> bool:
     return name in _PRODUCTS or (name in _QUOTIENTS and read[0] is value)
 
 
+class _Head(NamedTuple):
+    """A call of a weight layer that no other weight layer has read yet.
+
+    Attributes:
+        name: The layer.
+        sources: The calls of weight layers that it reads, through other functions but not through other layers.
+        features: What a linear layer reads; `None` for a convolution, or if a transform of torch.func hides it.
+    """
+
+    name: str
+    sources: frozenset[int]
+    features: Tensor | None
+
+
+class _Heads:
+    """Follows the outputs of weight layers, to find those that the model's output comes from."""
+
+    def __init__(self) -> None:
+        self._origins: MutableMapping[Tensor, frozenset[int]] = WeakTensorKeyDictionary()
+        self._unread: dict[int, _Head] = {}
+        self._calls = 0
+
+    def add(self, head: _Head, out: Tensor) -> None:
+        """Record a call of a weight layer and its result."""
+        for source in head.sources:
+            self._unread.pop(source, None)
+        self._unread[self._calls] = head
+        self._origins[out] = frozenset({self._calls})
+        self._calls += 1
+
+    def follow(self, read: Any, out: Any) -> None:
+        """Record a call of any other function: its result comes from what it read."""
+        results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        if results:
+            origins = self.origins_of(read)
+            self._origins.update((result, origins) for result in results)
+
+    def origins_of(self, values: Any) -> frozenset[int]:
+        """Return the calls of weight layers that the tensors in a tree come from."""
+        tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+        return frozenset().union(*(self._origins.get(tensor, frozenset()) for tensor in tensors))
+
+    def representations(self, output: Any) -> dict[str, Tensor]:
+        """Return what the heads read; if none is seen to lead to the output, what the last weight layer reads."""
+        reached = sorted(self.origins_of(output) & self._unread.keys())
+        heads = [self._unread[call] for call in reached or [*self._unread][-1:]]
+        apart = {head.sources: head for head in heads}.values()
+        return {head.name: head.features for head in apart if head.features is not None}
+
+
+@contextmanager
+def track_modules(model: nn.Module) -> Iterator[list[str]]:
+    """Yield the names of the modules that are running, the innermost last; it changes as the model runs."""
+    path: list[str] = []
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda _m, _args, name=name: path.append(name)))
+        handles.append(module.register_forward_hook(lambda *_: _leave(path)))
+    try:
+        yield path
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _leave(path: list[str]) -> None:
+    path.pop()
+
+
 class _Watch(TorchFunctionMode):
-    def __init__(self, model: nn.Module, samples: int, keep: bool) -> None:
+    def __init__(self, model: nn.Module, samples: int, keep: bool, path: list[str]) -> None:
         super().__init__()
         self._samples = samples
         self._keep = keep
-        self._path: list[str] = []
-        self._model = model
+        self._path = path
         self._names = {id(p): name for name, p in model.named_parameters()}
         self._layer: _Layer | None = None  # the last weight layer that was called
         self._activations: list[_Note] = []
         self._outputs: list[_Note] = []
         self._after_last: list[_Note] = []
         self._gates = _Gates(model)
-        self.representation: Tensor | None = None
-
-    @contextmanager
-    def named(self) -> Iterator[None]:
-        """Track which module is running."""
-
-        def leave(*_: Any) -> None:
-            self._path.pop()
-
-        handles = []
-        for name, module in self._model.named_modules():
-            handles.append(module.register_forward_pre_hook(lambda _m, _args, name=name: self._path.append(name)))
-            handles.append(module.register_forward_hook(leave))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        self.heads = _Heads()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         operands = _linear_operands(func, args, kwargs)
+        features = None
         if operands is not None:
             x, weight = operands
-            self.representation = None if _is_transformed() else x.detach().reshape(-1, x.shape[-1]).clone()
+            features = None if _is_transformed() else x.detach().reshape(-1, x.shape[-1]).clone()
         elif func in _CONVOLUTIONS:
             weight = args[1] if len(args) > 1 else kwargs["weight"]
-            self.representation = None
         out = func(*args, **kwargs)
+        if operands is None and func not in _CONVOLUTIONS:
+            self.heads.follow((args, kwargs), out)
         if operands is not None or func in _CONVOLUTIONS:
             self._layer = _Layer(self._name(func, weight), out.shape, 1 if operands is None else -1)
+            self.heads.add(_Head(self._layer.name, self.heads.origins_of((args, kwargs)), features), out)
             self._after_last = []
             self._outputs.append(_Note(self._layer, self._features(self._layer, out)))
         elif self._layer is not None and isinstance(out, Tensor):
@@ -364,15 +420,15 @@ def capture(model: nn.Module, batch: Batch, keep: bool = False) -> Captured:
         batch: The samples. Their target is not used.
         keep: Whether to keep the activations themselves.
     """
-    watch = _Watch(model, batch.size, keep)
-    with torch.no_grad(), _uncompiled(), watch.named(), watch:
+    with torch.no_grad(), uncompiled(), track_modules(model) as path, _Watch(model, batch.size, keep, path) as watch:
         output = model(*batch.args, **batch.kwargs)
     found = watch.layers()
     told = {name: features for name, features in found.items() if features is not None}
-    return Captured(output, told, watch.representation, tuple(name for name in found if name not in told))
+    unclear = tuple(name for name in found if name not in told)
+    return Captured(output, told, watch.heads.representations(output), unclear)
 
 
-def _uncompiled() -> AbstractContextManager[None]:
+def uncompiled() -> AbstractContextManager[None]:
     """Run compiled parts of a model uncompiled, because compiled code hides modules and calls."""
     if "torch._dynamo" not in sys.modules:  # nothing is compiled, and the import is slow
         return nullcontext()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from pliant._files import is_regular, open_regular
 from pliant._importing import naming_extra
 from pliant.diagnostics.probe import unwrap
 
@@ -59,6 +60,8 @@ def read_checkpoint(path: str | Path) -> Mapping[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no file {str(path)!r}")
+    if not is_regular(path):
+        raise ValueError(f"{str(path)!r} is not a regular file")
     content = _read(path)
     if not isinstance(content, Mapping):
         raise ValueError(f"{str(path)!r} must hold a state dict, got {type(content).__name__}")
@@ -180,7 +183,7 @@ def _read(path: Path) -> Any:
             return load_file(path)
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{str(path)!r} cannot be read as a safetensors file ({error})") from None
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(16)
     if not start.startswith((b"PK", b"\x80")):
         begins = f"it begins with {start!r}" if start else "it is empty"

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from pliant._names import suggest
 from pliant.diagnostics import curvature, features, spectra, weights
 from pliant.diagnostics.activations import Features
+from pliant.diagnostics.attention import head_entropies
 from pliant.diagnostics.balance import balancedness
 from pliant.diagnostics.batches import error_rate, move_classes_last
 from pliant.diagnostics.probe import Need, Probe, same_parameters
@@ -146,6 +147,16 @@ def churn(probe: Probe) -> float:
     return float(torch.cat([(a - b).abs().double().flatten() for a, b in pairs]).mean())
 
 
+def attention_entropy(probe: Probe, _: Probe | None) -> Values:
+    """Return the entropy of attention: the mean over layers, of each layer, and of each head of a layer."""
+    heads = {layer: entropies.tolist() for layer, entropies in head_entropies(probe.model, probe.batch).items()}
+    if not heads:
+        raise ValueError("it needs attention, and the forward pass showed none")
+    by_layer = {layer: mean(values) for layer, values in heads.items()}
+    by_head = {f"{layer}[{n}]": value for layer, values in heads.items() for n, value in enumerate(values)}
+    return {**by_layer, **by_head, TOTAL: mean(by_layer.values())}
+
+
 def on_network(number: Callable[[Probe], float]) -> Compute:
     """Compute one number for the whole network."""
     return lambda probe, _: {TOTAL: number(probe)}
@@ -212,6 +223,16 @@ def on_features(number: Callable[[Features], float]) -> Compute:
         by_layer = {name: number(layer) if finite[name] else math.nan for name, layer in layers.items()}
         units = {name: len(layer.mean_abs) for name, layer in layers.items()}
         return {**by_layer, TOTAL: sum(by_layer[n] * units[n] for n in units) / sum(units.values())}
+
+    return compute
+
+
+def on_heads(number: Callable[[Tensor], float]) -> Compute:
+    """Compute a number from the singular values of the last hidden features; of several heads, also for each."""
+
+    def compute(probe: Probe, _: Probe | None) -> Values:
+        by_head = {head: number(sigma) for head, sigma in probe.feature_singular_values.items()}
+        return {**(by_head if len(by_head) > 1 else {}), TOTAL: mean(by_head.values())}
 
     return compute
 
@@ -457,9 +478,7 @@ _RECORDS = (
     _record(
         "feature_rank", "batch", "forward",
         "how many singular values of the last hidden features hold 99 % of their sum, divided by how many there are",
-        f"{_CURVATURE} §3", on_network(
-            lambda p: rank_or_nan(p.feature_singular_values) / len(p.feature_singular_values)
-        ),
+        f"{_CURVATURE} §3", on_heads(lambda sigma: rank_or_nan(sigma) / len(sigma)),
         Sign(
             "lower", "the last hidden features have lost rank",
             "it falls with relu as plasticity is lost, but also with tanh without a loss, and a penalty that keeps the "
@@ -469,12 +488,12 @@ _RECORDS = (
     _record(
         "feature_srank", "batch", "forward",
         "how many singular values of the last hidden features hold 99 % of their sum", f"{_CURVATURE} §3",
-        on_network(lambda p: rank_or_nan(p.feature_singular_values)),
+        on_heads(rank_or_nan),
     ),
     _record(
         "feature_effective_rank", "batch", "forward",
         "exp of the entropy of the normalized singular values of the last hidden features", f"{_SPECTRAL} §3.3",
-        on_network(lambda p: spectra.effective_rank(p.feature_singular_values)),
+        on_heads(spectra.effective_rank),
     ),
     _record(
         "dormant_fraction", "batch", "forward",
@@ -548,6 +567,12 @@ _RECORDS = (
         "saturation", "batch", "forward",
         "fraction of units with a mean |tanh|, or |2·sigmoid − 1|, above 0.99; total over all such units", "ours",
         saturation,
+    ),
+    _record(
+        "attention_entropy", "batch", "forward",
+        "entropy of a query's attention weights over log of the number of keys it sees, 1 if uniform; of each layer "
+        "and layer[head], total is the mean over layers",
+        "Zhai 2023", attention_entropy,
     ),
     _record(
         "gradient_condition_number", "batch labels loss", "curvature",

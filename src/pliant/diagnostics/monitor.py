@@ -30,7 +30,7 @@ from pliant.diagnostics.probe import (
     resting,
     unwrap,
 )
-from pliant.distributed import is_sharded
+from pliant.distributed import Group, find_group, gather_whole, held, is_sharded, share_first, whole_model
 from pliant.running import check_callable
 
 _LACKING: dict[Need, str] = {
@@ -43,10 +43,13 @@ _LACKING: dict[Need, str] = {
 
 def find_moments(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """Return the optimizer's averages or sums of squared gradients, by the name of the parameter."""
-    states = {name: optimizer.state.get(p, {}) for name, p in model.named_parameters()}
+    states = {name: optimizer.state.get(held(p), {}) for name, p in model.named_parameters()}
     keys = ("exp_avg_sq", "square_avg", "sum")
     found = {name: next((state[key] for key in keys if key in state), None) for name, state in states.items()}
-    return {name: moment for name, moment in found.items() if isinstance(moment, Tensor)}
+    moments = {name: moment for name, moment in found.items() if isinstance(moment, Tensor)}
+    if not any(map(is_sharded, moments.values())):
+        return moments
+    return dict(zip(moments, gather_whole(list(moments.values())), strict=True))
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,9 @@ class Monitor:
         on_record: Called with every record.
         log: `log(values, step)` receives the values of every record, keyed `monitor/measure/layer`: `wandb.log`,
             `trackio.log` and `mlflow.log_metrics` fit as they are.
+        group: The ranks that train this model together, each with a monitor; all ranks if None. They record the values
+            of the first rank, on its probe batch. `budget` then sets the steps to the next measurement at each
+            measurement, by the first rank's clock.
 
     Raises:
         ValueError: If an argument is out of range, or a need of a named measure is not met.
@@ -120,17 +126,14 @@ class Monitor:
         statistics: Statistics = "batch",
         on_record: Callable[[Record], None] | None = None,
         log: Callable[[dict[str, float], int], object] | None = None,
+        group: Group | None = None,
     ) -> None:
         check_positive_int("every", every)
         if budget is not None:
             check_number("budget", budget, above=True, otherwise=", or None")
         check_choice("statistics", statistics, get_args(Statistics))
         self.model = unwrap(model)
-        if any(map(is_sharded, self.model.parameters())):
-            raise ValueError(
-                "model: its parameters are sharded, which Monitor cannot measure during a step; call "
-                "pliant.diagnostics.measure(model, data) on all ranks now and then"
-            )
+        self.group = find_group(group)
         self.every = every
         self.budget = budget
         self.loss_fn = loss_fn
@@ -148,6 +151,7 @@ class Monitor:
         self._batch = gather(probe, samples) if probe is not None else None
         self.measures = self._choose(measures)
         self._last: int | None = None
+        self._pause = every
         self._trained = self._spent = self._cost = self._typical = 0.0
         self._resumed: float | None = None  # when training resumed after the monitor's last hook
         self._outside: float | None = None  # the time from then to the next step; unknown before the first
@@ -232,6 +236,7 @@ class Monitor:
         return {
             "step": self.step,
             "last": self._last,
+            "pause": self._pause,
             "trained": self._trained,
             "spent": self._spent,
             "cost": self._cost,
@@ -244,7 +249,7 @@ class Monitor:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.step = state["step"]
-        self._last = state["last"]
+        self._last, self._pause = state["last"], state["pause"]
         self._trained, self._spent = state["trained"], state["spent"]
         self._cost, self._typical = state["cost"], state["typical"]
         self.skipped, self.notes = dict(state["skipped"]), dict(state["notes"])
@@ -280,6 +285,8 @@ class Monitor:
             return self.step % self.every == 0
         if self._last is None:
             return True
+        if self.group is not None:
+            return self.step - self._last >= self._pause
         paid = self._spent + self._cost <= self.budget * self._trained
         return self.step - self._last >= self.every and paid
 
@@ -289,13 +296,13 @@ class Monitor:
         if self._due():
             started = self._clock()
             chosen = [measure for measure in self.measures if not measure.of_step]
-            with ExitStack() as stack:
+            moving = any("step" in measure.needs for measure in self.measures)
+            with whole_model(self.model), ExitStack() as stack:
+                before = {n: p.detach().clone() for n, p in self.model.named_parameters()} if moving else None
                 probe = self._probe(stack, self.model, chosen)
                 other = self._probe(stack, self.reference, chosen) if self.reference is not None else None
                 found = self._take(chosen, probe, other)
                 self._note(probe.notes | note_statistics(self.model, self._batch, self.statistics))
-            moving = any("step" in measure.needs for measure in self.measures)
-            before = {n: p.detach().clone() for n, p in self.model.named_parameters()} if moving else None
             self._begun = (self._clock() - started, found, before)
         self._resumed = time.perf_counter()
 
@@ -305,9 +312,9 @@ class Monitor:
         if self._begun is not None:
             started = self._clock()
             seconds, found, before = self._begun
-            gradient = {n: dense(p.grad) for n, p in self.model.named_parameters() if p.grad is not None}
             chosen = [measure for measure in self.measures if measure.of_step]
-            with ExitStack() as stack:
+            with whole_model(self.model), ExitStack() as stack:
+                gradient = {n: dense(p.grad) for n, p in self.model.named_parameters() if p.grad is not None}
                 used = any("batch" in measure.needs for measure in chosen)
                 batch = stack.enter_context(resting(self.model, self._batch, self.statistics)) if used else None
                 moments = find_moments(optimizer, self.model)
@@ -315,6 +322,7 @@ class Monitor:
                 found |= self._take(chosen, probe, None)
             values = flatten({measure.name: found[measure.name] for measure in self.measures if measure.name in found})
             self._note(note_values(values))
+            values, self.skipped, self.notes = share_first((values, self.skipped, self.notes), self.group)
             self._keep(Record(self.step, seconds + self._clock() - started, values))
             self._begun = None
         self.step += 1
@@ -338,6 +346,7 @@ class Monitor:
         self._spent += record.seconds
         # Recent costs count more, because the cost changes with the data and the machine's load.
         self._cost = record.seconds if not self._cost else (self._cost + record.seconds) / 2
+        self._pause = share_first(self.interval, self.group)
         if self.on_record is not None:
             self.on_record(record)
         if self.log is not None:

@@ -368,11 +368,11 @@ class Probe:
         return self.captured.layers
 
     @cached_property
-    def feature_singular_values(self) -> Tensor:
-        """The singular values of the last hidden features, min(samples, units) of them."""
-        if self.captured.representation is None:
+    def feature_singular_values(self) -> dict[str, Tensor]:
+        """The singular values of the last hidden features, min(samples, units) of them, by head."""
+        if not self.captured.representations:
             raise ValueError("it needs a linear layer at the end, and the forward pass showed none")
-        return singular_values(self.captured.representation)
+        return {head: singular_values(features) for head, features in self.captured.representations.items()}
 
     @cached_property
     def gram(self) -> GradientGram:
