@@ -52,13 +52,8 @@ class TestCache:
         (entry / "test.x").write_bytes(content)
         (problem,) = cache.check(entry)
         assert "test.x: the content does not match its checksum" in problem
-        (entry / "test.x").write_bytes(content[:-1])
-        with pytest.raises(ValueError, match=r"test\.x has the wrong size; delete"):
-            data.load(str(root))
         (entry / "test.x").unlink()
         assert cache.check(entry) == [problem]
-        with pytest.raises(ValueError, match=r"test\.x has the wrong size; delete"):
-            data.load(str(root))
 
     @pytest.mark.parametrize("content", ["", "[]", '{"classes": ["cat"]}', '{"sha256": {}, "shapes": {}}'])
     def test_a_damaged_meta_file_is_found(self, tmp_path: Path, own_cache: Path, content: str) -> None:
@@ -67,9 +62,7 @@ class TestCache:
         (entry,) = (path for path in own_cache.iterdir() if path.is_dir())
         (entry / "meta.json").write_text(content)
         (problem,) = cache.check(entry)
-        assert "meta.json: cannot be parsed; delete" in problem
-        with pytest.raises(ValueError, match=r"meta\.json: cannot be parsed; delete"):
-            data.load(str(root))
+        assert "meta.json is damaged (" in problem
 
     def test_concurrent_processes_decode_once(self, tmp_path: Path, own_cache: Path) -> None:
         marks = tmp_path / "marks"

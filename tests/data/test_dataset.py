@@ -146,3 +146,19 @@ def test_projection_keeps_the_scale_and_follows_a_selection() -> None:
     assert torch.equal(data.first(3).project(4).train.x, data.project(4).train.x[:3])
     with pytest.raises(ValueError, match=r"project is 501; it must be 1 … 500"):
         data.project(501)
+
+
+def test_held_out_examples_are_those_that_a_network_has_not_learned() -> None:
+    dataset = make()
+    seen = torch.zeros(len(dataset.train), dtype=torch.bool)
+    seen[: len(seen) // 2] = True
+    held = dataset.holdout(0.2, seed=1, seen=seen)
+    assert len(held.test) == round(0.2 * len(seen))
+    assert not held.test.are_in(dataset.train.select(torch.nonzero(seen).flatten())).any()
+    assert len(held.train) + len(held.test) == len(seen)
+    assert not held.train.are_in(held.test).any()
+    known = dataset.holdout(0.2, seed=1, seen=torch.ones_like(seen))
+    assert torch.equal(known.test.rows, dataset.holdout(0.2, seed=1).test.rows)
+    few = torch.ones_like(seen)
+    few[:4] = False
+    assert len(dataset.holdout(0.9, seed=1, seen=few).test) == 2

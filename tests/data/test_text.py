@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet as parquet
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from pliant import data
 from pliant.data.text import cut_windows, decode
@@ -11,7 +15,7 @@ from pliant.data.text import cut_windows, decode
 
 def test_the_target_of_a_character_is_the_next_one() -> None:
     text = "abcdefghijklmnopqrstuvwxyz" * 4
-    dataset = cut_windows("text", text, 5, None)
+    dataset = cut_windows("text", [text], 5)
     assert (dataset.shape, len(dataset.classes)) == ((5,), 26)
     assert len(dataset.train) + len(dataset.test) == (len(text) - 1) // 5
     assert decode(dataset.train.x.flatten(), dataset) + decode(dataset.test.x.flatten(), dataset) == text[:100]
@@ -54,3 +58,53 @@ def test_python_brings_its_own_text() -> None:
     dataset = data.load("python_docs", characters=5000, window=32)
     assert (len(dataset.train) + len(dataset.test)) * 32 <= 5000
     assert 30 < len(dataset.classes) < 150
+
+
+def test_the_texts_of_a_folder_and_then_another_stay_apart(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for letter in "ab":
+        (folder / f"{letter}.txt").write_text(letter * 50)
+    (tmp_path / "more.txt").write_text("c" * 30)
+    dataset = data.load(str(folder), window=5, then=str(tmp_path / "more.txt"), characters=41)
+    assert [decode(dataset.train.from_source(n).batch(torch.tensor([0]))[0][0], dataset) for n in range(3)] == [
+        "aaaaa", "bbbbb", "ccccc",
+    ]  # fmt: skip
+    assert dataset.train.source.bincount().tolist() == [7, 7, 4]
+    assert dataset.test.source.bincount().tolist() == [1, 1, 1]
+    assert dataset.name == "texts, then more.txt"
+    with pytest.raises(ValueError, match=r"data 'nowhere' is not a text; it must be a .txt or .parquet file"):
+        data.load(str(folder), then="nowhere")
+
+
+def test_a_column_of_a_parquet_file_is_a_text(tmp_path: Path) -> None:
+    table = pyarrow.table({"text": ["one ", None, "two " * 30], "page": ["x", "y", "z"]})
+    parquet.write_table(table, tmp_path / "texts.parquet")
+    dataset = data.load(str(tmp_path / "texts.parquet"), window=8)
+    assert decode(dataset.train.x[0], dataset) == "one two "
+    with pytest.raises(ValueError, match=r"column is 'words', which texts.parquet does not have; it has text, page"):
+        data.load(str(tmp_path / "texts.parquet"), column="words")
+    (tmp_path / "no.parquet").write_text("no table")
+    with pytest.raises(ValueError, match="not a readable Parquet file"):
+        data.load(str(tmp_path / "no.parquet"))
+    with pytest.raises(ValueError, match=r"must be hub:OWNER/NAME/FILE.parquet"):
+        data.load("hub:Salesforce/wikitext")
+
+
+def test_byte_pairs_are_learned_or_loaded(tmp_path: Path) -> None:
+    text = "the quick brown fox — jumps over the lazy dog. " * 40
+    (tmp_path / "text.txt").write_text(text, encoding="utf8")
+    learned = data.load(str(tmp_path / "text.txt"), window=8, vocabulary=300)
+    assert len(learned.classes) <= 300
+    whole = torch.cat([learned.train.x, learned.test.x]).flatten()
+    assert text.startswith(decode(whole, learned))
+    assert len(whole) < len(text) / 2, "a token holds several characters"
+    tokenizer = Tokenizer(BPE({"[UNK]": 0, "t": 1, "h": 2, "th": 3}, [("t", "h")], unk_token="[UNK]"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = data.load(str(tmp_path / "text.txt"), window=8, vocabulary=str(tmp_path / "tokenizer.json"))
+    assert loaded.classes == ("[UNK]", "t", "h", "th")
+    assert int(loaded.train.x[0, 0]) == 3
+    with pytest.raises(ValueError, match="vocabulary is 100; byte pairs need at least the 256 bytes"):
+        data.load(str(tmp_path / "text.txt"), vocabulary=100)
+    with pytest.raises(ValueError, match=r"vocabulary is 'no.json'; it must be a size, or an existing tokenizer.json"):
+        data.load(str(tmp_path / "text.txt"), vocabulary="no.json")

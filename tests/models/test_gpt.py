@@ -11,8 +11,9 @@ from pliant import methods, models, streams
 from pliant._seeding import seed_everything
 from pliant.data.text import cut_windows
 from pliant.training import Learner, Settings, train
+from tests import zoo
 
-TEXT = cut_windows("text", "the quick brown fox jumps over the lazy dog. " * 12, 16, None)
+TEXT = cut_windows("text", ["the quick brown fox jumps over the lazy dog. " * 12], 16)
 
 
 def tiny(**options: object) -> nn.Module:
@@ -58,6 +59,7 @@ def test_a_token_sees_only_those_before_it() -> None:
     assert not torch.equal(one[:, 9:], other[:, 9:])
 
 
+@pytest.mark.filterwarnings("error")
 def test_weights_are_drawn_as_gpt2_draws_them_also_by_a_reset() -> None:
     model = models.create("gpt", (64,), 500, depth=8, width=256)
     for step in ("built", "reset"):
@@ -71,7 +73,7 @@ def test_weights_are_drawn_as_gpt2_draws_them_also_by_a_reset() -> None:
                 assert set(parameter.unique().tolist()) <= {0.0, 1.0}, (step, name)
             if expected:
                 assert float(parameter.detach().std()) == pytest.approx(expected, rel=0.03), (step, name)
-        methods.FullReset(model, optimizer_state="keep", seed=1).apply()
+        methods.FullReset(model, optimizer_state="keep").apply()
     assert model.head.weight is model.tokens.weight
 
 
@@ -82,7 +84,11 @@ def test_every_method_trains_it_on_a_vocabulary_that_changes(name: str) -> None:
     stream = streams.create("permuted_vocabulary", TEXT, tasks=2, epochs=1)
     model = tiny(activation="relu", tied=False)
     example = stream[0].train.x[:2]
-    learner = Learner(model, Settings(batch_size=8), [methods.create(name, model, example=example, seed=0)])
+    learner = Learner(
+        model,
+        Settings(batch_size=8),
+        [methods.create(name, model, example=example, seed=0, **zoo.REQUIRED.get(name, {}))],
+    )
     records = list(train(learner, stream, 0))
     assert all(math.isfinite(record["loss"]) for record in records)
     assert all("test_accuracy" in record and "test_loss" in record for record in records)

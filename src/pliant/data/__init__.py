@@ -13,7 +13,7 @@ from pliant.data.digits import load_digits
 from pliant.data.hub import SOURCES, load_from_hub
 from pliant.data.image_folder import load_folder
 from pliant.data.npz_file import load_npz
-from pliant.data.text import is_text, load_python_docs, load_text
+from pliant.data.text import TEXTS, is_text, load_text
 from pliant.data.user_function import load_function
 
 __all__ = ["Dataset", "Examples", "from_tensors", "load", "names", "options", "summary"]
@@ -21,7 +21,7 @@ __all__ = ["Dataset", "Examples", "from_tensors", "load", "names", "options", "s
 
 def names() -> tuple[str, ...]:
     """Return the names of the built-in data sets."""
-    return ("digits", "bits", "python_docs", *SOURCES)
+    return ("digits", "bits", *TEXTS, *SOURCES)
 
 
 def summary(name: str) -> str:
@@ -30,8 +30,8 @@ def summary(name: str) -> str:
         return "handwritten digits, 1 437 + 360, 8 x 8 gray; needs no download"
     if name == "bits":
         return "random vectors of 20 bits, 1 000 + 250; for slow_regression"
-    if name == "python_docs":
-        return "text: Python's own reference, 460 000 characters; needs no download"
+    if name in TEXTS:
+        return TEXTS[name][0]
     return SOURCES[name].summary
 
 
@@ -47,7 +47,7 @@ def options(name: str) -> dict[str, Any] | None:
 
 def is_function(name: str) -> bool:
     """Return whether a name refers to a function; an existing path with a colon does not."""
-    return ":" in name and not Path(name).exists()
+    return ":" in name and not name.startswith("hub:") and not Path(name).exists()
 
 
 def load(
@@ -62,13 +62,13 @@ def load(
     """Load a data set.
 
     Args:
-        name: One of `names()`; a folder of images; an `.npz` file; a `.txt` file or a folder of them;
-            `module:function` or `file.py:function`.
+        name: One of `names()`; a folder of images; an `.npz` file; a `.txt` file, a folder of them or a `.parquet`
+            file of texts; `hub:OWNER/NAME/FILE.parquet`; `module:function` or `file.py:function`.
         first: The number of training examples to keep; all by default.
         pixels: How images are scaled: "standard" to mean 0 and deviation 1 per channel, "unit" to [0, 1].
         project: The number of features to reduce inputs to, by a fixed random projection; None keeps the inputs.
-        settings: For a folder of images, `size` and `skip_corrupt`; for text, `window` and `characters`; for a
-            function, its own arguments.
+        settings: For a folder of images, `size` and `skip_corrupt`; for text, `window`, `characters`, `vocabulary`,
+            `column` and `then`; for a function, its own arguments.
 
     Returns:
         The data set, in memory or memory-mapped.
@@ -110,14 +110,12 @@ def find_loader(name: str) -> Callable[..., Dataset]:
         return load_digits
     if name == "bits":
         return load_bits
-    if name == "python_docs":
-        return load_python_docs
     if name in SOURCES:
         return partial(load_from_hub, name)
+    if is_text(name):
+        return partial(load_text, name)
     if is_function(name):
         return partial(load_function, name)
-    if is_text(path):
-        return partial(load_text, path)
     if path.is_dir():
         return partial(load_folder, path)
     if path.suffix == ".npz" and path.is_file():

@@ -5,13 +5,15 @@
                           /train.y     int64 labels
                           /test.x, test.y
 
-The first process that needs a data set decodes it. Processes that map the same file share its memory pages.
+The first process that needs a data set decodes it. Processes that map the same file share its memory pages. Each
+process compares a data set with its checksums when it first uses it; a damaged one is decoded again.
 """
 
 import hashlib
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,8 @@ import filelock
 import torch
 from torch import Tensor
 
-from pliant._files import sync, write_atomically
+from pliant._files import open_regular, read_regular, sync, write_atomically
+from pliant._json import seal, unseal
 from pliant.data.dataset import Dataset, from_tensors
 
 Decoded = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[str, ...]]
@@ -48,13 +51,34 @@ def cached(name: str, fingerprint: str, decode: Callable[[], Decoded]) -> Datase
         The data set; its images are memory-mapped.
     """
     folder = entry_folder(name, fingerprint)
-    if not (folder / "meta.json").exists():
+    if _find_problems(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         # If many runs start on an empty cache, one of them decodes and the others wait.
         with filelock.FileLock(folder.with_suffix(".lock")):
-            if not (folder / "meta.json").exists():
+            if problems := _find_problems(folder):
+                if (folder / "meta.json").exists():
+                    warnings.warn(f"{problems[0]}; the data is decoded again", stacklevel=2)
                 _write(folder, decode())
     return _map(name, folder)
+
+
+_INTACT: set[tuple[Any, ...]] = set()
+"""The files that this process has compared with their checksums: names, inodes, times and sizes."""
+
+
+def _find_problems(folder: Path) -> list[str]:
+    """Check a data set, unless this process has done so and the files are still the same."""
+    try:
+        stats = [os.stat(folder / name) for name in (*_FILES, "meta.json")]
+    except OSError as error:
+        return [f"{error.filename} cannot be read"]
+    files = (folder, *((each.st_dev, each.st_ino, each.st_mtime_ns, each.st_size) for each in stats))
+    if files in _INTACT:
+        return []
+    problems = check(folder)
+    if not problems:
+        _INTACT.add(files)
+    return problems
 
 
 def entry_folder(name: str, fingerprint: str) -> Path:
@@ -85,7 +109,7 @@ def check(folder: Path) -> list[str]:
     return [
         f"{folder / name}: the content does not match its checksum"
         for name, digest in digests.items()
-        if not (folder / name).exists() or digest_file(folder / name) != digest
+        if not (folder / name).is_file() or digest_file(folder / name) != digest
     ]
 
 
@@ -102,8 +126,10 @@ def _write(folder: Path, decoded: Decoded) -> None:
             sync(path)
             meta["shapes"][path.name] = list(tensor.shape)
             meta["sha256"][path.name] = digest_file(path)
-    write_atomically(temporary / "meta.json", json.dumps(meta).encode())
-    shutil.rmtree(folder, ignore_errors=True)  # A crash may have left a folder without meta.json.
+    write_atomically(temporary / "meta.json", seal(meta))
+    if folder.is_symlink():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)  # A damaged data set, or what a crash left of one.
     temporary.rename(folder)
     sync(folder.parent)
 
@@ -111,12 +137,13 @@ def _write(folder: Path, decoded: Decoded) -> None:
 def _read_meta(folder: Path) -> dict[str, Any]:
     file = folder / "meta.json"
     try:
-        meta: dict[str, Any] = json.loads(file.read_bytes())
+        meta = unseal(read_regular(file))
         if meta["shapes"].keys() == meta["sha256"].keys() == _FILES.keys() and list(meta["classes"]):
             return meta
-    except (ValueError, KeyError, TypeError, AttributeError):
-        pass
-    raise ValueError(f"{file}: cannot be parsed; delete {folder} to decode the data again")
+        reason = "keys are missing"
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        reason = str(error)
+    raise ValueError(f"{file} is damaged ({reason})")
 
 
 def _map(name: str, folder: Path) -> Dataset:
@@ -125,7 +152,7 @@ def _map(name: str, folder: Path) -> Dataset:
     for file, shape in meta["shapes"].items():
         dtype, size = _FILES[file], torch.Size(shape).numel()
         if not (folder / file).exists() or (folder / file).stat().st_size != size * dtype.itemsize:
-            raise ValueError(f"{folder / file} has the wrong size; delete {folder} to decode the data again")
+            raise ValueError(f"{folder / file} has the wrong size")
         # A private mapping: writes to the tensor do not change the file.
         tensors[file] = torch.from_file(str(folder / file), shared=False, size=size, dtype=dtype).view(shape)
     dataset = from_tensors(
@@ -140,5 +167,5 @@ def _map(name: str, folder: Path) -> Dataset:
 
 def digest_file(path: Path) -> str:
     """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

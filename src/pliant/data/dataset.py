@@ -5,6 +5,7 @@ Images stay uint8: processes share a memory-mapped data set, and a batch moves a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ class Examples:
         rows: The rows of `x` that are the examples; all rows in order by default.
         scale: Factor of uint8 inputs per channel [C, 1, 1].
         shift: Number added after scaling, of the same shape.
+        source: The number of the text that each example comes from, if there may be several.
     """
 
     x: Tensor
@@ -34,6 +36,7 @@ class Examples:
     rows: Tensor | None = None
     scale: Tensor | None = None
     shift: Tensor | None = None
+    source: Tensor | None = None
 
     def __post_init__(self) -> None:
         n = len(self.x) if self.rows is None else len(self.rows)
@@ -81,7 +84,22 @@ class Examples:
     def select(self, index: Tensor) -> "Examples":
         """Return the examples at `index`, without copying inputs."""
         index = index.to(self.y.device)
-        return replace(self, y=self.y[index], rows=index if self.rows is None else self.rows[index])
+        source = None if self.source is None else self.source[index]
+        return replace(self, y=self.y[index], rows=index if self.rows is None else self.rows[index], source=source)
+
+    def from_source(self, source: int) -> "Examples":
+        """Return the examples of one text."""
+        assert self.source is not None
+        return self.select((self.source == source).nonzero().flatten())
+
+    def are_in(self, others: "Examples") -> Tensor:
+        """Say for each example whether its input is among those of other examples, to the last bit."""
+        known = set(others._digests())
+        return torch.tensor([digest in known for digest in self._digests()], dtype=torch.bool)
+
+    def _digests(self) -> list[bytes]:
+        x = self.x if self.rows is None else self.x[self.rows]
+        return [blake2b(each.numpy().tobytes(), digest_size=16).digest() for each in x.cpu().contiguous()]
 
     def relabel(self, y: Tensor) -> "Examples":
         """Return the examples with new labels."""
@@ -133,12 +151,14 @@ class Dataset:
         """Shape of one input."""
         return self.train.shape
 
-    def holdout(self, fraction: float, seed: int) -> "Dataset":
+    def holdout(self, fraction: float, seed: int, seen: Tensor | None = None) -> "Dataset":
         """Replace the test set by a random part of the training set, to choose hyperparameters.
 
         Args:
             fraction: The fraction of the training examples to hold out, in (0, 1).
             seed: Seed of the random split.
+            seen: Which training examples the network has learned before. Others are held out, up to half of them; if
+                there are none, any example.
 
         Returns:
             A data set without the original test examples.
@@ -151,6 +171,9 @@ class Dataset:
                 f"fraction (selection.fraction) is {fraction}; with {len(self.train)} training examples this leaves "
                 "the training set or the test set empty"
             )
+        if seen is not None and (new := order[~seen[order]]).numel() > 1:
+            chosen = new[: min(n, len(new) // 2)]
+            order, n = torch.cat([chosen, order[~torch.isin(order, chosen)]]), len(chosen)
         test, train = self.train.select(order[:n]), self.train.select(order[n:].sort().values)
         return replace(self, train=train, test=test)
 

@@ -3,6 +3,7 @@
 import functools
 import gzip
 import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from pliant._files import read_regular
 from pliant._importing import naming_extra
-from pliant.data.cache import Decoded, cached
+from pliant.data.cache import Decoded, cached, digest_file
 from pliant.data.dataset import Dataset
 from pliant.data.images import Mode, decode_all, open_image
 
@@ -126,6 +128,29 @@ SOURCES = {
 }
 
 
+SHA256 = {
+    "ylecun/mnist/mnist/train-00000-of-00001.parquet": (
+        "beb1514598138db4dad53a62baec7ce3425fe879f2ba4f70f945e9cc3848493f"
+    ),
+    "ylecun/mnist/mnist/test-00000-of-00001.parquet": (
+        "4d8393e95ef5caad0d151f8c83637d47c1d31e5e72ea367aef90212ef21b3aa9"
+    ),
+    "uoft-cs/cifar10/plain_text/train-00000-of-00001.parquet": (
+        "311f1710b9026836a64bc9466d746b53741d3371b0eaf8ac486f9e02c42ee592"
+    ),
+    "uoft-cs/cifar10/plain_text/test-00000-of-00001.parquet": (
+        "be46c2ffabe17c085c7f4eba1a866af9325e71b328dd1d01a7c4ba5a55f0a89f"
+    ),
+    "zh-plus/tiny-imagenet/data/train-00000-of-00001-1359597a978bc4fa.parquet": (
+        "fc5a68eae9d3229d246c6f7ed494b863ad6603c2a11a3349287f39d4cf2ab1d6"
+    ),
+    "zh-plus/tiny-imagenet/data/valid-00000-of-00001-70d52db3c749a935.parquet": (
+        "47580a8e3393353612a9887b72c71e4d24bc79131c86cc8667a0387df58f2b87"
+    ),
+}
+"""The checksums of files that were seen, by repository and file. They fix the content, whatever the revision."""
+
+
 @functools.cache
 def load_from_hub(name: str) -> Dataset:
     """Load one of `SOURCES`; missing files are downloaded. The hub is asked once per process.
@@ -159,7 +184,11 @@ def download(repo: str, file: str) -> Path:
     except Exception as error:  # Whatever the client's HTTP library raises, which differs between its releases.
         offline, reason = True, str(error) or type(error).__name__
     try:
-        return Path(hf_hub_download(repo, file, repo_type="dataset", etag_timeout=_SECONDS, local_files_only=offline))
+        # Checksums fix the content instead of a revision: see SHA256.
+        found = hf_hub_download(  # nosec B615
+            repo, file, repo_type="dataset", etag_timeout=_SECONDS, local_files_only=offline
+        )
+        return Path(found)
     except (OSError, ValueError) as error:
         raise ConnectionError(
             f"{file} of {repo} is not in the local cache and cannot be downloaded: {reason if offline else error}"
@@ -167,6 +196,13 @@ def download(repo: str, file: str) -> Path:
 
 
 def _decode(source: HubSource, paths: list[Path]) -> Decoded:
+    for file, path in zip((*source.train, *source.test), paths, strict=True):
+        known = SHA256.get(f"{source.repo}/{file}")
+        if known is not None and (found := digest_file(path)) != known:
+            raise ValueError(
+                f"{path} has the SHA-256 {found}, but {file} of {source.repo} is known to have {known}; it is damaged, "
+                "or the hub's file has changed. Delete it to download it again"
+            )
     read = _read_parquet if source.form == "parquet" else _read_idx
     half = len(source.train)
     return read(source, paths[:half]), read(source, paths[half:]), source.class_names
@@ -201,11 +237,14 @@ def _read_idx(source: HubSource, paths: list[Path]) -> tuple[Tensor, Tensor]:
 
 def read_idx(path: Path) -> Tensor:
     """Read a file in MNIST's original idx format: a magic number, the shape, then bytes."""
-    content = gzip.decompress(path.read_bytes())
-    zeros, kind, ndim = struct.unpack(">HBB", content[:4])
-    if zeros != 0 or kind != 8:
-        raise ValueError(f"{path} is not an idx file of unsigned bytes: it starts with {content[:4]!r}")
-    shape = struct.unpack(f">{ndim}I", content[4 : 4 + 4 * ndim])
+    try:
+        content = gzip.decompress(read_regular(path))
+        zeros, kind, ndim = struct.unpack(">HBB", content[:4])
+        if zeros != 0 or kind != 8:
+            raise ValueError(f"it starts with {content[:4]!r}")
+        shape = struct.unpack(f">{ndim}I", content[4 : 4 + 4 * ndim])
+    except (ValueError, EOFError, OSError, zlib.error, struct.error) as error:
+        raise ValueError(f"{path} is not an idx file of unsigned bytes: {error}") from error
     values = torch.frombuffer(bytearray(content[4 + 4 * ndim :]), dtype=torch.uint8)
     if values.numel() != torch.Size(shape).numel():
         raise ValueError(f"{path} holds {values.numel()} bytes; its shape {shape} needs {torch.Size(shape).numel()}")

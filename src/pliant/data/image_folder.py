@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pliant._files import is_regular, open_regular
 from pliant._validation import check_choice
 from pliant.data.cache import Decoded, cached
 from pliant.data.dataset import Dataset, split_off_test
@@ -115,8 +117,12 @@ def _walk(folder: Path) -> Iterator[Path]:
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for file in (Path(place, name) for name in files if not name.startswith(".")):
-            if file.suffix.lower() in _SUFFIXES:
-                yield file
+            if file.suffix.lower() not in _SUFFIXES:
+                continue
+            if file.exists() and not is_regular(file):
+                warnings.warn(f"{file} is skipped: it is not a regular file", stacklevel=2)
+                continue
+            yield file
 
 
 def _decode_folder(
@@ -165,7 +171,7 @@ def _decode_folder(
 
 def _open(file: Path, size: int | None) -> "Image":
     try:
-        with file.open("rb") as content:
+        with open_regular(file) as content:
             image = open_image(content, str(file))
     except OSError as error:
         raise CorruptImageError(f"{file} cannot be read: {error.strerror}") from error

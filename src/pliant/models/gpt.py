@@ -14,7 +14,24 @@ _STD = 0.02
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 
 
-class GPTLinear(nn.Linear):
+class _Normal(nn.Module):
+    """A layer with normal weights and zero biases.
+
+    Attributes:
+        std: Standard deviation of the initial weights.
+    """
+
+    std: float = _STD
+    weight: Tensor
+
+    def reset_parameters(self) -> None:
+        """Draw the weights."""
+        nn.init.normal_(self.weight, std=self.std)
+        if isinstance(bias := getattr(self, "bias", None), nn.Parameter):
+            nn.init.zeros_(bias)
+
+
+class GPTLinear(_Normal, nn.Linear):
     """A linear layer with normal weights and zero biases.
 
     Args:
@@ -26,21 +43,11 @@ class GPTLinear(nn.Linear):
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True, std: float = _STD) -> None:
         self.std = std
-        super().__init__(inputs, outputs, bias)
-
-    def reset_parameters(self) -> None:
-        """Draw the weights."""
-        nn.init.normal_(self.weight, std=self.std)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        nn.Linear.__init__(self, inputs, outputs, bias)
 
 
-class GPTEmbedding(nn.Embedding):
+class GPTEmbedding(_Normal, nn.Embedding):
     """An embedding with normal weights of standard deviation 0.02."""
-
-    def reset_parameters(self) -> None:
-        """Draw the weights."""
-        nn.init.normal_(self.weight, std=_STD)
 
 
 class GPT(nn.Module):
