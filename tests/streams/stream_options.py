@@ -21,6 +21,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "pixel_permutation": {"tasks": 5, "epochs": 2},
     "label_flip": {"tasks": 5, "epochs": 2},
     "permuted_vocabulary": {"tasks": 5, "epochs": 2},
+    "text_warm_start": {"first_epochs": 7, "epochs": 5, "share": 0.25},
+    "text_cycle": {"tasks": 5, "epochs": 2, "probe": True},
     "binary_pairs": {"tasks": 8, "epochs": 2},
     "transfer": {"fraction": 0.3, "first_epochs": 7, "epochs": 5},
     "teacher_regression": {"tasks": 5, "epochs": 2},
@@ -28,11 +30,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+TEXT = ("permuted_vocabulary", "text_warm_start", "text_cycle")
+
+
 def make(name: str, dataset: Dataset, seed: int = 0) -> Stream:
     if name == "slow_regression":
         dataset = dataset.project(8)  # It needs vectors.
-    if name == "permuted_vocabulary":
-        dataset = cut_windows("rows", "".join(chr(97 + i * i % 26) for i in range(200)), 12, None)
+    if name in TEXT:
+        dataset = cut_windows("rows", ["".join(chr(97 + i * k % 26) for i in range(200)) for k in (3, 5, 7)], 12)
     return streams.create(name, dataset, seed, **OPTIONS[name])
 
 

@@ -5,7 +5,6 @@ import torch
 
 from pliant import streams
 from pliant.data.dataset import Dataset, from_tensors
-from pliant.data.text import cut_windows
 from tests.streams.stream_options import CLASSES, N, content, make, rows_of, same
 
 
@@ -74,20 +73,6 @@ def test_drift_changes_a_growing_part_of_the_examples(name: str, dataset: Datase
         assert int(from_old.sum()) <= N * part // 4
         assert int((~from_new).sum()) >= N * part // 4
     assert bool((differing(5, 1) <= differing(6, 1)).all())
-
-
-def test_permuted_vocabulary_renames_the_tokens() -> None:
-    text = cut_windows("text", "the quick brown fox jumps over the lazy dog, again and again", 5, None)
-    stream = streams.create("permuted_vocabulary", text, tasks=4)
-    for task in stream:
-        names = stream.permutation(task.index)
-        assert torch.equal(names.sort().values, torch.arange(len(text.classes)))
-        for moved, original in ((task.train, text.train), (task.test, text.test)):
-            assert torch.equal(moved.x, names[original.x])
-            assert torch.equal(moved.y, names[original.y])
-            assert torch.equal(moved.x[:, 1:], moved.y[:, :-1])
-    with pytest.raises(ValueError, match="permuted_vocabulary needs a text"):
-        streams.create("permuted_vocabulary", make_images())
 
 
 def make_images() -> Dataset:

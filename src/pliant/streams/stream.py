@@ -5,8 +5,8 @@ more than `stream[0]`, and a stream has no state to resume.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -15,6 +15,10 @@ from pliant._validation import require_positive
 from pliant.data.dataset import Dataset, Examples
 
 Change = Literal["examples", "labels", "pixels", "classes", "head", "inputs", "targets"]
+
+
+OTHERS = ("first", "second", "probe")
+"""Names of test examples beside those of a task: of the first or second of two texts, or of one never trained on."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Task:
         test: Test examples; None if a test is meaningless, as for random labels, or if there are none.
         epochs: Epochs of training.
         changed: What differs from the previous task; empty for the first task.
+        others: Other test examples, by a name of `OTHERS`.
     """
 
     index: int
@@ -34,6 +39,7 @@ class Task:
     test: Examples | None
     epochs: int
     changed: frozenset[Change]
+    others: Mapping[str, Examples] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.train) == 0:

@@ -17,7 +17,7 @@ from pliant.streams.stream import Change, EqualTasks, Task, some_or_none
 
 
 @dataclass(frozen=True)
-class _Drifting(EqualTasks):
+class Drifting(EqualTasks):
     """Tasks of equal length and size; from one state of the world to the next in one task or in several.
 
     Args:
@@ -65,7 +65,7 @@ class _Drifting(EqualTasks):
 
 
 @dataclass(frozen=True)
-class RandomLabels(_Drifting):
+class RandomLabels(Drifting):
     """Every task gives every example a new random label. Labels can only be memorized, so there is no test set.
 
     Args:
@@ -85,7 +85,7 @@ class RandomLabels(_Drifting):
 
 
 @dataclass(frozen=True)
-class PixelPermutation(_Drifting):
+class PixelPermutation(Drifting):
     """Every task permutes the pixels of all images by one random permutation.
 
     Args:
@@ -108,7 +108,7 @@ class PixelPermutation(_Drifting):
 
 
 @dataclass(frozen=True)
-class LabelFlip(_Drifting):
+class LabelFlip(Drifting):
     """Every task permutes the labels by one random permutation; examples of a class keep a common label.
 
     Args:
@@ -128,41 +128,6 @@ class LabelFlip(_Drifting):
         train, test = self.dataset.train, self.dataset.test
         names = self.permutation(index).to(train.y.device)
         return train.relabel(names[train.y]), test.relabel(names[test.y])
-
-
-@dataclass(frozen=True)
-class PermutedVocabulary(_Drifting):
-    """Every task gives the tokens of the same text new names, by one random permutation of the vocabulary.
-
-    A fresh network finds all tasks equally hard. The stream tests how well a network memorizes, so its number is the
-    training loss.
-
-    Args:
-        tasks: Number of tasks.
-        epochs: Epochs per task.
-        drift: The number of tasks that a change takes.
-    """
-
-    paper: ClassVar[str] = "beyond the papers: language that changes its alphabet"
-    headline: ClassVar[str] = "mean_train_loss"
-    change: ClassVar[Change] = "labels"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.dataset.train.x.dtype != torch.int64:
-            raise ValueError(f"data {self.dataset.name}: permuted_vocabulary needs a text, as python_docs is")
-
-    def permutation(self, index: int) -> Tensor:
-        """Return the new name of each token in a task."""
-        return permutation(self.classes, "vocabulary", self.seed, index)
-
-    def _state(self, index: int) -> tuple[Examples, Examples | None]:
-        names = self.permutation(index).to(self.dataset.train.y.device)
-        train, test = (
-            replace(examples, x=names[examples.x], y=names[examples.y])
-            for examples in (self.dataset.train, self.dataset.test)
-        )
-        return train, test
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """A comparison with all there is, and a real browser to look at its page."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from selenium.webdriver.chrome.service import Service
 
 import pliant
 from pliant._files import write_atomically
+from pliant._json import seal
 from pliant.experiments.report.document import Report
 from pliant.experiments.run_config import Part
 from tests.experiments.report.stores import config, write_recipe, write_run
@@ -39,8 +39,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             trial = config("L2", 10**6 + seed, methods=(Part("l2", {"lam": lam}),), purpose="selection")
             write_run(root, trial, [lam + 0.1 * seed])
     write_run(root, config("L2", 9), [0.2], status="failed", error="Traceback …\nValueError: <b>boom</b>")
-    selection = {"on": "validation", "labels": {"L2": {"chosen": "l2(lam=0.1)", "scores": {}}}}
-    write_atomically(root / "selection.json", json.dumps(selection).encode())
+    selection = {
+        "on": "validation",
+        "labels": {"L2": {"chosen": "l2(lam=0.1)", "scores": {}, "seeds": 3, "examples": None}},
+    }
+    write_atomically(root / "selection.json", seal(selection))
     return root
 
 

@@ -1,11 +1,11 @@
 """Experiments' folders with planted results, written by the store's own writer."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pliant._files import write_atomically
+from pliant._json import seal
 from pliant.experiments.recipe import make_recipe
 from pliant.experiments.run_config import Part, RunConfig
 from pliant.experiments.store import RunFolder, Status
@@ -117,5 +117,5 @@ def write_recipe(root: Path, **changes: Any) -> dict[str, Any]:
     }
     recipe = make_recipe(values | changes).model_dump(mode="json")
     root.mkdir(parents=True, exist_ok=True)
-    write_atomically(root / "recipe.json", json.dumps(recipe).encode())
+    write_atomically(root / "recipe.json", seal(recipe))
     return recipe

@@ -9,6 +9,7 @@ import pytest
 
 import pliant
 from pliant._files import write_atomically
+from pliant._json import seal
 from pliant.experiments.report.analysis import Analysis
 from pliant.experiments.report.answer import Answer, answer
 from pliant.experiments.report.grouping import compare_folders
@@ -157,8 +158,11 @@ def test_the_best_is_named_with_its_settings(tmp_path: Path, label: str, parts: 
 def test_a_chosen_setting_is_named_even_if_the_label_lists_the_choices(tmp_path: Path) -> None:
     label = "l2:lam=0.1|1"
     write_results(tmp_path, {"vanilla": scattered(0.5, 5, 0.01, 0), label: scattered(0.9, 5, 0.01, 1)})
-    selection = {"on": "validation", "labels": {label: {"chosen": "l2(lam=0.1)", "scores": {}}}}
-    write_atomically(tmp_path / "selection.json", json.dumps(selection).encode())
+    selection = {
+        "on": "validation",
+        "labels": {label: {"chosen": "l2(lam=0.1)", "scores": {}, "seeds": 1, "examples": None}},
+    }
+    write_atomically(tmp_path / "selection.json", seal(selection))
     assert ask(tmp_path).verdict.startswith("Use l2:lam=0.1|1 with lam=0.1: 90.0 % ")
 
 
@@ -231,8 +235,8 @@ def test_diverged_methods_are_not_recommended(tmp_path: Path) -> None:
 def test_caveats_for_unfinished_runs_and_choices_on_test_data(tmp_path: Path) -> None:
     write_results(tmp_path, {"vanilla": [0.5, 0.6], "l2": [0.7, 0.9]})
     write_run(tmp_path, config("l2", 7), [0.5], status="unfinished")
-    selection = {"on": "test", "labels": {"l2": {"chosen": "l2(lam=0.1)", "scores": {}}}}
-    write_atomically(tmp_path / "selection.json", json.dumps(selection).encode())
+    selection = {"on": "test", "labels": {"l2": {"chosen": "l2(lam=0.1)", "scores": {}, "seeds": 1, "examples": None}}}
+    write_atomically(tmp_path / "selection.json", seal(selection))
     found = ask(tmp_path)
     assert "1 of 5 runs are not finished; the answer may change." in found.reasons
     assert "Settings were chosen on the test data, as in the source: the results are optimistic." in found.reasons
@@ -282,11 +286,11 @@ def test_results_that_are_not_finite_are_excluded(tmp_path: Path, value: float) 
     for seed in range(5):
         path = write_run(tmp_path, config("l2", seed), [0.1 + 0.01 * seed]) / "result.json"
     end = json.loads(path.read_bytes())
-    path.write_text(json.dumps(end | {"result": dict.fromkeys(end["result"], value)}))  # as older versions wrote it
+    path.write_text(json.dumps(end | {"result": dict.fromkeys(end["result"], value)}))
     analysis = analyze(tmp_path)
     found = answer(analysis)
     assert found.verdict.startswith("Use swr with lam=0.1: 70.0 %")
-    assert "l2 finished 1 seed without a finite mean test accuracy over tasks: excluded." in found.reasons
+    assert [broken.path for broken in analysis.comparison.broken] == [path.parent]
     assert all(math.isfinite(estimate.mean) for row in analysis.rows for estimate in row.numbers.values())
 
 

@@ -1,6 +1,5 @@
 """Which runs belong together, what they are called, and what is said of folders that are broken."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 
 import pliant
 from pliant._files import write_atomically
+from pliant._json import seal, unseal
 from pliant.experiments.report.grouping import compare_folders, compare_runs
 from pliant.experiments.report.histories import read_histories
 from pliant.experiments.report.measure_charts import associations
@@ -75,10 +75,10 @@ def test_a_recipe_without_title_or_source_is_read(tmp_path: Path) -> None:
     values = write_recipe(tmp_path)
     write_results(tmp_path, {"vanilla": [0.5], "L2": [0.6]})
     less = {key: value for key, value in values.items() if key not in ("title", "source", "choices")}
-    write_atomically(tmp_path / "recipe.json", json.dumps(less).encode())
+    write_atomically(tmp_path / "recipe.json", seal(less))
     assert "L2" in pliant.report(tmp_path).to_html()
     del less["seeds"]
-    write_atomically(tmp_path / "recipe.json", json.dumps(less).encode())
+    write_atomically(tmp_path / "recipe.json", seal(less))
     (comparison,) = compare_folders([tmp_path])
     assert [broken.reason for broken in comparison.broken] == ["KeyError: 'seeds'"]
 
@@ -87,7 +87,7 @@ def test_a_recipe_with_an_unknown_method_is_read(tmp_path: Path) -> None:
     values = write_recipe(tmp_path)
     write_results(tmp_path, {"vanilla": [0.5], "L2": [0.6]})
     values["methods"][2]["parts"][0]["name"] = "gone"
-    write_atomically(tmp_path / "recipe.json", json.dumps(values).encode())
+    write_atomically(tmp_path / "recipe.json", seal(values))
     assert not compare_folders([tmp_path])[0].broken
 
 
@@ -163,8 +163,8 @@ def test_the_chosen_setting_is_the_contender_and_all_are_trials(tmp_path: Path, 
         methods = (Part("l2", {"lam": lam}),)
         write_run(tmp_path, config("l2", 0, methods=methods), [lam])
         write_run(tmp_path, config("l2", 10**6, methods=methods, purpose="selection"), [lam])
-    selection = {"on": on, "labels": {"l2": {"chosen": "l2(lam=0.1)", "scores": {}}}}
-    write_atomically(tmp_path / "selection.json", json.dumps(selection).encode())
+    selection = {"on": on, "labels": {"l2": {"chosen": "l2(lam=0.1)", "scores": {}, "seeds": 1, "examples": None}}}
+    write_atomically(tmp_path / "selection.json", seal(selection))
     (comparison,) = compare_folders([tmp_path])
     assert [(c.name, c.settings) for c in comparison.contenders] == [("l2", "l2(lam=0.1)")]
     assert len(comparison.trials) == trials
@@ -204,7 +204,7 @@ def test_broken_runs_are_reported_and_the_rest_is_read(tmp_path: Path) -> None:
 def test_an_unknown_status_is_reported(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
     write_results(tmp_path, {"vanilla": [0.5, 0.6]})
     path = sorted((tmp_path / "runs").iterdir())[0] / "result.json"
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
+    path.write_bytes(seal(unseal(path.read_bytes()) | change))
     (comparison,) = compare_folders([tmp_path])
     assert reason in comparison.broken[0].reason
     assert len(comparison.runs) == 1
@@ -256,8 +256,8 @@ GRID = {"name": "l2", "grid": {"lam": [0.1, 0.01]}}
 
 
 def write_choice(root: Path, chosen: str, label: str = "l2") -> None:
-    selection = {"on": "validation", "labels": {label: {"chosen": chosen, "scores": {}}}}
-    write_atomically(root / "selection.json", json.dumps(selection).encode())
+    selection = {"on": "validation", "labels": {label: {"chosen": chosen, "scores": {}, "seeds": 1, "examples": None}}}
+    write_atomically(root / "selection.json", seal(selection))
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_choices_of_two_folders_are_both_kept(tmp_path: Path) -> None:
 def test_a_recipe_is_read_without_its_data_and_network(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, headline="final_test_accuracy")
     elsewhere = {"data": {"name": "gone/", "options": {}}, "model": {"name": "gone.py:build", "options": {}}}
-    write_atomically(tmp_path / "recipe.json", json.dumps(recipe | elsewhere).encode())
+    write_atomically(tmp_path / "recipe.json", seal(recipe | elsewhere))
     changes = {"data": Part("gone/"), "model": Part("gone.py:build")}
     write_results(tmp_path, {"L2": [0.8], "fresh": [0.9], "vanilla": [0.5]}, **changes)
     (comparison,) = compare_folders([tmp_path])

@@ -1,11 +1,13 @@
 """What runs recorded on their way: the drop at a boundary stays, gaps stay gaps."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from pliant._json import seal, unseal
+from pliant.experiments.journal import Journal, write_lines
 from pliant.experiments.report.grouping import compare_folders
 from pliant.experiments.report.histories import (
     MANY_TASKS,
@@ -54,15 +56,22 @@ def test_with_many_tasks_only_the_ends_are_kept(tmp_path: Path) -> None:
     assert samples.epoch.tolist() == [3] * tasks
 
 
-def test_values_that_are_not_finite_become_gaps(tmp_path: Path) -> None:
+def rewrite(path: Path, records: list[dict[str, Any]]) -> None:
+    """Write other metrics of a run that ended."""
+    content, end = write_lines(records)
+    (path / "metrics.jsonl").write_bytes(content)
+    (path / "result.json").write_bytes(seal(unseal((path / "result.json").read_bytes()) | {"metrics": end}))
+
+
+def test_values_that_are_not_numbers_become_gaps(tmp_path: Path) -> None:
     path = write_run(tmp_path, config("L2", 0), [0.5, 0.6])
-    records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    for record, value in zip(records, [0.1, float("nan"), None, float("inf")], strict=True):
+    records = Journal.read(path / "metrics.jsonl").records()
+    for record, value in zip(records, [0.1, 0.2, None, "text"], strict=True):
         record["loss"] = value
-    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    rewrite(path, records)
     run = load_run(path)
     assert run is not None
-    np.testing.assert_array_equal(read_history(run).values["loss"], [0.1, np.nan, np.nan, np.nan])
+    np.testing.assert_array_equal(read_history(run).values["loss"], [0.1, 0.2, np.nan, np.nan])
 
 
 def test_unfinished_runs_count_up_to_their_progress(tmp_path: Path) -> None:
@@ -115,9 +124,9 @@ def test_measures_are_read_by_name_and_layer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("entries", [None, [0.1]])
 def test_measures_are_placed_at_the_start_of_their_epoch(tmp_path: Path, entries: list[float] | None) -> None:
     path = write_run(tmp_path, config("L2", 0), [0.5, 0.6], epochs=4, measures={"m": [0.9, 0.4]}, entries=entries)
-    lines = (path / "metrics.jsonl").read_text().splitlines()
-    third = json.loads(lines[2]) | {"measures": {"m": 0.7}}
-    (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in [*lines[:2], json.dumps(third), *lines[3:]]))
+    records = Journal.read(path / "metrics.jsonl").records()
+    records[2]["measures"] = {"m": 0.7}
+    rewrite(path, records)
     (comparison,) = compare_folders([tmp_path])
     histories = read_histories(comparison)
     samples = gather(histories.of["L2"], "m", points=9, measure=True)

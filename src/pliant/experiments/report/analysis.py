@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from pliant.experiments.report.comparison import Comparison, Contender
-from pliant.experiments.report.formatting import direction, limits
+from pliant.experiments.report.formatting import limits
 from pliant.experiments.report.histories import at_task_ends, read_history
 from pliant.experiments.report.statistics import (
     LEVEL,
@@ -21,6 +21,7 @@ from pliant.experiments.report.statistics import (
     matching_level,
 )
 from pliant.experiments.store import Run
+from pliant.training import direction
 
 Mark = Literal["best", "tied", ""]
 
@@ -169,7 +170,7 @@ class Analysis:
     @property
     def last_task(self) -> str | None:
         """The metric of the last task, if the headline is a mean over tasks."""
-        name = self.headline.replace("mean_", "final_", 1)
+        name = f"final_{self.comparison.metric}"
         return name if name != self.headline and name in self.metrics else None
 
     def trend(self, contender: Contender) -> Trend | None:
@@ -255,7 +256,7 @@ class Analysis:
         for metric in self.metrics:
             known = [candidate for candidate in self.candidates if candidate.values(metric)]
             able = _sorted(known, metric, _shared_seeds(known, metric))
-            if metric != self.headline and len(able) > 1:
+            if metric != self.headline and len(able) > 1 and direction(metric):
                 leaders[metric] = able[0].name
                 first = able[0].values(metric)
                 gaps |= {(metric, rival.name): difference(first, rival.values(metric)) for rival in able[1:]}
@@ -292,7 +293,7 @@ def _distinct(comparison: Comparison) -> list[str]:
     """Return the metrics: the headline, its last task, metrics of its kind, the rest. Equal metrics appear once."""
     columns: dict[tuple[float | None, ...], str] = {}
     headline, kind = comparison.headline, comparison.headline.partition("_")[0]
-    last = headline.replace("mean_", "final_", 1)
+    last = f"final_{comparison.metric}"
     # Where accuracy decides, losses stay in the files: they would only repeat it.
     shown = [m for m in comparison.metrics if headline.endswith("loss") or not m.endswith("_loss")]
     for metric in sorted(shown, key=lambda m: (m != headline, m != last, not m.startswith(kind))):

@@ -12,7 +12,6 @@ from pliant.experiments.report.formatting import (
     brief,
     change,
     count,
-    direction,
     enumerate_names,
     name_of,
     probability,
@@ -22,6 +21,7 @@ from pliant.experiments.report.formatting import (
 )
 from pliant.experiments.report.statistics import LEVEL, MANY_SEEDS, POWER, difference, seeds_needed
 from pliant.experiments.selection import is_tied
+from pliant.training import direction
 
 Certainty = Literal["clear", "unclear", "none"]
 

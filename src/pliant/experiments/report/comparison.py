@@ -116,6 +116,12 @@ class Comparison:
         return [each for each in asked if each not in begun]
 
     @property
+    def is_of_agents(self) -> bool:
+        """Whether agents learn in environments."""
+        used = {run.config.stream.name for run in (*self.runs, *self.trials)} & set(streams.names())
+        return any(map(streams.is_of_environments, used))
+
+    @property
     def tasks_alike(self) -> bool:
         """Whether all tasks are equally hard."""
         used = {run.config.stream.name for run in self.runs}
@@ -138,7 +144,7 @@ class Comparison:
     @property
     def metric(self) -> str:
         """The metric whose last value, or mean over tasks, is the headline."""
-        return self.headline.removeprefix("final_").removeprefix("mean_")
+        return self.headline.removeprefix("final_").removeprefix("mean_").removeprefix("later_")
 
     @property
     def metrics(self) -> list[str]:

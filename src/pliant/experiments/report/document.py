@@ -7,8 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pliant import streams
 from pliant._files import write_atomically
 from pliant._importing import naming_extra
+from pliant._terminal import printable
 from pliant._validation import check_choice
 from pliant.experiments.report import text_formats as text
 from pliant.experiments.report.analysis import Analysis
@@ -99,9 +101,9 @@ class Report:
             return save_figures([(section.figures, section.series) for section in self.sections], path, chosen)
         write: dict[str, Callable[[], str]] = {
             "html": self.to_html,
-            "md": lambda: text.markdown(self.sections),
-            "csv": lambda: text.csv_table(self.sections),
-            "tex": lambda: text.latex(self.sections),
+            "md": lambda: printable(text.markdown(self.sections)),
+            "csv": lambda: printable(text.csv_table(self.sections)),
+            "tex": lambda: printable(text.latex(self.sections)),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, write[chosen]().encode())
@@ -215,7 +217,7 @@ class Section:
     def groups(self) -> list[Group]:
         """The figures in reading order."""
         # Imported here: the answer and the table do not need Altair.
-        from pliant.experiments.report import measure_charts, result_charts
+        from pliant.experiments.report import agent_charts, measure_charts, result_charts
 
         comparison, histories, series = self.comparison, self.histories, self.series
         on_validation = comparison.selection.get("on") == "validation"
@@ -224,9 +226,16 @@ class Section:
         groups = [
             Group("differences", "", "", _drawn([result_charts.differences(self.analysis, series)]), "wide"),
             Group(
+                "aggregates",
+                "Aggregates over seeds",
+                "As usual for agents: robust to single seeds, with 95 % bootstrap intervals.",
+                agent_charts.aggregate_figures(self.analysis, series) if comparison.is_of_agents else [],
+                "half",
+            ),
+            Group(
                 "curves",
                 "Learning curves",
-                "From the first epoch to the last, over all tasks.",
+                f"Over all tasks, in {histories.x_title}.",
                 result_charts.learning_curves(histories, series),
                 "wide",
             ),
@@ -342,6 +351,9 @@ class Section:
 
 
 def _describe(config: RunConfig) -> dict[str, str]:
+    if config.stream.name in streams.names() and streams.is_of_environments(config.stream.name):
+        parts = {"environment": config.data, "agent": config.model, "stream": config.stream, "device": config.device}
+        return {name: str(part) for name, part in parts.items()}
     training = {key: value for key, value in vars(config.training).items() if value not in (None, ())}
     return {
         "data": str(config.data),

@@ -152,6 +152,16 @@ def shown_parameter(series: Sequence[Series]) -> alt.Parameter:
     return alt.param(name="shown", value=[each.key for each in series if each.shown])
 
 
+def tooltip_title(name: str) -> str:
+    r"""Escape a name for a tooltip: Vega-Lite writes it into an expression, and escapes its quotes only.
+
+    Example:
+        >>> print(tooltip_title("a\\b"))
+        a\\b
+    """
+    return name.replace("\\", "\\\\")
+
+
 IS_SHOWN = "indexof(shown, datum.key) >= 0"
 
 
@@ -272,7 +282,7 @@ def _hover(data: alt.InlineData, series: Sequence[Series], x: alt.X, metric: str
     )
     form = ".2%" if is_share(metric) else ".4~g"
     tooltip = [alt.Tooltip("task:Q", title="task"), alt.Tooltip("epoch:Q", title="epoch")]
-    tooltip += [alt.Tooltip(f"{each.key}:Q", title=each.name, format=form) for each in series]
+    tooltip += [alt.Tooltip(f"{each.key}:Q", title=tooltip_title(each.name), format=form) for each in series]
     rule = (
         alt.Chart(data)
         .transform_filter(IS_SHOWN)

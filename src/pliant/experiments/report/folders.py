@@ -77,21 +77,12 @@ def _read_runs(folder: Path, broken: list[Broken]) -> list[Run]:
         try:
             run = load_run(path)
             if run is not None:
-                _check(run)
                 runs.append(run)
             elif any(path.iterdir()):
                 broken.append(Broken(path, "has neither config.json nor result.json"))
         except _MALFORMED as error:
             broken.append(Broken(path, f"{type(error).__name__}: {error}"))
     return runs
-
-
-def _check(run: Run) -> None:
-    if run.status not in PROGRESS:
-        raise ValueError(f"status is {run.status!r}; it must be one of {', '.join(PROGRESS)}")
-    for metric, value in run.result.items():
-        if not isinstance(value, int | float):
-            raise TypeError(f"{metric} is {value!r}; it must be a number")
 
 
 def _read_recipe(folder: Path, broken: list[Broken]) -> WrittenRecipe | None:

@@ -24,8 +24,21 @@ _NAMES = {
     "train_error": "training error",
     "train_loss": "training loss at the end of a task",
     "loss": "training loss",
+    "evaluation_return": "return",
+    "train_return": "return of the training episodes",
+    "final_late_return": "late return",
+    "final_task_return": "mean return in the last task",
+    "final_evaluation_return": "return at the end",
+    "final_overestimation": "overestimation at the end",
+    "later_late_return": "late return in the last tasks",
+    "later_task_return": "mean return in the last tasks",
+    "later_evaluation_return": "return at the ends of the last tasks",
+    "later_overestimation": "overestimation at the ends of the last tasks",
+    "mean_late_return": "late return over tasks",
+    "mean_task_return": "mean return over tasks",
+    "mean_evaluation_return": "return at the ends of tasks",
+    "mean_overestimation": "overestimation at the ends of tasks",
 }
-_LOWER_IS_BETTER = ("loss", "error", "perplexity")
 
 
 def name_of(metric: str) -> str:
@@ -46,11 +59,6 @@ def is_share(metric: str) -> bool:
 def limits(metric: str) -> tuple[float, float]:
     """Return the smallest and largest possible value of a metric."""
     return (0.0, 1.0) if is_share(metric) else ANYTHING
-
-
-def direction(metric: str) -> int:
-    """Return 1 if higher is better, −1 if lower is better."""
-    return -1 if metric.endswith(_LOWER_IS_BETTER) else 1
 
 
 def number(value: float, metric: str, *, unit: bool = True) -> str:

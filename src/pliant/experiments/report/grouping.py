@@ -1,10 +1,9 @@
 """Group runs into comparisons: which runs belong together, and what each contender is called."""
 
 import json
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ class _Draft:
         )
 
     def add(self, run: Run, *, asked: bool) -> None:
-        """Add the finite results of a run, unless there is a better run of the same variant and seed.
+        """Add a run, unless there is a better run of the same variant and seed.
 
         Two such runs may differ in measures or device; the seed still counts once. The run that the recipe asks for
         wins, then the run that got further.
@@ -49,8 +48,7 @@ class _Draft:
         key = (*run.config.variant, run.config.purpose, run.config.seed)
         rank = asked, PROGRESS[run.status]
         if key not in self.ranked or rank > self.ranked[key][0]:
-            finite = {metric: value for metric, value in run.result.items() if math.isfinite(value)}
-            self.ranked[key] = rank, replace(run, result=finite)
+            self.ranked[key] = rank, run
 
     @property
     def runs(self) -> list[Run]:

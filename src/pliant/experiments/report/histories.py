@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pliant import streams
 from pliant.experiments.report.comparison import Broken, Comparison
 from pliant.experiments.report.statistics import ANYTHING, Floats, bands
-from pliant.experiments.store import Run, read_lines
+from pliant.experiments.store import Run, read_records
 
 ENTRY = "entry_"
 """Prefix of metrics measured before the first step of a task."""
@@ -20,8 +21,8 @@ MANY_TASKS = 60
 """With at least this many tasks, curves show only the end of each task."""
 
 _BOOKKEEPING = frozenset({"task", "epoch", "step", "progress", "lr", "receipts", MEASURES})
-_AT_AN_END = "train_loss"
-"""A metric recorded only at the end of a task."""
+_AT_AN_END = ("train_loss", "task_return")
+"""Metrics recorded only at the end of a task."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class History:
         seed: The run's seed.
         task: The task of each record, from 0.
         epoch: The epoch in the task: 0 before the first step, n after epoch n.
-        x: Epochs since the start of the run.
+        x: Epochs since the start of the run; environment steps of an agent.
         values: The metrics by name; NaN where missing.
         measures: The measures by name or name/layer.
     """
@@ -55,7 +56,7 @@ def read_history(run: Run) -> History:
     Raises:
         ValueError: If a line of its metrics is malformed.
     """
-    records = read_lines(run.path / "metrics.jsonl")
+    records = read_records(run)
     rows: list[tuple[int, int, Mapping[str, Any], Mapping[str, Any]]] = []
     for record in records:
         task, epoch = int(record["task"]), int(record["epoch"])
@@ -70,14 +71,24 @@ def read_history(run: Run) -> History:
     epochs = np.array([row[1] for row in rows], dtype=np.int64)
     lengths = np.zeros(int(tasks.max(initial=-1)) + 2)
     np.maximum.at(lengths, tasks + 1, epochs)
+    x = np.cumsum(lengths)[tasks] + epochs
+    if _is_of_agent(run):
+        at = {(record["task"], record["epoch"]): record["step"] for record in records}
+        before = [0, *(at[task, int(epochs[tasks == task].max())] for task in range(len(lengths) - 1))]
+        x = np.array([at.get(row[:2], before[row[0]]) for row in rows], dtype=np.float64)
     return History(
         seed=run.config.seed,
         task=tasks,
         epoch=epochs,
-        x=np.cumsum(lengths)[tasks] + epochs,
+        x=x,
         values=_columns([row[2] for row in rows], skip=_BOOKKEEPING),
         measures=_columns([row[3] for row in rows]),
     )
+
+
+def _is_of_agent(run: Run) -> bool:
+    name = run.config.stream.name
+    return name in streams.names() and streams.is_of_environments(name)
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], skip: Iterable[str] = ()) -> dict[str, Floats]:
@@ -104,10 +115,12 @@ class Histories:
     Args:
         of: The histories of each contender's runs by the contender's name, sorted by seed.
         broken: Files of metrics that cannot be read.
+        x_title: What `x` counts.
     """
 
     of: dict[str, list[History]]
     broken: list[Broken] = field(default_factory=list)
+    x_title: str = "epochs"
 
     @property
     def names(self) -> list[str]:
@@ -147,7 +160,7 @@ def read_histories(comparison: Comparison) -> Histories:
                 found[contender.name].append(read_history(run))
             except (ValueError, KeyError, TypeError, OSError) as error:
                 broken.append(Broken(run.path / "metrics.jsonl", f"{type(error).__name__}: {error}"))
-    return Histories(found, broken)
+    return Histories(found, broken, "environment steps" if comparison.is_of_agents else "epochs")
 
 
 @dataclass(frozen=True)
@@ -231,8 +244,9 @@ def at_task_ends(histories: Sequence[History], name: str) -> Floats:
     tasks = max((int(history.task[-1]) + 1 for history in histories if len(history.task)), default=0)
     table = np.full((len(histories), tasks), np.nan)
     for row, history in zip(table, histories, strict=True):
-        if name in history.values and _AT_AN_END in history.values:
-            ends = np.flatnonzero(np.isfinite(history.values[_AT_AN_END]))
+        end = next((each for each in _AT_AN_END if each in history.values), None)
+        if name in history.values and end is not None:
+            ends = np.flatnonzero(np.isfinite(history.values[end]))
             row[history.task[ends]] = history.values[name][ends]
     return table
 

@@ -44,7 +44,7 @@ def measures_over_time(histories: Histories, series: Sequence[Series]) -> list[F
         chart = lines(
             curves,
             series,
-            x_title="epochs",
+            x_title=histories.x_title,
             y_title=None,
             metric=name,
             boundaries=histories.boundaries if histories.tasks <= 40 else (),
@@ -53,7 +53,8 @@ def measures_over_time(histories: Histories, series: Sequence[Series]) -> list[F
             log=_spans_decades(curves),
             height=HEIGHT // 2,
         )
-        note = info(name).definition if name in names() else ""
+        measure = name.partition(" (")[0]  # An agent's measures name their network in parentheses.
+        note = info(measure).definition if measure in names() else ""
         figures.append(Figure(f"measure_{name}", title, note, chart, curve_table(curves, series, name, "last in task")))
     return figures
 

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
@@ -12,6 +13,7 @@ import vl_convert
 from markupsafe import Markup
 
 from pliant import _html
+from pliant._terminal import printable
 from pliant._version import __version__
 from pliant.experiments.report.chart_style import DARK, LIGHT, page_config, series_colors
 
@@ -31,6 +33,7 @@ def render_page(sections: "Sequence[Section]", title: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
     )
     environment.filters["unbroken"] = _unbroken
     charts = _charts(sections)
@@ -68,7 +71,7 @@ def _charts(sections: "Sequence[Section]") -> dict[str, Any]:
 def _json(value: Any) -> str:
     """Return JSON that is safe inside a script element."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return re.sub("[<\x7f-\x9f\u2028-\u202e\u2066-\u2069]", lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
 @cache

@@ -11,7 +11,7 @@ import numpy as np
 
 from pliant.experiments.report.analysis import Analysis
 from pliant.experiments.report.chart_style import Series
-from pliant.experiments.report.comparison import Comparison
+from pliant.experiments.report.comparison import Comparison, Contender
 from pliant.experiments.report.figures import (
     HEIGHT,
     IS_SHOWN,
@@ -25,17 +25,21 @@ from pliant.experiments.report.figures import (
     inline,
     lines,
     shown_parameter,
+    tooltip_title,
 )
-from pliant.experiments.report.formatting import change, direction, is_share, limits, name_of, number, probability, span
+from pliant.experiments.report.formatting import change, is_share, limits, name_of, number, probability, span
 from pliant.experiments.report.histories import MANY_TASKS, Curve, Histories, Samples, at_task_ends, average
 from pliant.experiments.report.statistics import ANYTHING, Floats, interval
 from pliant.experiments.store import Run
+from pliant.training import direction
 
 _ROWS = 16_000
 """The most points of a chart of curves; keeps the page small."""
 _STEP = 26
-_FIRST = ("test_accuracy", "online_accuracy", "test_loss", "loss")
-_NOT_CURVES = ("train_loss", "train_accuracy", "task_online_accuracy", "task_online_loss")
+_FIRST = ("evaluation_return", "train_return", "test_accuracy", "online_accuracy", "test_loss", "loss")
+_NOT_CURVES = (
+    "train_loss", "train_accuracy", "task_online_accuracy", "task_online_loss", "late_return", "task_return",
+)  # fmt: skip
 
 
 def differences(analysis: Analysis, series: Sequence[Series]) -> Figure | None:
@@ -63,29 +67,40 @@ def differences(analysis: Analysis, series: Sequence[Series]) -> Figure | None:
     if not summary:
         return None
     form = ("+" if reference else "") + axis_format(analysis.headline)
-    chart = _dot_plot(summary, seeds, series, form, zero=0.0 if reference else None)
+    chart = dot_plot(summary, seeds, series, form, zero=0.0 if reference else None)
     return Figure(
         name="differences",
-        title="Difference to plain training" if reference else "Results",
+        title=f"Difference to {_in_words(vanilla)}" if vanilla and reference else "Results",
         note=f"{name_of(analysis.headline).capitalize()}: dots are means, bars 95 % intervals, ticks single seeds"
-        + (_NOTE_ON_DIFFERENCES if reference else "."),
+        + (_NOTE_ON_DIFFERENCES.format(_in_words(vanilla)) if vanilla and reference else "."),
         chart=chart,
         table=Table(["method", "difference" if reference else "mean", "95 % interval", "p, corrected"], table),
     )
 
 
-_NOTE_ON_DIFFERENCES = (
-    ", each minus plain training with the same seed. A bar that crosses zero is not a significant difference."
-)
+_NOTE_ON_DIFFERENCES = ", each minus {} with the same seed. A bar that crosses zero is not a significant difference."
 
 
-def _dot_plot(
+def _in_words(baseline: Contender) -> str:
+    return {"vanilla": "plain training", "continue": "continuing"}.get(baseline.name, baseline.name)
+
+
+def dot_plot(
     summary: list[list[Any]],
     seeds: list[list[Any]],
     series: Sequence[Series],
     form: str,
     zero: float | None,
 ) -> alt.TopLevelMixin:
+    """Draw one row a contender: its mean, its interval and its single seeds.
+
+    Args:
+        summary: Rows of key, name, mean, low, high, and mean, interval and test in words.
+        seeds: Rows of key, name, value and seed.
+        series: The contenders' colors.
+        form: The number format.
+        zero: Position of a vertical reference line.
+    """
     names = [row[1] for row in summary]
     y = alt.Y("name:N", sort=names, title=None, axis=alt.Axis(domain=False, ticks=False, labelPadding=10))
     x = alt.X("mean:Q", title=None, axis=alt.Axis(format=form, grid=True, tickCount=6)).scale(zero=False)
@@ -147,7 +162,7 @@ def learning_curves(histories: Histories, series: Sequence[Series]) -> list[Figu
                 chart=lines(
                     curves,
                     series,
-                    x_title="epochs",
+                    x_title=histories.x_title,
                     y_title=name_of(name),
                     metric=name,
                     boundaries=histories.boundaries if histories.tasks <= MANY_TASKS else (),
@@ -187,7 +202,7 @@ def task_ends(comparison: Comparison, histories: Histories, series: Sequence[Ser
         Figure(
             name="task_ends",
             title=f"{name_of(shown_as).capitalize()} at the end of each task",
-            note=_note_on_tasks(comparison.tasks_alike) + (_NOTE_ON_FRESH if fresh else ""),
+            note=_note_on_tasks(comparison.tasks_alike, direction(shown_as)) + (_NOTE_ON_FRESH if fresh else ""),
             chart=lines(curves, series, x_title="task", y_title=name_of(shown_as), metric=shown_as, points=points),
             table=curve_table(curves, series, shown_as, "task"),
         )
@@ -198,7 +213,8 @@ def task_ends(comparison: Comparison, histories: Histories, series: Sequence[Ser
             Figure(
                 name="fresh_gap",
                 title=f"{name_of(shown_as).capitalize()} minus that of a fresh network",
-                note="Above the line: worse than a network trained from scratch on the same task, paired by seed.",
+                note=f"{'Below' if direction(shown_as) > 0 else 'Above'} the line: worse than a network trained from "
+                "scratch on the same task, paired by seed.",
                 chart=lines(
                     gaps, series, x_title="task", y_title="difference", metric=shown_as, zero=0.0, points=points
                 ),
@@ -211,9 +227,10 @@ def task_ends(comparison: Comparison, histories: Histories, series: Sequence[Ser
 _NOTE_ON_FRESH = " The dashed line is a network trained from scratch on each task."
 
 
-def _note_on_tasks(alike: bool) -> str:
+def _note_on_tasks(alike: bool, better: int) -> str:
     if alike:
-        return "The line of a network that keeps its plasticity stays level; it rises if plasticity is lost."
+        moves = "falls" if better > 0 else "rises"
+        return f"The line of a network that keeps its plasticity stays level; it {moves} if plasticity is lost."
     return (
         "Tasks of this stream differ in difficulty, so a line may rise or fall whether or not plasticity is lost: "
         "compare it with that of a fresh network."
@@ -337,7 +354,7 @@ def _sensitivity_figure(
     colors = by_contender(series)
     base = alt.Chart(data)
     tooltip = [
-        alt.Tooltip("value:N", title=setting),
+        alt.Tooltip("value:N", title=tooltip_title(setting)),
         alt.Tooltip("mean:Q", title="mean", format=".2%" if is_share(metric) else ".4~g"),
         alt.Tooltip("chosen:N"),
     ]

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pliant._console import SafeConsole
 from pliant.experiments.report.analysis import Contrast
 from pliant.experiments.report.formatting import count
 from pliant.experiments.report.table import Cell, ResultTable
@@ -31,7 +32,7 @@ def print_section(section: "Section", console: Console | None = None) -> None:
         section: The comparison.
         console: The console to print to; standard output by default.
     """
-    console = console or Console()
+    console = console or SafeConsole()
     table = section.table
     if table.contenders:
         fitting = max(1, console.width // _COLUMN)
@@ -63,7 +64,7 @@ def print_titles(sections: "Sequence[Section]", console: Console | None = None) 
     runs = sum(len(section.comparison.runs) for section in sections)
     folders = " ".join(dict.fromkeys(str(folder) for section in sections for folder in section.comparison.folders))
     line = f"runs with other settings: {titles} ({count(runs, 'run')}); see `pliant report {folders}`"
-    (console or Console()).print(line, markup=False, highlight=False, soft_wrap=True)
+    (console or SafeConsole()).print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _terminal_cell(cell: Cell) -> str:

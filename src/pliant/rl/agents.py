@@ -1,0 +1,153 @@
+"""Agents of Stable-Baselines3 by name, and their complete state."""
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from stable_baselines3 import DQN, PPO, SAC, TD3
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.type_aliases import TrainFrequencyUnit
+from stable_baselines3.common.utils import polyak_update
+
+from pliant._names import check_names, suggest
+
+AGENTS: dict[str, type[BaseAlgorithm]] = {"dqn": DQN, "sac": SAC, "td3": TD3, "ppo": PPO}
+
+_OURS = ("self", "policy", "env", "seed", "device", "_init_setup_model")
+_COUNTERS = (
+    "num_timesteps",
+    "_episode_num",
+    "_n_updates",
+    "_n_calls",
+    "_current_progress_remaining",
+    "exploration_rate",
+)
+
+
+def make_agent(
+    name: str, options: Mapping[str, Any], env: gymnasium.Env, seed: int, device: str = "cpu"
+) -> BaseAlgorithm:
+    """Make an agent.
+
+    Args:
+        name: "dqn", "sac", "td3" or "ppo".
+        options: Arguments of the agent's class in Stable-Baselines3; `policy` is "MlpPolicy" by default.
+        env: The environment.
+        seed: Seed of networks, exploration and replay.
+        device: Where the networks are.
+
+    Raises:
+        ValueError: If a name is unknown or the options do not fit.
+    """
+    if name not in AGENTS:
+        raise ValueError(f"agent is {name!r}; {suggest(name, AGENTS)}")
+    allowed = [each for each in inspect.signature(AGENTS[name]).parameters if each not in _OURS]
+    check_names(f"agent {name!r}", options, ["policy", *allowed])
+    given = {"policy": "MlpPolicy", **copy.deepcopy(dict(options))}  # The agent adds to its policy_kwargs.
+    if isinstance(frequency := given.get("train_freq"), list):
+        given["train_freq"] = tuple(frequency)  # JSON has no tuples.
+    try:
+        agent = AGENTS[name](env=env, seed=seed, device=device, **given)
+    except (TypeError, AssertionError, AttributeError) as error:
+        raise ValueError(f"agent {name!r} with options {dict(options)}: {error}") from error
+    agent.set_logger(Logger(None, []))
+    return agent
+
+
+def rollout_steps(agent: Any) -> int:
+    """Return the environment steps between two rounds of updates."""
+    if isinstance(agent, OnPolicyAlgorithm):
+        return int(agent.n_steps)
+    agent._convert_train_freq()
+    if agent.train_freq.unit is not TrainFrequencyUnit.STEP:
+        raise ValueError(f"agent: train_freq is {agent.train_freq}; it must be a number of steps, not of episodes")
+    return int(agent.train_freq.frequency)
+
+
+def prime(agent: Any, updates: int) -> None:
+    """Update an agent on its replay buffer, and the target network of DQN as often as in training."""
+    agent.policy.set_training_mode(True)
+    at_once = updates
+    if isinstance(agent, DQN):
+        per_rollout = agent.gradient_steps if agent.gradient_steps >= 0 else rollout_steps(agent)
+        at_once = max(1, agent.target_update_interval * per_rollout // rollout_steps(agent))
+    while updates > 0:
+        agent.train(min(at_once, updates), agent.batch_size)
+        updates -= at_once
+        if isinstance(agent, DQN):
+            polyak_update(agent.q_net.parameters(), agent.q_net_target.parameters(), agent.tau)
+
+
+def restart(agent: Any) -> None:
+    """Empty the replay buffer and restart exploration; networks and optimizers stay."""
+    agent.num_timesteps = 0
+    agent._last_obs = None
+    agent._current_progress_remaining = 1.0
+    if hasattr(agent, "exploration_rate"):
+        agent.exploration_rate = agent.exploration_initial_eps
+    if getattr(agent, "replay_buffer", None) is not None:
+        agent.replay_buffer.reset()
+
+
+def copy_networks(source: Any, agent: Any) -> None:
+    """Copy networks, optimizers and temperature of another agent."""
+    agent.set_parameters(source.get_parameters(), device=agent.device)
+    _, variables = agent._get_torch_save_params()
+    for name in variables:
+        getattr(agent, name).data.copy_(getattr(source, name).data)
+
+
+def agent_state(agent: Any) -> dict[str, Any]:
+    """Return all that a resumed agent needs at the start of an episode, as tensors and plain types."""
+    _, variables = agent._get_torch_save_params()
+    buffer = getattr(agent, "replay_buffer", None)
+    return {
+        "parameters": agent.get_parameters(),
+        "variables": {name: getattr(agent, name).data for name in variables if hasattr(agent, name)},
+        "counters": {name: getattr(agent, name) for name in _COUNTERS if hasattr(agent, name)},
+        "actions": agent.action_space.np_random.bit_generator.state,
+        "buffer": None if buffer is None else _buffer_state(buffer),
+    }
+
+
+def load_agent_state(agent: Any, state: Mapping[str, Any]) -> None:
+    """Restore a state of `agent_state`; the next step begins an episode.
+
+    Raises:
+        ValueError: If the state is of another agent.
+    """
+    try:
+        agent.set_parameters(state["parameters"], device=agent.device)
+    except RuntimeError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    for name, value in state["variables"].items():
+        getattr(agent, name).data.copy_(value)
+    for name, value in state["counters"].items():
+        setattr(agent, name, value)
+    agent.action_space.np_random.bit_generator.state = state["actions"]
+    agent._last_obs = None
+    if state["buffer"] is not None:
+        _load_buffer_state(agent.replay_buffer, state["buffer"])
+
+
+def _buffer_state(buffer: Any) -> dict[str, Any]:
+    # One more, as with optimize_memory_usage the last transition's next observation lies there.
+    filled = buffer.buffer_size if buffer.full else min(buffer.pos + 1, buffer.buffer_size)
+    arrays = {name: value for name, value in vars(buffer).items() if isinstance(value, np.ndarray)}
+    return {
+        "pos": buffer.pos,
+        "full": buffer.full,
+        "arrays": {name: torch.from_numpy(array[:filled].copy()) for name, array in arrays.items()},
+    }
+
+
+def _load_buffer_state(buffer: Any, state: Mapping[str, Any]) -> None:
+    buffer.pos, buffer.full = state["pos"], state["full"]
+    for name, saved in state["arrays"].items():
+        getattr(buffer, name)[: len(saved)] = saved.numpy()
