@@ -1,8 +1,11 @@
-"""Write files atomically, and lock them."""
+"""Open regular files only, write files atomically, and lock them."""
 
 import contextlib
+import itertools
 import os
+import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 
 import filelock
@@ -10,6 +13,57 @@ import filelock
 
 class BusyError(RuntimeError):
     """Another process holds the lock."""
+
+
+class NotRegularError(ValueError):
+    """A name leads to a folder, a device, a pipe or a part of the kernel instead of a file."""
+
+
+_KERNEL = ("/proc/", "/sys/")
+"""Folders whose entries look like files, but may block, never end or act when they are read."""
+
+
+def is_regular(path: Path) -> bool:
+    """Return whether a name leads to a regular file, by links or not; raise an OSError if there is nothing."""
+    return stat.S_ISREG(os.stat(path).st_mode) and not os.path.realpath(path).startswith(_KERNEL)
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading if it is a regular file, or a link to one.
+
+    Raises:
+        NotRegularError: If it is something else. A device or pipe is not even opened.
+    """
+    if not is_regular(path):
+        raise NotRegularError(f"{str(path)!r} is not a regular file")
+    # It may have been replaced by a pipe since, which would block.
+    file = open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise NotRegularError(f"{str(path)!r} is not a regular file")
+    return file
+
+
+def read_regular(path: Path) -> bytes:
+    """Read a regular file; see `open_regular`."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def set_aside(path: Path) -> Path:
+    """Rename what is in the way of a file to `NAME.bad`, and return the new name."""
+    names = (path.with_name(f"{path.name}.bad{number or ''}") for number in itertools.count())
+    free = next(name for name in names if not os.path.lexists(name))
+    path.rename(free)
+    return free
+
+
+def is_foreign(path: Path) -> bool:
+    """Return whether something is there that is not a file: a folder, a link, a pipe.
+
+    Following a link, a writer would write elsewhere.
+    """
+    return os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

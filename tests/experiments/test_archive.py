@@ -54,6 +54,20 @@ def test_packed_experiment_comes_back(experiment: Path, tmp_path: Path) -> None:
             assert kept == pytest.approx(expected, rel=1e-5)
 
 
+def test_archive_keeps_versions_dates_and_seconds_but_no_host(experiment: Path, tmp_path: Path) -> None:
+    pack(experiment, tmp_path / "kept.gz")
+    unpack(tmp_path / "kept.gz", tmp_path / "again")
+    run = load_runs(tmp_path / "again")[0]
+    start, end = run.events
+    full_start, *_, full_end = load_runs(experiment)[0].events
+    assert start["time"] == full_start["time"]
+    assert end["seconds"] == pytest.approx(full_end["seconds"], rel=1e-5)
+    assert full_start["environment"].keys() - start["environment"].keys() == {"host", "pid", "platform"}
+    assert {"pliant", "torch", "git"} <= start["environment"].keys()
+    pack(tmp_path / "again", tmp_path / "twice.gz")
+    assert (tmp_path / "twice.gz").read_bytes() == (tmp_path / "kept.gz").read_bytes()
+
+
 def test_packing_is_repeatable_and_leaves_unfinished_runs_out(experiment: Path, tmp_path: Path) -> None:
     one, two = tmp_path / "one.gz", tmp_path / "two.gz"
     pack(experiment, one)

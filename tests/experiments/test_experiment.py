@@ -96,6 +96,16 @@ def test_a_setting_that_diverges_is_not_chosen(tmp_path: Path) -> None:
     json.loads((tmp_path / "selection.json").read_text())
 
 
+def test_of_losses_the_lowest_is_chosen(tmp_path: Path) -> None:
+    values = VALUES | {"headline": "final_train_loss", "selection": {"seeds": 1, "fraction": 0.25}, "seeds": 1}
+    told: list[str] = []
+    run_experiment(make_recipe(values), tmp_path, InThisProcess(tmp_path), told.append)
+    label = load_selection(tmp_path)["labels"]["l2"]
+    assert label["scores"]["l2(lam=0.0001)"] < label["scores"]["l2(lam=30)"]
+    assert label["chosen"] == "l2(lam=0.0001)"
+    assert any("next" in line and "with lam=30" in line for line in told)
+
+
 def test_the_output_names_the_data_that_chose_a_setting(tmp_path: Path) -> None:
     told: list[str] = []
     run_experiment(make_recipe(VALUES), tmp_path, InThisProcess(tmp_path), told.append)

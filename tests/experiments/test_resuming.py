@@ -1,5 +1,6 @@
 """A run that was interrupted goes on bit for bit, from a checkpoint that is sound and fits, or starts over."""
 
+import errno
 import hashlib
 import io
 import pickle
@@ -11,6 +12,7 @@ import numpy
 import pytest
 import torch
 
+from pliant.experiments import store
 from pliant.experiments.run import execute
 from pliant.experiments.run_config import Part, RunConfig
 from pliant.training import Learner
@@ -120,16 +122,37 @@ def test_a_short_lack_of_memory_loses_no_checkpoint(tmp_path: Path, monkeypatch:
     assert_nothing_shows(tmp_path, config)
 
 
-def test_a_disk_that_does_not_answer_costs_no_checkpoint(tmp_path: Path) -> None:
+def silence(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Let the disk not answer when the newest checkpoint is read."""
+    silent = newest(folder)
+
+    def read(path: Path) -> bytes:
+        if path == silent:
+            raise OSError(errno.EIO, "Input/output error")
+        return path.read_bytes()
+
+    monkeypatch.setattr(store, "read_regular", read)
+
+
+def test_a_disk_that_does_not_answer_costs_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, folder = interrupted(tmp_path)
-    checkpoint = newest(folder)
-    checkpoint.rename(tmp_path / "kept")
-    checkpoint.mkdir()  # What cannot be read as a file, for now.
-    assert "IsADirectoryError" in execute(config, tmp_path).error
-    checkpoint.rmdir()
-    (tmp_path / "kept").rename(checkpoint)
+    with monkeypatch.context() as patch:
+        silence(patch, folder)
+        assert "Input/output error" in execute(config, tmp_path).error
     assert execute(config, tmp_path).notes == ()
     assert events(tmp_path, config)[-3:] == ["start", "resume", "end"]
+    assert_nothing_shows(tmp_path, config)
+
+
+def test_a_disk_that_never_answers_costs_one_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, folder = interrupted(tmp_path)
+    silence(monkeypatch, folder)
+    assert execute(config, tmp_path).status == "failed"
+    outcome = execute(config, tmp_path)
+    assert outcome.status == "finished"
+    (note,) = outcome.notes
+    assert "Input/output error) and set aside" in note
+    assert events(tmp_path, config)[-4:] == ["start", "bad checkpoint", "resume", "end"]
     assert_nothing_shows(tmp_path, config)
 
 
@@ -213,6 +236,6 @@ def test_metrics_lost_by_a_power_cut_invalidate_the_checkpoint(tmp_path: Path) -
     outcome = execute(config, tmp_path)
     *bad, over = outcome.notes
     assert len(bad) == 2
-    assert all("metrics.jsonl is shorter than when the checkpoint was saved" in note for note in bad)
+    assert all("metrics.jsonl does not hold what it held when the checkpoint was saved" in note for note in bad)
     assert over == "no checkpoint is left: the run starts over"
     assert_nothing_shows(tmp_path, config)

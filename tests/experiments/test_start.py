@@ -238,3 +238,23 @@ def test_tensors_of_the_checkpoint_are_not_shared(tmp_path: Path) -> None:
     with torch.no_grad():
         parameters[0].zero_()
     assert not torch.equal(parameters[0], next(second.model.parameters()))
+
+
+def test_examples_that_the_checkpoint_has_learned_neither_choose_nor_test(tmp_path: Path) -> None:
+    digits = data.load("digits")
+    old = tmp_path / "old.npz"
+    known = torch.cat([digits.train.x[:100], digits.test.x[:200]])
+    numpy.savez(old, x_train=known.numpy(), y_train=torch.cat([digits.train.y[:100], digits.test.y[:200]]).numpy(),
+                x_test=digits.test.x[:50].numpy(), y_test=digits.test.y[:50].numpy())  # fmt: skip
+    config = from_checkpoint(write_checkpoint(tmp_path), old_data=Part(str(old)))
+    whole = data.load(config.data.name, **config.data.options)
+    stream = make_stream(config)
+    assert len(stream.dataset.test) == len(whole.test) - 200
+    assert len(stream.dataset.train) == len(whole.train)
+    choosing = make_stream(replace(config, purpose="selection", holdout=0.2))
+    assert len(choosing.dataset.test) > 0
+    assert not choosing.dataset.test.are_in(data.load(str(old)).train).any()
+    numpy.savez(old, x_train=digits.test.x.numpy(), y_train=digits.test.y.numpy(),
+                x_test=digits.test.x[:50].numpy(), y_test=digits.test.y[:50].numpy())  # fmt: skip
+    with pytest.raises(ValueError, match="old_data: all test examples of digits are training examples of old"):
+        make_stream(config)

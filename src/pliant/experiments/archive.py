@@ -1,25 +1,43 @@
 """Pack an experiment into one small file.
 
-The file holds gzipped JSON lines: the recipe and the chosen settings, then one line a run with its configuration, its
-result and its metrics by column. Numbers keep six digits. Times and hosts are left out, so the same runs always give
-the same bytes.
+The file holds gzipped JSON lines: the recipe, the chosen settings and the number of runs, then one line a run with its
+configuration, its result, its metrics by column, and the first and last event of its last attempt: versions, commit,
+dates and seconds. Each line carries a digest of all lines so far. Numbers keep six digits. Hosts are left out.
+
+An archive may come from anybody. Nothing in it is run, its size is bounded, and it is checked before anything is
+written. The digests find damage; they do not say who wrote the file.
 """
 
+import contextlib
 import gzip
+import itertools
 import json
 import os
-import re
 import shutil
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pliant._files import write_atomically
+from pliant._files import open_regular, write_atomically
+from pliant._json import parse_json, seal
+from pliant.experiments.journal import Journal, write_lines
 from pliant.experiments.run_config import RunConfig
-from pliant.experiments.store import FINAL, Run, load_recipe_values, load_runs, load_selection
+from pliant.experiments.store import (
+    FINAL,
+    Run,
+    check_selection,
+    load_recipe_values,
+    load_runs,
+    load_selection,
+    make_run,
+)
 
 _LEFT_OUT = ("progress", "receipts")
 _DIGITS = 6
+_MOST_EXPANSION = 50
+"""How many times larger than the file its content may be, and the unpacked runs. The content of packed experiments is
+3 to 13 times larger, their runs 8 to 29 times."""
 
 
 def pack(root: Path, file: Path) -> int:
@@ -35,10 +53,10 @@ def pack(root: Path, file: Path) -> int:
     runs = [run for run in load_runs(root) if run.status in FINAL]
     if not (root / "recipe.json").exists():
         raise ValueError(f"{root} holds no recipe.json; only an experiment with its recipe can be packed")
-    head = {"recipe": load_recipe_values(root), "selection": load_selection(root)}
-    lines = [json.dumps(line) for line in (head, *map(_describe, runs))]
+    head = {"recipe": load_recipe_values(root), "selection": load_selection(root), "runs": len(runs)}
+    content, _ = write_lines(itertools.chain([head], map(_describe, runs)))
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, gzip.compress("\n".join(lines).encode(), mtime=0))
+    write_atomically(file, gzip.compress(content, mtime=0))
     return len(runs)
 
 
@@ -58,15 +76,15 @@ def unpack(file: Path, root: Path) -> int:
     made = root / f".runs.{os.getpid()}.tmp"
     made.mkdir(parents=True)
     try:
-        for run in runs:
-            folder = made / run["id"]
+        for name, contents in runs.items():
+            folder = made / name
             folder.mkdir()
-            for name in _FILES:
-                write_atomically(folder / name, run[name])
-        write_atomically(root / "recipe.json", json.dumps(head["recipe"]).encode())
+            for each, content in contents.items():
+                write_atomically(folder / each, content)
+        write_atomically(root / "recipe.json", seal(head["recipe"], indent=1))
         (root / "selection.json").unlink(missing_ok=True)
         if head["selection"]:
-            write_atomically(root / "selection.json", json.dumps(head["selection"]).encode())
+            write_atomically(root / "selection.json", seal(head["selection"], indent=1))
         made.rename(root / "runs")
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
@@ -74,28 +92,62 @@ def unpack(file: Path, root: Path) -> int:
     return len(runs)
 
 
-_FILES = ("config.json", "metrics.jsonl", "result.json")
+_PRIVATE = ("host", "pid", "platform")
+"""What the archive does not tell of the machine."""
 
 
-def _parse(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Read a packed file: its first line, and the id and files of each run."""
-    content = file.read_bytes()
+def _parse(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, bytes]]]:
+    """Read a packed file: its first line, and the files of each run by the run's id."""
     try:
-        head, *lines = [json.loads(line) for line in gzip.decompress(content).splitlines()]
-        return {key: head[key] for key in ("recipe", "selection")}, [_parse_run(line) for line in lines]
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        most = _MOST_EXPANSION * file.stat().st_size
+        head, *lines = _read_lines(file, most)
+        if head["selection"]:
+            check_selection(head["selection"])
+        if not isinstance(head["recipe"], dict) or not head["recipe"]:
+            raise ValueError("its recipe is not a table")
+        runs: dict[str, dict[str, bytes]] = {}
+        for line in lines:
+            name, files = _parse_run(line, most)
+            if name in runs:
+                raise ValueError(f"it holds the run {name} twice")
+            runs[name] = files
+            most -= sum(map(len, files.values()))
+        return head, runs
+    except (EOFError, zlib.error, gzip.BadGzipFile, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{str(file)!r} is not what pliant pack writes, or it is damaged: {reason}") from error
 
 
-def _parse_run(run: dict[str, Any]) -> dict[str, Any]:
-    if not re.fullmatch(r"[a-z0-9-]+", run["id"]):
-        raise ValueError(f"{run['id']!r} is not the id of a run")
-    RunConfig.from_dict(run["config"])
-    end = {key: run[key] for key in ("config", "status", "result", "error")}
-    records = "".join(json.dumps(record) + "\n" for record in _to_rows(run["metrics"]))
-    contents = json.dumps(run["config"]), records, json.dumps(end)
-    return {"id": run["id"]} | dict(zip(_FILES, (content.encode() for content in contents), strict=True))
+def _read_lines(file: Path, most: int) -> list[Any]:
+    with open_regular(file) as packed, gzip.GzipFile(fileobj=packed) as unpacked:
+        content = unpacked.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it holds more than {_MOST_EXPANSION} times its size")
+    lines = [parse_json(line) for line in content.splitlines()]
+    if not any("digest" in line for line in lines):
+        return lines  # Packed before lines carried digests: only gzip's own checksum guards them.
+    head, *runs = Journal(content).records()
+    if head["runs"] != len(runs):
+        raise ValueError(f"it holds {len(runs)} of {head['runs']} runs")
+    return [head, *runs]
+
+
+def _parse_run(run: dict[str, Any], most: int) -> tuple[str, dict[str, bytes]]:
+    """Check a run, and return its id and its files, which must not have more bytes than that."""
+    config = RunConfig.from_dict(run["config"])
+    if run["id"] != config.id:
+        raise ValueError(f"{run['id']!r} is not the id of its configuration, {config.id}")
+    metrics, end = write_lines(_to_rows(run["metrics"]), most)
+    result = {key: run[key] for key in ("config", "error")} | {"metrics": end}
+    result |= {key: run[key] for key in ("result", "status")}
+    if make_run(Path(config.id), result).status not in FINAL:
+        raise ValueError(f"the run {config.id} is {run['status']}; only ended runs are packed")
+    return config.id, {
+        "config.json": seal(json.loads(config.to_json())),
+        "metrics.jsonl": metrics,
+        "result.json": seal(result),
+        "events.jsonl": write_lines(map(dict, run.get("events", [])), most)[0],
+    }
 
 
 def _describe(run: Run) -> dict[str, Any]:
@@ -106,7 +158,23 @@ def _describe(run: Run) -> dict[str, Any]:
         "result": _rounded(run.result),
         "error": run.error,
         "metrics": _rounded(_to_columns(run.records)),
+        "events": _rounded(_last_attempt(_read_events(run))),
     }
+
+
+def _read_events(run: Run) -> list[dict[str, Any]]:
+    with contextlib.suppress(ValueError):  # A damaged log costs only the log.
+        return run.events
+    return []
+
+
+def _last_attempt(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events that start and end the last attempt of a run, without names of the machine."""
+    last = {event["event"]: event for event in events if event.get("event") in ("start", "end")}
+    if environment := last.get("start", {}).get("environment"):
+        told = {key: value for key, value in environment.items() if key not in _PRIVATE}
+        last["start"] = last["start"] | {"environment": told}
+    return [last[name] for name in ("start", "end") if name in last]
 
 
 def _to_columns(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -119,13 +187,15 @@ def _to_columns(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
     }
 
 
-def _to_rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    count = max((len(column) for column in columns.values()), default=0)
-    full = {name: column * count if len(column) == 1 else column for name, column in columns.items()}
-    return [
-        {name: column[row] for name, column in full.items() if column[row] is not None} | {"receipts": []}
-        for row in range(count)
-    ]
+def _to_rows(columns: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    if not all(isinstance(column, list) for column in columns.values()):
+        raise TypeError("metrics must be lists by name")
+    count = max(map(len, columns.values()), default=0)
+    if any(len(column) not in (1, count) for column in columns.values()):
+        raise ValueError("metrics must have equally many values, or one for all epochs")
+    for row in range(count):
+        values = {name: column[row if len(column) > 1 else 0] for name, column in columns.items()}
+        yield {name: value for name, value in values.items() if value is not None} | {"receipts": []}
 
 
 def _rounded(value: Any) -> Any:

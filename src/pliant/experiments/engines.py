@@ -190,10 +190,31 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let a Ray that starts listen on the loopback interface alone; by default it listens on all of them.
+
+    Ray's only switch for this is the one that macOS and Windows have on. It is read when Ray is imported.
+    """
+    from ray._private import ray_constants
+
+    before, variable = ray_constants.ENABLE_RAY_CLUSTER, ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    outside = os.environ.get(variable)
+    ray_constants.ENABLE_RAY_CLUSTER, os.environ[variable] = False, "0"
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        os.environ.pop(variable)
+        if outside is not None:
+            os.environ[variable] = outside
+
+
 class RayEngine:
     """Executes jobs on a Ray cluster, or on a local Ray.
 
-    All nodes must see the folder of the experiment under the same path.
+    All nodes must see the folder of the experiment under the same path. A local Ray listens on the loopback interface
+    alone, and asks for a token. Whoever reaches a cluster without tokens can run code on it: see `docs/security.md`.
 
     Args:
         address: The address of the cluster; by default a local Ray is started.
@@ -216,9 +237,13 @@ class RayEngine:
     def _start(self) -> None:
         """Join the cluster, or start a local Ray."""
         self._started = not self._ray.is_initialized()
-        if self._started:
-            address = self._address or "local"
-            self._ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        if self._started and self._address is not None:
+            self._ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
+        elif self._started:
+            with _on_loopback():
+                self._ray.init(
+                    address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+                )
         # No retries by Ray: the scheduler retries, in the same way for every engine.
         options: dict[str, Any] = {"num_cpus": self._threads, "num_gpus": self._gpus, "max_retries": 0}
         self._perform = self._ray.remote(**options)(perform)

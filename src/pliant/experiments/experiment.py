@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from pliant import data
-from pliant._files import write_atomically
+from pliant._files import is_foreign, read_regular, set_aside, write_atomically
 from pliant._importing import tell_failure
+from pliant._json import seal
 from pliant.experiments.recipe import Entry, Recipe
 from pliant.experiments.run import (
     find_sources,
@@ -87,8 +88,11 @@ def check_folder(recipe: Recipe, root: Path) -> None:
 
 def _write_recipe(recipe: Recipe, root: Path, *, keep_choice: bool) -> None:
     """Write `recipe.json`; remove the choice of another recipe."""
-    path, content = root / "recipe.json", recipe.model_dump_json(indent=1).encode()
-    if path.exists() and path.read_bytes() == content and keep_choice:
+    path, content = root / "recipe.json", seal(recipe.model_dump(mode="json"), indent=1)
+    for file in (path, root / "selection.json"):
+        if is_foreign(file):
+            set_aside(file)
+    if path.exists() and read_regular(path) == content and keep_choice:
         return
     (root / "selection.json").unlink(missing_ok=True)
     write_atomically(path, content)
@@ -108,6 +112,8 @@ def rehearse(recipe: Recipe) -> list[tuple[RunConfig, Sources]]:
     Raises:
         ValueError: If something in it cannot work.
     """
+    if recipe.domain == "rl":
+        return _rehearse_agents(recipe)
     made: dict[str, Stream] = {}
     tried: set[str] = set()
     used: list[tuple[RunConfig, Sources]] = []
@@ -127,6 +133,22 @@ def rehearse(recipe: Recipe) -> list[tuple[RunConfig, Sources]]:
                 _check_stream(make_stream(drawn, made[key].dataset), recipe)
         _rehearse_entry(entry, config, made[key], elsewhere=recipe.device != "cpu")
         used.append((config, find_sources(config, made[key].dataset)))
+    return used
+
+
+def _rehearse_agents(recipe: Recipe) -> list[tuple[RunConfig, Sources]]:
+    """Make the environment and the agent of every entry with its methods."""
+    from pliant.experiments.agent_run import make_agent_learner
+
+    used: list[tuple[RunConfig, Sources]] = []
+    for entry in recipe.methods:
+        for parts in entry.variants():
+            config = replace(recipe.config(entry, parts, recipe.seeds[0], "result"), device="cpu")
+            try:
+                make_agent_learner(config)
+            except ValueError as error:
+                raise ValueError(f"{entry.label}: {error}") from error
+        used.append((config, {}))
     return used
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pliant.experiments.store import load_run
+from pliant.training import direction
 
 _FEWEST_ROUNDS = 2
 
@@ -93,9 +94,9 @@ def survivors(tried: Sequence[Tried], size: int) -> list[str]:
 
 
 def read_scores(root: Path, runs: Sequence[str], headline: str) -> tuple[float, ...]:
-    """Return the headline of each run; −∞ for a run that did not finish."""
-    loaded = [load_run(root / "runs" / run) for run in runs]
-    return tuple(run.result.get(headline, -math.inf) if run is not None else -math.inf for run in loaded)
+    """Return the headline of each run, with the sign of a loss changed; −∞ for a run that did not finish."""
+    results = [run.result if run else {} for run in (load_run(root / "runs" / run) for run in runs)]
+    return tuple(direction(headline) * each[headline] if headline in each else -math.inf for each in results)
 
 
 def halve(

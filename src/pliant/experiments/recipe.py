@@ -35,6 +35,7 @@ from pliant.data.cache import digest_file
 from pliant.data.image_folder import load_folder
 from pliant.diagnostics import measures
 from pliant.experiments.run_config import SELECTION_SEEDS, Part, Purpose, RunConfig, Start, read_settings
+from pliant.rl.results import RESULTS as RL_RESULTS
 from pliant.training import RESULTS, Reference, Settings
 
 _MOST_SEEDS = 10_000
@@ -135,6 +136,23 @@ def _as_start(value: Any) -> Any:
 
 NamedPart = Annotated[Part, BeforeValidator(_as_part)]
 
+Domain = Literal["supervised", "rl"]
+_RL_KEYS = {"env": "data", "agent": "model"}
+"""What data and network are called where an agent learns."""
+
+
+def _rename_rl_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Call environment and agent data and model, as every run does."""
+    for key, name in _RL_KEYS.items():
+        if key in values and name in values:
+            raise ValueError(f"{key} and {name} are both given; with domain 'rl' they are the same, drop {name}")
+    return {_RL_KEYS.get(key, key): value for key, value in values.items()}
+
+
+def _as_domain(value: Any) -> Any:
+    """Accept a bare name too."""
+    return value["name"] if isinstance(value, Mapping) and set(value) == {"name"} else value
+
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -174,6 +192,7 @@ class GridPart(_Strict):
     @model_validator(mode="after")
     def _check(self) -> "GridPart":
         check_names(self.name, (*self.settings, *self.grid), methods.options(self.name))
+        methods.check_required(self.name, (*self.settings, *self.grid))
         for key in self.settings.keys() & self.grid.keys():
             raise ValueError(f"{self.name}.{key} has both a value, {self.settings[key]!r}, and a grid; drop one")
         for key, values in self.grid.items():
@@ -277,6 +296,7 @@ class Selection(_Strict):
 
     Args:
         on: "validation": by runs that are tested on held-out training data and never see the test data.
+            Where an agent learns, nothing is held out: other seeds than those of the results choose.
             "test": by the test results themselves, as many papers do; optimistic.
         fraction: The share of the training data that is held out.
         seeds: The number of runs for each value; their seeds differ from those of the results.
@@ -297,6 +317,8 @@ class Recipe(_Strict):
 
     Args:
         title: Its title.
+        domain: "supervised", or "rl" if an agent learns in environments. Then `env` is the environment with its options
+            and `agent` is the agent with its arguments in Stable-Baselines3; there is no `training`.
         source: The table or figure that it reproduces.
         choices: What the source leaves open, what was chosen, and why.
         published: The published mean and spread of the headline, by label.
@@ -317,6 +339,7 @@ class Recipe(_Strict):
     """
 
     title: str = ""
+    domain: Annotated[Domain, BeforeValidator(_as_domain)] = "supervised"
     source: str = ""
     choices: tuple[str, ...] = ()
     published: dict[str, tuple[float, float]] = Field(default_factory=dict)
@@ -333,6 +356,23 @@ class Recipe(_Strict):
     device: str = "cpu"
     start: Annotated[Start | None, BeforeValidator(_as_start)] = None
     old_data: Annotated[Part | None, BeforeValidator(_as_part)] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_domain(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        if _as_domain(value.get("domain")) == "rl":
+            entries = value.get("methods")
+            entries = entries if isinstance(entries, list | tuple) else []
+            renamed = [_rename_rl_keys(entry) if isinstance(entry, Mapping) else entry for entry in entries]
+            return _rename_rl_keys(value) | ({"methods": renamed} if renamed else {})
+        misplaced = (
+            _RL_KEYS.keys() & value.keys() if _as_domain(value.get("domain", "supervised")) == "supervised" else ()
+        )
+        for key in misplaced:
+            raise ValueError(f"{key} needs domain = 'rl'")
+        return value
 
     @model_validator(mode="before")
     @classmethod
@@ -356,7 +396,9 @@ class Recipe(_Strict):
                 )
         check_names("published", self.published, labels)
         check_names("measures", self.measures, list(measures.names()))
-        check_names("headline", [self.headline] if self.headline else [], list(RESULTS))
+        check_names(
+            "headline", [self.headline] if self.headline else [], list(RL_RESULTS if self.domain == "rl" else RESULTS)
+        )
         try:
             torch.device(self.device)
         except RuntimeError as error:
@@ -365,13 +407,32 @@ class Recipe(_Strict):
             ) from error
         for entry in self.methods if self.start is not None else ():
             _check_startable(entry)
+        self._check_domain()
         for config in self._configs.values():
             check_names("stream", config.stream.options, streams.options(config.stream.name))
+            if self.domain == "rl":
+                continue  # Environment and agent are checked when they are made.
             _check_model(config.model)
             _check_data(config.data)
         if self.old_data is not None:
             _check_data(self.old_data)
         return self
+
+    def _check_domain(self) -> None:
+        of_environments = streams.is_of_environments(self.stream.name)
+        if of_environments != (self.domain == "rl"):
+            fitting = [name for name in streams.names() if streams.is_of_environments(name) != of_environments]
+            raise ValueError(
+                f"stream is {self.stream.name!r}, which domain {self.domain!r} does not have; "
+                f"it must be one of {', '.join(fitting)}"
+            )
+        if self.domain == "supervised":
+            return
+        if self.training != Settings() or any(entry.training for entry in self.methods):
+            raise ValueError("training: the agent's own arguments say how it learns; write them under agent")
+        for key in ("start", "old_data"):
+            if getattr(self, key) is not None:
+                raise ValueError(f"{key}: agents start untrained; drop it")
 
     @functools.cached_property
     def _configs(self) -> dict[str, RunConfig]:
@@ -390,8 +451,8 @@ class Recipe(_Strict):
             label=entry.label,
             methods=(),
             fresh=entry.fresh,
-            data=_fit_data("data", dataset),
-            model=_fit_part("model", model, _model_hints(model.name)),
+            data=dataset if self.domain == "rl" else _fit_data("data", dataset),
+            model=model if self.domain == "rl" else _fit_part("model", model, _model_hints(model.name)),
             stream=_fit_part("stream", stream, _hints(streams.stream_class(stream.name))),
             training=training,
             measures=self.measures,

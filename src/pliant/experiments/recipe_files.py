@@ -1,11 +1,12 @@
 """Find recipe files, and read them at a scale and with overrides."""
 
-import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from pliant._files import read_regular
+from pliant._json import check_depth, parse_json
 from pliant._key_values import override
 from pliant._names import suggest
 from pliant.experiments.recipe import Recipe, RecipeError, label_of, make_recipe
@@ -13,6 +14,11 @@ from pliant.experiments.run_config import SETTING
 
 Scale = Literal["paper", "quick"]
 """The size of an experiment: as published, or a smaller one that takes minutes."""
+
+
+_MOST_BYTES = 10_000_000
+PARTS = ("data", "model", "stream", "old_data", "env", "agent")
+"""The keys of a recipe whose value may be a bare name."""
 
 
 def recipe_folder() -> Path:
@@ -33,7 +39,14 @@ def find_recipe(name: str) -> Path:
     return found[name]
 
 
-def load_recipe(path: Path, overrides: Iterable[str] = (), scale: Scale = "paper") -> Recipe:
+def load_recipe(
+    path: Path,
+    overrides: Iterable[str] = (),
+    scale: Scale = "paper",
+    *,
+    trust: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Recipe:
     """Read a recipe.
 
     Args:
@@ -42,6 +55,8 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), scale: Scale = "paper
         overrides: Changes `key=value`, or `stream.epochs=5` inside a table. `methods=vanilla,SWR` picks methods of
             the file by their labels, and accepts other methods as `pliant compare --methods` does.
         scale: "paper": as published. "quick": a smaller version that takes minutes.
+        trust: Whether the file may name code: `module:function` or `file.py:function`. Overrides always may.
+        tell: Gets one line for each piece of code that is trusted, before it runs.
 
     Returns:
         The recipe, checked. If it differs from the published setting, its title says so and the published numbers are
@@ -51,14 +66,19 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), scale: Scale = "paper
         RecipeError: If it is wrong.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        values: dict[str, Any] = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        if (size := path.stat().st_size) > _MOST_BYTES:
+            raise RecipeError(f"{path} has {size // 10**6} MB; a recipe has at most {_MOST_BYTES // 10**6} MB")
+        text = read_regular(path).decode()
+        values: dict[str, Any] = parse_json(text) if path.suffix == ".json" else _parse_toml(text)
     except FileNotFoundError as error:
         raise RecipeError(f"there is no recipe {str(path)!r}") from error
+    except RecipeError:
+        raise
     except ValueError as error:
         raise RecipeError(f"{path} is not {path.suffix.removeprefix('.').upper()}: {error}") from error
     if not isinstance(values, dict):
         raise RecipeError(f"{path} holds a {type(values).__name__}; a recipe is a table of keys and values")
+    values.pop("digest", None)  # A recipe.json may be edited.
     quick = values.pop("quick", None)
     if scale == "quick":
         if quick is None:
@@ -79,7 +99,50 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), scale: Scale = "paper
     if changes:
         values["published"] = {}
         values["title"] = f"{values.get('title') or path.stem} ({', '.join(changes)})"
+    _check_trust(path, values, overrides, trust, tell)
     return make_recipe(values)
+
+
+def _parse_toml(text: str) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    check_depth(values)
+    return values
+
+
+def _check_trust(
+    path: Path, values: Mapping[str, Any], overrides: list[str], trust: bool, tell: Callable[[str], None]
+) -> None:
+    """Raise a RecipeError if the file itself names code, unless it is trusted."""
+    typed = set(find_code(override({}, overrides)))
+    found = [name for name in dict.fromkeys(find_code(values)) if name not in typed]
+    if found and not trust:
+        raise RecipeError(
+            f"{path} names code that would run here: {', '.join(map(repr, found))}. Read that code, then allow it "
+            "with --trust (trust=True in Python), or name it on the command line"
+        )
+    for name in found:
+        file = name.rpartition(":")[0]
+        tell(f"trusted code: {name}" + (f" in {Path(file).resolve()}" if file.endswith(".py") else ""))
+
+
+def find_code(value: Any, key: str = "") -> Iterator[str]:
+    """Find the names in a recipe that lead to code outside Pliant: every part's name with a colon.
+
+    Example:
+        >>> list(find_code({"data": "os:system", "methods": ["l2:lam=0.1", {"model": {"name": "net.py:build"}}]}))
+        ['os:system', 'net.py:build']
+    """
+    if isinstance(value, Mapping):
+        for inner, each in value.items():
+            yield from find_code(each, str(inner))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from find_code(each)
+    elif isinstance(value, str) and ":" in value and key in ("name", *PARTS):
+        yield value
 
 
 def _pick_methods(entries: Any, wanted: Any) -> Any:

@@ -4,9 +4,10 @@ import contextlib
 import importlib.util
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from pliant.diagnostics.checkpoints import load_into, load_optimizer_into
 from pliant.experiments.run_config import Part, RunConfig, Start
 from pliant.experiments.store import FINAL, RunFolder, Sources, Status, environment
 from pliant.streams.stream import Stream
-from pliant.training import DivergedError, Learner, summarize, train
+from pliant.training import DivergedError, Learner, Record, summarize, train
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def execute(config: RunConfig, root: Path, checkpoint_seconds: float = 30.0) -> 
     Args:
         config: The run.
         root: The folder of the experiment.
-        checkpoint_seconds: The least time between two checkpoints; they are saved at the end of an epoch.
+        checkpoint_seconds: The least time between two checkpoints; they are saved after a step.
 
     Returns:
         How it ended.
@@ -57,25 +58,107 @@ def execute(config: RunConfig, root: Path, checkpoint_seconds: float = 30.0) -> 
     try:
         with folder.open():
             if (status := folder.status) in FINAL:
-                return Outcome(status)
-            return _attempt(config, folder, checkpoint_seconds)
+                return Outcome(status, notes=tuple(folder.troubles))
+            return _attempt(config, root, folder, checkpoint_seconds)
     except BusyError:
         return Outcome(None)
     except Exception:
         return Outcome("failed", traceback.format_exc())
 
 
-def _attempt(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) -> Outcome:
+class Session(Protocol):
+    """What one run trains. It may be saved whenever `run` says so."""
+
+    sources: Sources
+    """Digests of the user's own data and code."""
+
+    @property
+    def position(self) -> dict[str, int]:
+        """Task, epoch and step."""
+
+    def run(self, append: Callable[[Record], None], save: Callable[[], None]) -> None:
+        """Train to the end; pass on every record, and call `save` wherever the run may be saved."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that a resumed run needs."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state; raise a KeyError, TypeError or ValueError if it does not fit."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the log says of the run at its end."""
+
+    def summarize(self, records: list[Record]) -> dict[str, float]:
+        """Summarize the records in a result."""
+
+
+class SupervisedSession:
+    """A network that learns a stream of data.
+
+    Args:
+        config: The run.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        seed_everything(config.seed)
+        self.stream = make_stream(config)
+        self.learner = make_learner(config, self.stream)
+        seed_everything(config.seed)  # Again: the user's data and networks may draw, or seed.
+        self.sources = find_sources(config, self.stream.dataset)
+        self.state_dict = self.learner.state_dict
+        self.load_state_dict = self.learner.load_state_dict
+
+    @property
+    def position(self) -> dict[str, int]:
+        """Task, epoch and step."""
+        learner = self.learner
+        return {"task": learner.task, "epoch": learner.epoch, "step": learner.step + learner.batch}
+
+    def run(self, append: Callable[[Record], None], save: Callable[[], None]) -> None:
+        """Train to the end."""
+        fresh = (lambda task: make_model(self.config, self.stream, task)) if self.config.fresh else None
+        self.learner.after_step = save
+        for record in train(self.learner, self.stream, self.config.seed, fresh=fresh):
+            append(record)
+            save()
+
+    def facts(self) -> dict[str, Any]:
+        """Return the bytes of the state, the number of test examples, and measures that were skipped."""
+        state, stream = self.learner.state_dict(), self.stream
+        told: dict[str, Any] = {"bytes": {name: count_bytes(state[name]) for name in ("model", "optimizer", "methods")}}
+        tests = [task.test for task in (stream[0], stream[len(stream) - 1]) if task.test is not None]
+        if tests:
+            told["test_examples"] = min(map(len, tests))
+        if self.learner.monitor is not None and self.learner.monitor.skipped:
+            told["measures_skipped"] = dict(self.learner.monitor.skipped)
+        return told
+
+    def summarize(self, records: list[Record]) -> dict[str, float]:
+        """Summarize the records in a result."""
+        return summarize(records)
+
+
+def begin(config: RunConfig, root: Path) -> Session:
+    """Begin a run of a network, or of an agent if the stream is one of environments."""
+    if streams.is_of_environments(config.stream.name):
+        from pliant.experiments.agent_run import AgentSession
+
+        return AgentSession(config, root)
+    return SupervisedSession(config)
+
+
+def _attempt(config: RunConfig, root: Path, folder: RunFolder, checkpoint_seconds: float) -> Outcome:
     status: Status = "finished"
     error = ""
     told: dict[str, Any] = {}
     try:
         folder.start(environment())
-        stream, learner = _begin(config)
-        told["sources"] = find_sources(config, stream.dataset)
+        session = begin(config, root)
+        told["sources"] = session.sources
         told["methods"] = [asdict(effective_part(part)) for part in config.methods]
-        told |= _train(config, folder, stream, learner, told["sources"], checkpoint_seconds)
-        folder.finish(status, summarize(folder.records()))
+        told |= _train(config, root, folder, session, checkpoint_seconds)
+        folder.finish(status, session.summarize(folder.records()))
     except DivergedError as problem:
         status, error = "diverged", str(problem)
     except Exception:
@@ -92,46 +175,30 @@ def _attempt(config: RunConfig, folder: RunFolder, checkpoint_seconds: float) ->
 
 
 def _train(
-    config: RunConfig,
-    folder: RunFolder,
-    stream: Stream,
-    learner: Learner,
-    sources: Sources,
-    checkpoint_seconds: float,
+    config: RunConfig, root: Path, folder: RunFolder, session: Session, checkpoint_seconds: float
 ) -> dict[str, Any]:
-    """Train to the end; return seconds and steps of this attempt, bytes of the state, number of test examples."""
-    if folder.load_checkpoint(learner.load_state_dict, sources):
-        folder.note("resume", task=learner.task, epoch=learner.epoch)
-    elif folder.troubles:
+    """Train to the end; return seconds and steps of this attempt, and what the session tells of itself."""
+    sources, known = session.sources, len(folder.troubles)
+    if folder.load_checkpoint(session.load_state_dict, sources):
+        folder.note("resume", **session.position)
+    elif len(folder.troubles) > known:
         folder.troubles.append("no checkpoint is left: the run starts over")
-        stream, learner = _begin(config)  # The failed loading may have changed the learner.
+        session = begin(config, root)  # The failed loading may have changed the session.
     begun = saved = time.monotonic()
-    first_step = learner.step
-    fresh = (lambda task: make_model(config, stream, task)) if config.fresh else None
-    for record in train(learner, stream, config.seed, fresh=fresh):
-        folder.append(record)
+    first_step = session.position["step"]
+
+    def save() -> None:
+        nonlocal saved
         if time.monotonic() - saved >= checkpoint_seconds:
-            folder.save_checkpoint(learner.state_dict(), learner.step, sources)
+            folder.save_checkpoint(session.state_dict(), session.position["step"], sources)
             saved = time.monotonic()
-    if learner.monitor is not None and learner.monitor.skipped:
-        folder.note("measures skipped", **learner.monitor.skipped)
-    state = learner.state_dict()
-    sizes = {name: _count_bytes(state[name]) for name in ("model", "optimizer", "methods")}
-    seconds, steps = time.monotonic() - begun, learner.step - first_step
-    tests = [task.test for task in (stream[0], stream[len(stream) - 1]) if task.test is not None]
-    tested = {"test_examples": min(map(len, tests))} if tests else {}
-    return {"seconds": seconds, "steps": steps, "bytes": sizes} | tested
+
+    session.run(folder.append, save)
+    return {"seconds": time.monotonic() - begun, "steps": session.position["step"] - first_step} | session.facts()
 
 
-def _begin(config: RunConfig) -> tuple[Stream, Learner]:
-    seed_everything(config.seed)
-    stream = make_stream(config)
-    learner = make_learner(config, stream)
-    seed_everything(config.seed)  # Again: the user's data and networks may draw, or seed.
-    return stream, learner
-
-
-def _count_bytes(state: Any) -> int:
+def count_bytes(state: Any) -> int:
+    """Return the bytes of all tensors in a state."""
     leaves = tree_leaves(state)
     return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
 
@@ -140,10 +207,25 @@ def make_stream(config: RunConfig, dataset: Dataset | None = None) -> Stream:
     """Make the stream of a run, from its data set if that is loaded already."""
     if dataset is None:
         dataset = data.load(config.data.name, **config.data.options)
+    seen = None
+    if config.old_data is not None:
+        old = data.load(config.old_data.name, **config.old_data.options)
+        seen, dataset = dataset.train.are_in(old.train), _without_seen(dataset, old)
     if config.purpose == "selection":
-        dataset = dataset.holdout(config.holdout, config.seed)
+        dataset = dataset.holdout(config.holdout, config.seed, seen)
     dataset = dataset.to(config.device)
     return streams.create(config.stream.name, dataset, config.seed, **config.stream.options)
+
+
+def _without_seen(dataset: Dataset, old: Dataset) -> Dataset:
+    """Drop the test examples that the checkpoint has learned: they would favor going on from it."""
+    unseen = torch.nonzero(~dataset.test.are_in(old.train)).flatten()
+    if not len(unseen):
+        raise ValueError(
+            f"old_data: all test examples of {dataset.name} are training examples of {old.name}, so none shows how "
+            "well new data is learned; add a folder `test` with other images"
+        )
+    return dataset if len(unseen) == len(dataset.test) else replace(dataset, test=dataset.test.select(unseen))
 
 
 def make_model(config: RunConfig, stream: Stream, task: int = 0) -> nn.Module:
@@ -229,7 +311,7 @@ def effective_part(part: Part) -> Part:
 
     Example:
         >>> effective_part(Part("shrink_perturb", {"toward": "noise"}))
-        Part(name='shrink_perturb', options={'lam': 0.4, 'toward': 'noise'})
+        Part(name='shrink_perturb', options={'lam': 0.8, 'toward': 'noise'})
     """
     defaults = methods.options(part.name)
     tunables = {each.name: defaults[each.name] for each in methods.info(part.name).tunables}

@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from pliant._validation import check_choice, check_number
 from pliant.training import Reference, Settings
 
 Purpose = Literal["result", "selection"]
@@ -31,6 +32,9 @@ class Part:
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_types(self, name=str, options=dict)
 
     def __str__(self) -> str:
         return f"{self.name}({self.written_options})" if self.options else self.name
@@ -56,6 +60,9 @@ class Start:
     digest: str
     key: str = ""
     optimizer: str = ""
+
+    def __post_init__(self) -> None:
+        _check_types(self, path=str, digest=str, key=str, optimizer=str)
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,16 @@ class RunConfig:
     start: Start | None = None
     old_data: Part | None = None
 
+    def __post_init__(self) -> None:
+        _check_types(self, label=str, fresh=bool, seed=int, device=str)
+        check_choice("purpose", self.purpose, get_args(Purpose))
+        check_choice("reference", self.reference, get_args(Reference))
+        check_number("holdout", self.holdout, high=1.0, below=True)
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed is {self.seed}; it must fit into 64 bits")
+        if not all(isinstance(name, str) for name in self.measures):
+            raise ValueError(f"measures are {self.measures!r}; they must be names")
+
     @cached_property
     def id(self) -> str:
         """The id of the run: label, seed and a digest of the configuration."""
@@ -114,6 +131,11 @@ class RunConfig:
         for name, default in (("reference", "initial"), ("start", None), ("old_data", None)):
             if values[name] == default:  # Defaults are left out, so that kept runs keep their ids.
                 del values[name]
+        values["training"] = {
+            name: value
+            for name, value in values["training"].items()
+            if name not in _LATER or value != getattr(Settings, name)
+        }
         return json.dumps(values, sort_keys=True)
 
     @classmethod
@@ -133,6 +155,18 @@ class RunConfig:
                 "measures": tuple(values["measures"]),
             }
         )
+
+
+_LATER = ("betas", "accumulate", "precision", "decay", "decay_to")
+"""Settings that are left out of a configuration where they have their defaults, as those of `to_json` above."""
+
+
+def _check_types(record: object, **types: type) -> None:
+    """Raise a ValueError if an attribute has another type; files may hold anything."""
+    for name, allowed in types.items():
+        value = getattr(record, name)
+        if not isinstance(value, allowed) or (allowed is int and isinstance(value, bool)):
+            raise ValueError(f"{name} is {value!r}; it must be a {allowed.__name__}")
 
 
 SETTING = ("data", "model", "stream", "training", "start", "old_data")
@@ -158,4 +192,5 @@ def full_name(label: str, settings: str) -> str:
 
 def read_settings(values: dict[str, Any]) -> Settings:
     """Make training settings from parsed JSON, which has no tuples."""
-    return Settings(**values | {"decay_epochs": tuple(values["decay_epochs"])})
+    tuples: dict[str, Any] = {name: tuple(values[name]) for name in ("decay_epochs", "betas") if name in values}
+    return Settings(**values | tuples)

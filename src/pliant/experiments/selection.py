@@ -1,16 +1,17 @@
 """Choose the values of grids: the best mean over seeds, and how that choice is put into words."""
 
 import contextlib
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pliant._files import write_atomically
+from pliant._json import seal
 from pliant.experiments.recipe import Entry, Recipe
 from pliant.experiments.run_config import Part, RunConfig, describe, full_name
 from pliant.experiments.store import Run, load_run
+from pliant.training import direction
 
 _MOST_NAMES = 6
 """The number of tied settings that a sentence names."""
@@ -40,7 +41,9 @@ def choose(
     for run in runs.values():
         if run and run.status == "finished" and headline not in run.result:
             raise ValueError(f"headline is {headline!r}, which {run.path} has not; allowed: {', '.join(run.result)}")
-    scores = {name: run.result.get(headline, -math.inf) if run else -math.inf for name, run in runs.items()}
+    sign = direction(headline)
+    worst = -sign * math.inf
+    scores = {name: run.result.get(headline, worst) if run else worst for name, run in runs.items()}
     choice: dict[str, tuple[Part, ...]] = {}
     labels = {}
     for entry in entries:
@@ -51,8 +54,8 @@ def choose(
             values = [scores[trial.id] for trial in tried if trial.methods == parts]
             mean = math.fsum(values) / len(values)
             table[describe(parts)] = mean
-            if mean > best or entry.label not in choice:
-                best, choice[entry.label] = mean, parts
+            if sign * mean > best or entry.label not in choice:
+                best, choice[entry.label] = sign * mean, parts
         labels[entry.label] = {
             "chosen": describe(choice[entry.label]),
             "scores": {key: value if math.isfinite(value) else None for key, value in table.items()},
@@ -61,7 +64,7 @@ def choose(
         }
         tell(tell_choice(entry.label, labels[entry.label], recipe.selection.on))
     content = {"on": recipe.selection.on, "headline": headline, "labels": labels}
-    write_atomically(root / "selection.json", json.dumps(content, indent=1).encode())
+    write_atomically(root / "selection.json", seal(content, indent=1))
     return choice
 
 
@@ -106,7 +109,7 @@ def tell_choice(label: str, choice: Mapping[str, Any], on: Literal["validation",
         others = "; ".join([*tied[:_MOST_NAMES], *(["…"] if tied[_MOST_NAMES:] else [])])
         told += f", the first of {len(tied) + 1} that score {scores[chosen]:.3f} (also {others})"
     elif behind := {each: score for each, score in scores.items() if each != chosen and score is not None}:
-        second = max(behind, key=behind.__getitem__)
+        second = min(behind, key=lambda each: abs(behind[each] - scores[chosen]))  # the chosen score is the extreme one
         told += f" ({scores[chosen]:.3f}; next {behind[second]:.3f} with {_brief(second, chosen)})"
     else:
         told += f" ({scores[chosen]:.3f}; the only one whose runs all finished)"

@@ -1,0 +1,102 @@
+"""JSON that is parsed with bounds, and JSON that carries a digest of itself."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+_DEEPEST = 50
+"""The most levels of nesting. Pliant's own files have fewer than ten."""
+_SEAL = re.compile(rb',\s*"digest": "([0-9a-f]{16})"\s*\}\s*\Z')
+_LONGEST_SEAL = 64
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Parse JSON; whatever is wrong with it is a ValueError.
+
+    Example:
+        >>> parse_json("[" * 100_000)
+        Traceback (most recent call last):
+        ValueError: it is nested more than 50 levels deep
+    """
+    try:
+        value = json.loads(content, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError(f"it is nested more than {_DEEPEST} levels deep") from None
+    check_depth(value)
+    return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a finite number")
+
+
+def check_depth(value: Any) -> None:
+    """Raise a ValueError if tables and lists are nested too deeply for code that recurses into them."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [inner for each in level for inner in _contents(each) if isinstance(inner, Mapping | list)]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
+
+
+def _contents(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value
+
+
+def seal(record: Mapping[str, Any], previous: str = "", indent: int | None = None) -> bytes:
+    """Write a table as JSON whose last key is a digest of the text before it.
+
+    Args:
+        record: The table; not empty.
+        previous: The digest of the line before, which then guards that line too.
+        indent: Spaces of each level; None for one line.
+
+    Example:
+        >>> seal({"loss": 0.5})
+        b'{"loss": 0.5, "digest": "7ef6f925a7c46140"}'
+    """
+    if not record:
+        raise ValueError("an empty table has no digest")
+    body = json.dumps(record, allow_nan=False, indent=indent)[:-1].rstrip().encode()
+    comma, end = (b", ", b"}") if indent is None else (b",\n" + b" " * indent, b"\n}")
+    return body + comma + f'"digest": "{_digest(body, previous)}"'.encode() + end
+
+
+def unseal(content: bytes, previous: str = "") -> dict[str, Any]:
+    """Parse what `seal` wrote, without its digest.
+
+    Raises:
+        ValueError: If the content is not what was written.
+
+    Example:
+        >>> unseal(seal({"loss": 0.5}))
+        {'loss': 0.5}
+        >>> unseal(seal({"loss": 0.5}).replace(b"5,", b"6,"))
+        Traceback (most recent call last):
+        ValueError: the content does not match its digest
+    """
+    read_seal(content, previous)
+    record: dict[str, Any] = parse_json(content)
+    del record["digest"]
+    return record
+
+
+def read_seal(content: bytes, previous: str = "") -> str:
+    """Return the digest of a sealed text, and raise a ValueError if the text has another one."""
+    found = _SEAL.search(content, max(0, len(content) - _LONGEST_SEAL))
+    if found is None:
+        raise ValueError("it is cut off, or it has no digest")
+    digest = found.group(1).decode()
+    if digest != _digest(content[: found.start()], previous):
+        raise ValueError("the content does not match its digest")
+    return digest
+
+
+def _digest(body: bytes, previous: str) -> str:
+    return hashlib.blake2b(previous.encode() + body, digest_size=8).hexdigest()

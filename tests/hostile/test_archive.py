@@ -1,0 +1,180 @@
+"""Archives that lie: damaged, swollen, nested, with forged results. Nothing is written of them."""
+
+import gzip
+import json
+import random
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.experiments.archive import pack, unpack
+from pliant.experiments.experiment import run_experiment
+from pliant.experiments.journal import Journal, write_lines
+from pliant.experiments.recipe import make_recipe
+from pliant.experiments.run import execute
+from pliant.experiments.run_config import RunConfig
+from tests.hostile.attacks import assert_refused, flip_bit, pliant
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs and a choice, packed."""
+    folder = tmp_path_factory.mktemp("packed")
+    recipe = make_recipe(
+        {
+            "data": {"name": "digits", "first": 60},
+            "model": {"name": "mlp", "widths": [4]},
+            "stream": {"name": "single", "epochs": 2},
+            "methods": [{"name": "l2", "grid": {"lam": [0.1, 0.2]}}],
+            "selection": {"seeds": 1, "fraction": 0.5},
+            "seeds": 1,
+        }
+    )
+    root = folder / "runs"
+    run_experiment(recipe, root, lambda configs: {each.id: execute(each, root).status for each in configs})
+    pack(root, folder / "kept.gz")
+    return folder / "kept.gz"
+
+
+def lines_of(packed: Path) -> list[dict[str, Any]]:
+    return Journal(gzip.decompress(packed.read_bytes())).records()
+
+
+def write(path: Path, lines: list[dict[str, Any]]) -> None:
+    """Write an archive with correct digests, as a forger would."""
+    path.write_bytes(gzip.compress(write_lines(lines)[0]))
+
+
+def test_an_archive_comes_back(packed: Path, tmp_path: Path) -> None:
+    assert unpack(packed, tmp_path / "got") == 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_flipped_bit_is_found(packed: Path, tmp_path: Path, seed: int) -> None:
+    bad = tmp_path / "bad.gz"
+    content = bytearray(gzip.decompress(packed.read_bytes()))
+    content[len(content) * seed // 20] ^= 1
+    bad.write_bytes(gzip.compress(bytes(content)))  # Behind gzip's own checksum.
+    with pytest.raises(ValueError, match=r"bad\.gz' is not what pliant pack writes, or it is damaged"):
+        unpack(bad, tmp_path / "got")
+    bad.write_bytes(packed.read_bytes())
+    flip_bit(bad, place=12 + (bad.stat().st_size - 12) * seed // 20)  # In front of it; the header's time says nothing.
+    with pytest.raises(ValueError, match=r"bad\.gz' is not what pliant pack writes, or it is damaged"):
+        unpack(bad, tmp_path / "got")
+    assert not (tmp_path / "got").exists()
+
+
+def rename(run: dict[str, Any], **changes: Any) -> None:
+    """Change a run's configuration, and name the run by it, if that is possible."""
+    run["config"] |= changes
+    try:
+        run["id"] = RunConfig.from_dict(run["config"]).id
+    except (ValueError, TypeError):
+        run["id"] = "x"
+
+
+FORGERIES: dict[str, Callable[[list[dict[str, Any]]], object]] = {
+    "failed with results": lambda lines: lines[1].update(status="failed"),
+    "diverged with results": lambda lines: lines[1].update(status="diverged"),
+    "finished without results": lambda lines: lines[1].update(result={}),
+    "unfinished": lambda lines: lines[1].update(status="unfinished", result={}),
+    "unknown status": lambda lines: lines[1].update(status="best"),
+    "result as text": lambda lines: lines[1].update(result={"final_test_accuracy": "0.99"}),
+    "result as truth": lambda lines: lines[1].update(result={"final_test_accuracy": True}),
+    "result as list": lambda lines: lines[1].update(result=[1.0]),
+    "seed as path": lambda lines: (lines[1]["config"].update(seed="../../x"), lines[1].update(id="l2-s../../x-0")),
+    "seed beyond 64 bits": lambda lines: rename(lines[1], seed=10**400),
+    "seed as fraction": lambda lines: rename(lines[1], seed=0.5),
+    "label as number": lambda lines: rename(lines[1], label=7),
+    "negative rate": lambda lines: rename(lines[1], training=lines[1]["config"]["training"] | {"lr": -1}),
+    "unknown key": lambda lines: rename(lines[1], more=1),
+    "id of another run": lambda lines: lines[1].update(id=lines[2]["id"]),
+    "id as path": lambda lines: lines[1].update(id="../../escaped"),
+    "long id": lambda lines: lines[1].update(id="x" * 100_000),
+    "run twice": lambda lines: (lines.append(lines[1]), lines[0].update(runs=4)),
+    "run missing": lambda lines: lines.pop(),
+    "metrics of other lengths": lambda lines: lines[1]["metrics"].update(loss=[1.0, 2.0, 3.0]),
+    "metrics as number": lambda lines: lines[1]["metrics"].update(loss=1.0),
+    "minus one seeds": lambda lines: lines[0]["selection"]["labels"]["l2"].update(seeds=-1),
+    "score as text": lambda lines: lines[0]["selection"]["labels"]["l2"].update(scores={"l2(lam=0.1)": "best"}),
+    "choice as list": lambda lines: lines[0]["selection"].update(labels=[]),
+    "recipe as list": lambda lines: lines[0].update(recipe=[]),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forged_archive_is_refused_whole(packed: Path, tmp_path: Path, name: str) -> None:
+    lines = lines_of(packed)
+    FORGERIES[name](lines)
+    write(tmp_path / "bad.gz", lines)
+    with pytest.raises(ValueError, match=r"bad\.gz' is not what pliant pack writes, or it is damaged: \w+: "):
+        unpack(tmp_path / "bad.gz", tmp_path / "deep" / "got")
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.gz"]
+
+
+def megabytes_to_unpack(file: Path, root: Path) -> tuple[float, str]:
+    """Unpack in a child process; return the growth of its memory, and what it says."""
+    script = (
+        "import resource, sys; from pathlib import Path; from pliant.experiments.archive import unpack\n"
+        "used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
+        "before = used()\n"
+        "try:\n    unpack(Path(sys.argv[1]), Path(sys.argv[2])); said = 'unpacked'\n"
+        "except ValueError as error:\n    said = str(error)\n"
+        "print(used() - before, said)"
+    )
+    limit = 8 << 30
+    ended = subprocess.run(
+        [sys.executable, "-c", script, str(file), str(root)],
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
+    grown, _, said = ended.stdout.partition(" ")
+    return float(grown), said
+
+
+def test_an_archive_that_swells_is_refused_before_it_does(packed: Path, tmp_path: Path) -> None:
+    """200 kB that would be 200 MB: of spaces, and of columns that repeat one value for every epoch."""
+    spaces = tmp_path / "spaces.gz"
+    with gzip.open(spaces, "wb") as file:
+        for _ in range(200):
+            file.write(b" " * 1_000_000)
+    assert spaces.stat().st_size < 220_000
+    grown, said = megabytes_to_unpack(spaces, tmp_path / "got")
+    assert "more than 50 times its size" in said
+    assert grown < 100
+    lines = lines_of(packed)
+    lines[1]["metrics"] = {"loss": [0.5] * 50_000} | {f"m{number}": [{"x" * 99: 0.25}] for number in range(200)}
+    lines[1]["error"] = random.Random(0).randbytes(200_000).hex()  # So that the file may hold more.
+    write(tmp_path / "columns.gz", lines)
+    grown, said = megabytes_to_unpack(tmp_path / "columns.gz", tmp_path / "got")
+    assert "its lines have more than" in said
+    assert grown < 200
+    assert not (tmp_path / "got").exists()
+
+
+def test_deep_nesting_is_one_line(packed: Path, tmp_path: Path) -> None:
+    pad = random.Random(0).randbytes(50_000).hex().encode()
+    deep = b"[" * 100_000 + b"]" * 100_000
+    (tmp_path / "deep.gz").write_bytes(gzip.compress(b'{"recipe": ' + deep + b', "pad": "' + pad + b'"}\n'))
+    with pytest.raises(ValueError, match="nested more than 50 levels deep"):
+        unpack(tmp_path / "deep.gz", tmp_path / "got")
+    lines = lines_of(packed)
+    value: Any = 0.5
+    for _ in range(60):
+        value = [value]
+    lines[1]["metrics"]["loss"] = [value, value]
+    write(tmp_path / "bad.gz", lines)
+    assert_refused(pliant("unpack", "bad.gz", "got", cwd=tmp_path), "nested more than 50 levels deep")
+
+
+def test_an_archive_from_before_digests_is_read(packed: Path, tmp_path: Path) -> None:
+    old = [{key: value for key, value in line.items() if key != "runs"} for line in lines_of(packed)]
+    (tmp_path / "old.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, old)).encode()))
+    assert unpack(tmp_path / "old.gz", tmp_path / "got") == 3

@@ -1,0 +1,147 @@
+"""Damaged caches, and names that lead to pipes, devices and the kernel instead of files."""
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import huggingface_hub.constants
+import numpy
+import pytest
+import torch
+
+from pliant import data
+from pliant._files import NotRegularError, open_regular
+from pliant.data import hub
+from pliant.diagnostics.checkpoints import load_weights
+from tests.data.pictures import write_folder
+from tests.data.test_hub import fill_hub_cache
+from tests.hostile.attacks import flip_bit
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def entry_of(cache: Path) -> Path:
+    (entry,) = (path for path in cache.iterdir() if path.is_dir())
+    return entry
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("name", ["train.x", "train.y", "test.x", "test.y", "meta.json"])
+@pytest.mark.parametrize("damage", [flip_bit, cut, remove, empty])
+def test_a_damaged_cache_is_decoded_again(
+    tmp_path: Path, own_cache: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    root = write_folder(tmp_path / "zoo")
+    before = data.load(str(root))
+    kept = before.train.x.clone(), before.test.x.clone()
+    damage(entry_of(own_cache) / name)
+    if (name, damage) == ("meta.json", remove):  # As if it had never been decoded.
+        again = data.load(str(root))
+    else:
+        with pytest.warns(UserWarning, match=f"{name}.*the data is decoded again"):
+            again = data.load(str(root))
+    assert torch.equal(again.train.x, kept[0])
+    assert torch.equal(again.test.x, kept[1])
+    assert again.fingerprint == before.fingerprint
+    with warnings.catch_warnings(action="error"):
+        data.load(str(root))
+
+
+def test_a_flip_between_two_processes_is_found_by_the_second(tmp_path: Path, own_cache: Path) -> None:
+    root = write_folder(tmp_path / "zoo")
+    script = (
+        "import sys, warnings; from pliant import data\n"
+        "with warnings.catch_warnings(record=True) as told:\n"
+        "    warnings.simplefilter('always'); dataset = data.load(sys.argv[1])\n"
+        "print(int(dataset.train.x.long().sum()), any('decoded again' in str(each.message) for each in told))"
+    )
+
+    def load() -> list[str]:
+        command = [sys.executable, "-c", script, str(root)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+    total = str(int(data.load(str(root)).train.x.long().sum()))
+    flip_bit(entry_of(own_cache) / "train.x")
+    assert load() == [total, "True"]
+
+
+def test_a_link_in_place_of_a_data_set_is_replaced(tmp_path: Path, own_cache: Path) -> None:
+    root = write_folder(tmp_path / "zoo")
+    data.load(str(root))
+    entry = entry_of(own_cache)
+    entry.rename(tmp_path / "elsewhere")
+    entry.symlink_to(tmp_path / "elsewhere")
+    flip_bit(entry / "train.x")
+    damaged = (tmp_path / "elsewhere" / "train.x").read_bytes()
+    with pytest.warns(UserWarning, match="decoded again"):
+        data.load(str(root))
+    assert not entry.is_symlink()
+    assert (tmp_path / "elsewhere" / "train.x").read_bytes() == damaged
+
+
+NOT_FILES = {
+    "a pipe": os.mkfifo,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "the kernel": lambda path: path.symlink_to("/proc/self/environ"),
+    "the kernel's log": lambda path: path.symlink_to("/proc/kmsg"),
+}
+
+
+@pytest.mark.parametrize("put", NOT_FILES.values(), ids=NOT_FILES)
+def test_what_is_not_a_file_is_skipped_with_a_word(
+    tmp_path: Path, own_cache: Path, put: Callable[[Path], None]
+) -> None:
+    root = write_folder(tmp_path / "zoo")
+    before = data.load(str(root))
+    put(root / "cat" / "x.png")
+    with pytest.warns(UserWarning, match=r"x\.png is skipped: it is not a regular file"):
+        after = data.load(str(root))
+    assert torch.equal(after.train.x, before.train.x)
+    with pytest.raises(NotRegularError, match="is not a regular file"):
+        open_regular(root / "cat" / "x.png")
+
+
+@pytest.mark.parametrize("put", NOT_FILES.values(), ids=NOT_FILES)
+def test_readers_open_regular_files_only(tmp_path: Path, put: Callable[[Path], None]) -> None:
+    for name in ("x.npz", "x.txt", "x.parquet", "weights.pt", "weights.safetensors"):
+        put(tmp_path / name)
+    for name in ("x.npz", "x.txt", "x.parquet"):
+        with pytest.raises(ValueError, match=r"is not a regular file|is neither"):
+            data.load(str(tmp_path / name))
+    for name in ("weights.pt", "weights.safetensors"):
+        with pytest.raises(ValueError, match=r"is not a regular file|there is no file"):
+            load_weights(tmp_path / name)
+
+
+def test_links_to_files_are_read(tmp_path: Path) -> None:
+    numpy.savez(tmp_path / "real.npz", x=numpy.zeros((20, 3), numpy.float32), y=numpy.arange(20) % 2)
+    (tmp_path / "link.npz").symlink_to(tmp_path / "real.npz")
+    assert len(data.load(str(tmp_path / "link.npz")).classes) == 2
+
+
+def test_a_changed_file_of_the_hub_is_refused(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    source = hub.SOURCES["mnist"]
+    fill_hub_cache(tmp_path / "hub", source, dict.fromkeys((*source.train, *source.test), b"PAR1 of a stranger"))
+    hub.load_from_hub.cache_clear()
+    with pytest.raises(ValueError, match=r"has the SHA-256 .* is known to have beb1514598138db4"):
+        data.load("mnist")

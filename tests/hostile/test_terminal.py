@@ -1,0 +1,112 @@
+"""Names in files may hold terminal escapes: no output passes them on."""
+
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from rich.table import Table
+
+from pliant import diagnose
+from pliant._console import SafeConsole
+from pliant._terminal import printable
+from pliant.experiments.report.document import make_report
+from tests.experiments.report.stores import config, write_recipe, write_run
+from tests.hostile.attacks import ESCAPE, assert_refused, pliant
+
+OBEYED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202e]")
+"""What a terminal would obey; rich's own colors are off in these outputs."""
+
+
+def assert_harmless(text: str) -> None:
+    assert not OBEYED.search(text), repr(text)
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    """An experiment with escapes in its title, a label, an error, a measure and a file name."""
+    root = tmp_path / f"runs{ESCAPE}"
+    write_recipe(root, title=f"Title{ESCAPE}", methods=["vanilla", {"name": "l2", "label": f"L2{ESCAPE}", "lam": 0.1}])
+    for seed in range(3):
+        write_run(root, config("vanilla", seed), [0.5], measures={f"m{ESCAPE}": [1.0]})
+        write_run(root, config(f"L2{ESCAPE}", seed), [0.6 + seed / 100])
+    write_run(root, config("vanilla", 9), [0.5], status="failed", error=f"RuntimeError: {ESCAPE}")
+    (root / "runs" / f"x{ESCAPE}").mkdir()
+    (root / "runs" / f"x{ESCAPE}" / "result.json").write_text("{")
+    return root
+
+
+def test_reports_hold_no_escapes(experiment: Path, tmp_path: Path) -> None:
+    report = make_report([experiment])
+    shown = io.StringIO()
+    report.print(SafeConsole(file=shown, width=200))
+    assert_harmless(shown.getvalue())
+    assert r"\x1b[2J" in shown.getvalue()
+    for ending in ("md", "csv", "tex", "html"):
+        (file,) = report.save(tmp_path / f"report.{ending}")
+        content = file.read_text(encoding="utf-8")
+        assert ESCAPE not in content
+        if ending != "html":  # A page also holds Vega's script.
+            assert_harmless(content)
+
+
+def test_the_command_line_prints_no_escapes(experiment: Path, tmp_path: Path) -> None:
+    """In a real terminal, where rich colors its own output: the hostile sequence does not get through."""
+    main, worker = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pliant", "report", str(experiment), "--format", "md", "--to", str(tmp_path / "r.md")],
+        stdout=worker,
+        stderr=worker,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TERM": "xterm-256color"},
+    )
+    os.close(worker)
+    shown = b""
+    with open(main, "rb", buffering=0) as terminal:
+        while True:
+            try:
+                if not (part := terminal.read(4096)):
+                    break
+            except OSError:  # Its other end is closed.
+                break
+            shown += part
+    assert process.wait() == 0
+    text = shown.decode()
+    assert "\x1b[" in text  # It is a terminal.
+    assert "\x1b[2J" not in text
+    assert "\x9b" not in text
+    assert "\x07" not in text
+    assert r"\x1b[2J" in text
+
+
+def test_errors_and_warnings_print_no_escapes(tmp_path: Path) -> None:
+    refused = pliant("report", f"nowhere{ESCAPE}", cwd=tmp_path)
+    assert_refused(refused, r"nowhere\x1b[2J")
+    assert_harmless(refused.stderr)
+    (tmp_path / "r.json").write_text(json.dumps({"model": f"evil{ESCAPE}:f", f"key{ESCAPE}": 1}))
+    assert_harmless(pliant("run", "r.json", cwd=tmp_path).stderr)
+
+
+def test_progress_and_tables_pass_through_the_same_place() -> None:
+    shown = io.StringIO()
+    console = SafeConsole(file=shown, width=80)
+    table = Table(f"head{ESCAPE}")
+    table.add_row(f"cell{ESCAPE}\u202e")
+    console.print(table)
+    console.print(f"line{ESCAPE}", markup=False, soft_wrap=True)
+    assert_harmless(shown.getvalue())
+
+
+def test_tensor_names_in_a_diagnosis_are_harmless() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+    model.register_module("last\x1b[2J", torch.nn.Linear(8, 3))
+    with warnings.catch_warnings(action="ignore"):
+        found = diagnose(model, (torch.randn(16, 4), torch.arange(16) % 3), torch.nn.CrossEntropyLoss(), trial=False)
+    assert_harmless(printable(str(found)))
+    assert "\x1b" not in found.to_html()
