@@ -8,7 +8,7 @@ setting with the best mean score over the streams is chosen, on three seeds that
 stays if the best is ahead by less than `NOTICED`. The table shows chosen and present settings on five other seeds.
 
 Runs are kept in FOLDER (`runs/defaults`), so the same command continues; all scores are kept in `results/defaults.json`
-and the table in `results/defaults.txt`.
+and the table in `results/defaults.txt` and `docs/defaults.md`.
 """
 
 import json
@@ -22,6 +22,7 @@ import pliant
 from pliant.methods import registry
 
 RESULTS = Path(__file__).parent / "results"
+DOCS = Path(__file__).parents[1] / "docs" / "defaults.md"
 CHOOSING_SEEDS = [100, 101, 102]
 SEEDS = [0, 1, 2, 3, 4]
 NOTICED = 0.05
@@ -151,32 +152,45 @@ def total(scores: dict[str, Score]) -> float:
 def main() -> None:
     """Choose and judge the defaults of all methods, or of those that are named."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("runs/defaults")
+    for name in sys.argv[2:] or registry.names():
+        judge(name, folder)
+
+
+def judge(name: str, folder: Path) -> None:
+    """Choose the setting of a method, judge it on other seeds, and keep the scores."""
     kept_file = RESULTS / "defaults.json"
     kept: dict[str, Any] = json.loads(kept_file.read_text()) if kept_file.exists() else {}
-    for name in sys.argv[2:] or registry.names():
-        scores = choose(name, folder)
-        keyword, _ = grid(registry.info(name))
-        default = registry.options(name).get(keyword) if keyword else None
-        present = label(name, {keyword: default}) if isinstance(default, int | float) else None
-        best = max(scores, key=lambda text: total(scores[text]))
-        if present in scores and total(scores[best]) - total(scores[present]) < NOTICED:
-            best = str(present)
-        judged = {}
-        for text in dict.fromkeys([best, present] if present else [best]):
-            setting = {keyword: as_given(registry.info(name), float(str(text).rpartition("=")[2]))} if keyword else {}
-            wanted = {str(text): (name, setting)}
-            judged[text] = {stream: run(stream, wanted, SEEDS, folder)[str(text)] for stream in STREAMS}
-        kept[name] = {
-            "present": present,
-            "chosen": best,
-            "choosing": {text: {s: vars(score) for s, score in each.items()} for text, each in scores.items()},
-            "judged": {text: {s: vars(score) for s, score in each.items()} for text, each in judged.items()},
-            "seeds": {"choosing": CHOOSING_SEEDS, "judged": SEEDS},
-            "version": pliant.__version__,
-        }
-        kept_file.write_text(json.dumps(kept, indent=1) + "\n")
-        (RESULTS / "defaults.txt").write_text(show(kept))
-        print(show({name: kept[name]}), flush=True)
+    scores = choose(name, folder)
+    keyword, _ = grid(registry.info(name))
+    default = registry.options(name).get(keyword) if keyword else None
+    present = label(name, {keyword: default}) if isinstance(default, int | float) else None
+    best = max(scores, key=lambda text: total(scores[text]))
+    if present in scores and total(scores[best]) - total(scores[present]) < NOTICED:
+        best = str(present)
+    judged = {}
+    for text in dict.fromkeys([best, present] if present else [best]):
+        setting = {keyword: as_given(registry.info(name), float(str(text).rpartition("=")[2]))} if keyword else {}
+        wanted = {str(text): (name, setting)}
+        judged[text] = {stream: run(stream, wanted, SEEDS, folder)[str(text)] for stream in STREAMS}
+    kept[name] = {
+        "present": present,
+        "chosen": best,
+        "choosing": {text: {s: vars(score) for s, score in each.items()} for text, each in scores.items()},
+        "judged": {text: {s: vars(score) for s, score in each.items()} for text, each in judged.items()},
+        "seeds": {"choosing": CHOOSING_SEEDS, "judged": SEEDS},
+        "version": pliant.__version__,
+    }
+    kept_file.write_text(json.dumps(kept, indent=1) + "\n")
+    write(kept)
+    print(show({name: kept[name]}), flush=True)
+
+
+def write(kept: dict[str, Any]) -> None:
+    """Write the table beside the scores and into the documentation."""
+    (RESULTS / "defaults.txt").write_text(show(kept))
+    before, _, rest = DOCS.read_text().partition("<!-- defaults -->\n")
+    after = rest.partition("<!-- end defaults -->")[2]
+    DOCS.write_text(f"{before}<!-- defaults -->\n```\n{show(kept)}```\n<!-- end defaults -->{after}")
 
 
 def show(kept: dict[str, Any]) -> str:

@@ -123,7 +123,7 @@ def compare(method: str, what: str, build: Callable[[], nn.Module], batch: Tenso
         plain, _ = training_step(build(), batch, fused=True)
         model = build()
         closed, optimizer = training_step(model, batch, fused=True)
-        methods.create(method, model, example=batch[:2]).attach(optimizer)
+        methods.create(method, model, example=batch[:2], lam=1e-4).attach(optimizer)
         other = build()
         in_loss, _ = training_step(other, batch, TERMS[method](other), fused=True)
         extra = added({"plain": plain, "closed": closed, "in_loss": in_loss}, base="plain", rounds=rounds)

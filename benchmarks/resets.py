@@ -26,15 +26,16 @@ def cost(name: str, batch: Tensor, rounds: int, methods: Mapping[str, Mapping[st
     shape = tuple(batch.shape[1:])
     data = [(batch, torch.arange(len(batch)) % 10)]
     contestants = {"step": training_step(models.create(name, shape, 10), batch)[0]}
+    steps = {}
     for method, settings in methods.items():
         model = models.create(name, shape, 10)
-        step, optimizer = training_step(model, batch)
-        step()  # Gives the optimizer moments, which resets must clear.
+        # A step before every action gives the optimizer moments, which resets must clear.
+        steps[method], optimizer = training_step(model, batch)
         made = create(method, model, example=batch[:2], seed=0, **settings)
         contestants[method] = lambda made=made, optimizer=optimizer: made.apply(
             optimizer, batches=data, loss_fn=cross_entropy
         )
-    times = medians(contestants, rounds=rounds)
+    times = medians(contestants, rounds=rounds, prepare=steps)
     for method in methods:
         given = " with one batch" if method == "dash" else ""
         row(f"{name}, batch {len(batch)}: {method}{given} / a training step", times[method] / times["step"], "")

@@ -3,30 +3,55 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 
-def rounds_of(contestants: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 5) -> dict[str, list[float]]:
+def _nothing() -> None:
+    pass
+
+
+def rounds_of(
+    contestants: Mapping[str, Callable[[], object]],
+    rounds: int,
+    warmup: int = 5,
+    prepare: Mapping[str, Callable[[], object]] = MappingProxyType({}),
+) -> dict[str, list[float]]:
     """Return each contestant's processor seconds in every round; each is called once per round.
 
     Processor time does not include waiting for other processes.
+
+    Args:
+        contestants: What to time, by name.
+        rounds: Timed rounds.
+        warmup: Rounds before them, not timed.
+        prepare: What to call before a contestant in every round, not timed.
     """
     for _ in range(warmup):
-        for run in contestants.values():
+        for name, run in contestants.items():
+            prepare.get(name, _nothing)()
             run()
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     order = list(contestants)
     for _ in range(rounds):
         order.append(order.pop(0))  # Vary which contestant ran before, since it leaves its data in the cache.
         for name in order:
+            prepare.get(name, _nothing)()
             start = time.process_time()
             contestants[name]()
             seconds[name].append(time.process_time() - start)
     return seconds
 
 
-def medians(contestants: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 5) -> dict[str, float]:
+def medians(
+    contestants: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    warmup: int = 5,
+    prepare: Mapping[str, Callable[[], object]] = MappingProxyType({}),
+) -> dict[str, float]:
     """Return each contestant's median seconds per call."""
-    return {name: statistics.median(values) for name, values in rounds_of(contestants, rounds, warmup).items()}
+    seconds = rounds_of(contestants, rounds, warmup, prepare)
+    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def added(contestants: Mapping[str, Callable[[], object]], *, base: str, rounds: int) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 Both are the small CNN of the soft weight rescaling paper, trained on 1 000 gray images. The worn one memorized them
 with half of the labels wrong. The healthy one saw them for five epochs with their true labels. Tonight's data is 2 000
-images in color. benchmarks/results/treat holds what `pliant treat` makes of both.
+other images, in color. benchmarks/results/treat holds what `pliant treat` makes of both.
 """
 
 import sys
@@ -22,7 +22,7 @@ EPOCHS = {"worn": 150, "healthy": 5}
 
 def old_night(wrong: float = 0.0) -> Dataset:
     """Return what the checkpoints learned: gray images, a part of them with random labels."""
-    night = _make_night(OLD, gray=True)
+    night = _make_night(slice(OLD), gray=True)
     draw = torch.Generator().manual_seed(0)
     changed = torch.rand(OLD, generator=draw) < wrong
     labels = torch.where(changed, torch.randint(10, (OLD,), generator=draw), night.train.y)
@@ -30,21 +30,21 @@ def old_night(wrong: float = 0.0) -> Dataset:
 
 
 def tonight() -> Dataset:
-    """Return the new data: images in color, those of the old night among them."""
-    return _make_night(NEW, gray=False)
+    """Return the new data: other images, in color."""
+    return _make_night(slice(OLD, OLD + NEW), gray=False)
 
 
-def _make_night(count: int, gray: bool) -> Dataset:
+def _make_night(part: slice, gray: bool) -> Dataset:
     whole = data.load("cifar10")
 
-    def take(images: Tensor, number: int) -> Tensor:
-        chosen = images[:number]
+    def take(images: Tensor, part: slice) -> Tensor:
+        chosen = images[part]
         return chosen.float().mean(1, keepdim=True).expand_as(chosen).to(torch.uint8) if gray else chosen.clone()
 
     return data.from_tensors(
         "cifar10",
-        (take(whole.train.x, count), whole.train.y[:count].clone()),
-        (take(whole.test.x, TESTED), whole.test.y[:TESTED].clone()),
+        (take(whole.train.x, part), whole.train.y[part].clone()),
+        (take(whole.test.x, slice(TESTED)), whole.test.y[:TESTED].clone()),
         whole.classes,
     )
 

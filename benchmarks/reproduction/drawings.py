@@ -1,4 +1,4 @@
-"""The figures of docs/results.md, over tasks, or over the epochs of a single task."""
+"""The figures of docs/results/, over tasks, or over the epochs of a single task."""
 
 import hashlib
 import json
@@ -184,9 +184,12 @@ def write_drawing(drawing: Drawing, folder: Path) -> Path:
         The file.
     """
     rows = make_rows(drawing)
-    picture = vl_convert.vegalite_to_svg(draw(drawing, rows))
-    path = folder / f"{drawing.name}.svg"
-    path.write_text(f"<!-- numbers: {digest(rows)} -->\n{picture}\n")
+    return write_picture(draw(drawing, rows), rows, folder / f"{drawing.name}.svg")
+
+
+def write_picture(spec: dict[str, Any], rows: Sequence[dict[str, Any]], path: Path) -> Path:
+    """Draw a specification into a file that begins with the digest of its numbers."""
+    path.write_text(f"<!-- numbers: {digest(rows)} -->\n{vl_convert.vegalite_to_svg(spec)}\n")
     return path
 
 

@@ -2,7 +2,9 @@
 
 from benchmarks.reproduction.kept import FEWEST, NOTHING, Estimate, Kept, count_seeds, estimate, find_recipe, load_kept
 from benchmarks.reproduction.markdown import write_table
+from pliant.experiments.recipe import Entry
 from pliant.experiments.report.formatting import join_names
+from pliant.methods import info
 
 EFFECT = "methods_effect"
 """The experiment behind the tables."""
@@ -10,14 +12,15 @@ BASELINES = {"vanilla": "*plain training*", "fresh": "*a fresh network for every
 
 
 def effect_block(method: str) -> str:
-    """Make the table of a method's effect on plasticity, with plain training and fresh networks; `all` for all."""
+    """Make the table of a method's effect on plasticity, with plain training and fresh networks."""
     kept = load_kept(EFFECT)
     if kept is None:
         return NOTHING
     recipe = find_recipe(EFFECT)
     names = {entry.label: {part.name for part in entry.parts} for entry in recipe.methods}
-    own = [label for label in kept.labels if not names[label] or method == "all" or method in names[label]]
-    rows = [["", "mean over tasks", "last task", "mean − plain training", "verdict", "seeds"]]
+    own = [label for label in kept.labels if not names[label] or method in names[label]]
+    told = {entry.label for entry in recipe.methods if is_told(entry)}
+    rows = [["", "told", "mean over tasks", "last task", "mean − plain training", "verdict", "seeds"]]
     verdicts: dict[str, list[str]] = {}
     unknown = kept.diverged("vanilla", kept.headline)
     for label in own:
@@ -33,15 +36,21 @@ def effect_block(method: str) -> str:
                 verdict = f"{verdict}; {late} at the last task"
                 verdicts.setdefault(f"{late} at the last task", []).append(f"`{label}`")
             effect = [gap.show(1, 100, "+") if gap else "–", verdict]
-        rows.append([BASELINES.get(label, label), *errors, *effect, count_seeds(kept, label)])
+        mark = "yes" if label in told else ""
+        rows.append([BASELINES.get(label, label), mark, *errors, *effect, count_seeds(kept, label)])
     options, images = recipe.stream.options, f"{recipe.data.options['first']:,}".replace(",", " ")
     where = (
         f"Random labels, `recipes/{EFFECT}.toml`: {recipe.data.name.upper()}, {images} images, "
         f"{options['tasks']} tasks of {options['epochs']} epochs. Error on the task's own images at its end, in "
-        "percent; mean over seeds and 95 % interval."
+        "percent; mean over seeds and 95 % interval. *Told*: the method must be told that a task starts."
     )
-    table = f"{where}\n\n{write_table(rows)}"
-    return table if method == "all" else f"{table}\n\n{sum_up(verdicts)}"
+    return f"{where}\n\n{write_table(rows)}\n\n{sum_up(verdicts)}"
+
+
+def is_told(entry: Entry) -> bool:
+    """Say whether a method is told when a task starts: fresh networks, and methods that wait for `apply()`."""
+    waits = [part for part in entry.parts if not part.settings.keys() & {"at", "every"}]
+    return entry.fresh or any(info(part.name).needs_telling for part in waits)
 
 
 def show_error(kept: Kept, label: str, accuracy: str) -> str:

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from benchmarks.reproduction.kept import KEPT, find_recipe
+from pliant._json import seal
 from pliant.experiments.archive import unpack
 from pliant.experiments.report.document import make_report
 
@@ -29,7 +30,7 @@ def make_page(name: str, folder: Path) -> Path:
     """
     shutil.rmtree(folder, ignore_errors=True)
     unpack(KEPT / f"{name}.jsonl.gz", folder)
-    (folder / "recipe.json").write_text(find_recipe(name).model_dump_json(indent=1))
+    (folder / "recipe.json").write_bytes(seal(find_recipe(name).model_dump(mode="json"), indent=1))
     (page,) = make_report(folder).save(folder / "report.html")
     return page
 

@@ -1,14 +1,15 @@
-"""docs/results.md, the method cards, the figures and the report pages show what the kept runs say."""
+"""The pages of results, the method cards, the figures and the report pages show what the kept runs say."""
 
 from pathlib import Path
 
 import pytest
-from benchmarks.reproduction import effects, explanations
+from benchmarks.reproduction import effects, explanations, result_files
 from benchmarks.reproduction.documents import BLOCK, DOCS, PAGES, render
 from benchmarks.reproduction.drawings import PLAIN, Drawing, digest, known_drawings, make_rows
-from benchmarks.reproduction.effects import EFFECT, effect_block, name_effect, sum_up
+from benchmarks.reproduction.effects import EFFECT, effect_block, is_told, name_effect, sum_up
 from benchmarks.reproduction.explanations import explanations_block
 from benchmarks.reproduction.figures import PAPERS
+from benchmarks.reproduction.forest import FORESTS, Forest, make_forest
 from benchmarks.reproduction.kept import (
     KEPT,
     Estimate,
@@ -17,13 +18,18 @@ from benchmarks.reproduction.kept import (
     kept_runs,
 )
 from benchmarks.reproduction.pages import make_page
+from benchmarks.reproduction.result_files import FILES
+from benchmarks.reproduction.results_tables import PAGES as RESULT_PAGES
 from benchmarks.reproduction.statements import SECTIONS, load_statements
 
 from pliant import methods
-from pliant.experiments.store import load_runs
+from pliant._json import read_seal, seal
+from pliant.experiments.recipe import Entry
+from pliant.experiments.store import Run, load_runs
 from tests.reproduction.helpers import make_kept
 
 STATEMENTS = load_statements()
+KEPT_NAMES = sorted(file.name.removesuffix(".jsonl.gz") for file in KEPT.glob("*.gz"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -32,13 +38,50 @@ def test_page_is_what_the_command_writes(page: Path) -> None:
     assert render(text) == text, "python -m benchmarks.reproduction writes it anew"
 
 
-def test_page_shows_every_statement_and_every_kept_experiment() -> None:
-    blocks = set(BLOCK.findall((DOCS / "results.md").read_text()))
+@pytest.mark.parametrize("name", FILES)
+def test_table_beside_the_pages_is_what_the_command_writes(name: str) -> None:
+    assert (DOCS / "results" / name).read_text() == FILES[name](), "python -m benchmarks.reproduction writes it anew"
+
+
+RESULTS = [DOCS / "results.md", DOCS / "leaderboard.md", *sorted((DOCS / "results").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.name)
+def test_page_can_be_read(page: Path) -> None:
+    assert len(page.read_text().split()) < 2000
+
+
+def test_recorded_runs_tell_hours_days_commits_and_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = find_recipe("p0_table1_mnist")
+    run = config.config(config.methods[0], (), 0, "result")
+    made = {"pliant": "0.1.0", "torch": "2.13", "git": "0123456789abcdef"}
+    start = {"time": "2026-01-02T10:00:00+00:00", "event": "start", "environment": made}
+    end = {"time": "2026-01-02T11:00:00+00:00", "event": "end", "seconds": 5400.0}
+    first = seal(start)
+    (tmp_path / "events.jsonl").write_bytes(first + b"\n" + seal(end, read_seal(first)) + b"\n")
+    runs = [Run(tmp_path, run, "finished", {}, ""), Run(tmp_path / "old", run, "finished", {}, "")]
+    monkeypatch.setattr(result_files, "kept_names", lambda: ["one"])
+    monkeypatch.setattr(result_files, "kept_runs", lambda name: (runs, {}))
+    found = ["one", 2, 1, 1.5, "2026-01-02", "2026-01-02", "0123456789", "pliant 0.1.0, torch 2.13"]
+    assert result_files.list_runs.__wrapped__() == [found]
+
+
+def test_pages_show_every_statement_and_every_kept_experiment() -> None:
+    for paper in SECTIONS:
+        page = (DOCS / "results" / f"{RESULT_PAGES[paper]}.md").read_text()
+        assert ("statements", paper) in BLOCK.findall(page)
+        assert f"(../images/forest_{paper.lower()}.svg)" in page
     assert {statement["paper"] for statement in STATEMENTS} == set(SECTIONS)
-    assert {("statements", paper) for paper in SECTIONS} <= blocks
-    kept = {file.name.removesuffix(".jsonl.gz") for file in KEPT.glob("*.gz")}
-    assert {("table", name) for name in kept - {EFFECT}} <= blocks
-    assert ("effect", "all") in blocks
+    said = {statement.get(key) for statement in STATEMENTS for key in ("recipe", "lower_recipe", "minus")}
+    assert set(KEPT_NAMES) <= said | {EFFECT}
+
+
+@pytest.mark.parametrize("forest", FORESTS, ids=lambda forest: forest.name)
+def test_forest_plot_shows_the_kept_runs(forest: Forest) -> None:
+    rows = make_forest(forest)
+    assert rows
+    text = (DOCS / "images" / f"{forest.name}.svg").read_text()
+    assert text.startswith(f"<!-- numbers: {digest(rows)} -->"), "python -m benchmarks.reproduction draws it"
 
 
 @pytest.mark.parametrize("drawing", known_drawings(), ids=lambda drawing: drawing.name)
@@ -48,7 +91,7 @@ def test_figure_shows_the_kept_runs(drawing: Drawing) -> None:
     assert path.read_text().startswith(f"<!-- numbers: {digest(rows)} -->"), (
         "python -m benchmarks.reproduction draws it"
     )
-    assert f"(images/{path.name})" in (DOCS / "results.md").read_text()
+    assert any(f"(../images/{path.name})" in page.read_text() for page in RESULTS)
     assert {row["label"] for row in rows} == {
         entry.label for entry in find_recipe(drawing.name).methods if not drawing.settings or len(entry.variants()) > 1
     }
@@ -60,9 +103,6 @@ SHARES = {
     "error", "dormant_fraction", "dead_fraction", "feature_rank", "hessian_rank", "hessian_exact_rank", "fisher_rank",
     "gauss_newton_rank", "gradient_overlap",
 }  # fmt: skip
-
-
-KEPT_NAMES = sorted(file.name.removesuffix(".jsonl.gz") for file in KEPT.glob("*.gz"))
 
 
 @pytest.mark.parametrize("name", [name for name in KEPT_NAMES if find_recipe(name).measures])
@@ -135,13 +175,19 @@ def test_effect_is_named_by_the_difference_in_error(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(effects, "load_kept", lambda name: make_kept(numbers, "mean_train_accuracy"))
     rows = effect_block("fire").splitlines()[4:]
     assert rows == [
-        "| *plain training* | 49.0 ± 2.5 | 74.5 ± 1.2 |  |  | 3 |",
-        "| *a fresh network for every task* | 1.0 | 50.5 |  |  | 1 |",
-        "| FIRE | 9.0 ± 2.5 | 54.5 ± 1.2 | -40.0 ± 0.0 | helps | 3 |",
+        "| *plain training* |  | 49.0 ± 2.5 | 74.5 ± 1.2 |  |  | 3 |",
+        "| *a fresh network for every task* | yes | 1.0 | 50.5 |  |  | 1 |",
+        "| FIRE | yes | 9.0 ± 2.5 | 54.5 ± 1.2 | -40.0 ± 0.0 | helps | 3 |",
         "",
         "It helps here with `FIRE`.",
     ]
-    assert "| L2 1e-3 | – | – | – | too few seeds | 0 |" in effect_block("l2")
+    assert "| L2 1e-3 |  | – | – | – | too few seeds | 0 |" in effect_block("l2")
+
+
+def test_methods_that_act_by_themselves_are_not_marked_as_told() -> None:
+    told = {"fresh": True, "fire": True, "layer_norm+shrink_perturb": True, "fire:every=100": False}
+    told |= {"vanilla": False, "swr": False, "redo:every=100": False}
+    assert {text: is_told(Entry.model_validate(text)) for text in told} == told
 
 
 def test_summary_sentence_of_all_settings() -> None:
