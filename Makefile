@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 WORKERS ?= 3
 
-.PHONY: demo setup test test-all test-long check format bench clean
+.PHONY: demo setup test test-all test-long check audit format bench docs soak clean
 
 demo: $(VENV)/.demo
 	$(BIN)/pliant demo
@@ -31,13 +31,28 @@ check: $(VENV)/.setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive src
+
+# Known vulnerabilities of what is installed: asks a service on the network.
+audit: $(VENV)/.setup
+	$(PIP) pip-audit
+	$(BIN)/pip-audit --skip-editable
 
 format: $(VENV)/.setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The site, into docs/_build/html. It is built without the network, and a warning is an error.
+docs: $(VENV)/.setup
+	$(PIP) -e '.[docs]'
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
 bench: $(VENV)/.setup
 	$(BIN)/python -m benchmarks
+
+# Random kills, corruptions and restarts; MINUTES=10 for less.
+soak: $(VENV)/.setup
+	$(BIN)/python -m tests.hostile.soak $(or $(MINUTES),30)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -51,6 +51,11 @@ IMPORTERS = {
         "pliant.integrations.stable_baselines3",
         "pliant.integrations._agents",
         "pliant.integrations._changed_agents",
+        "pliant.rl.agents",
+        "pliant.rl.agent_learner",
+        "pliant.rl.environments",
+        "pliant.rl.evaluation",
+        "pliant.experiments.agent_run",
         "benchmarks.rl.priming",
     ],
 }

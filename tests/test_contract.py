@@ -21,6 +21,7 @@ from tests.loops import assert_same, differs, snapshot, train
 # Settings that make a method act within a few steps where its defaults are made for long runs, and that keep the sweep
 # short: an analyzed graph gives SWR on these chains the very same plan (tests/methods/test_swr.py).
 EAGER: dict[str, dict[str, Any]] = {
+    **zoo.REQUIRED,
     "swr": {"plan": {"order": "forward"}},
     "weight_clipping": {"kappa": 0.5},
     "hare_tortoise": {"every": 2},
@@ -210,6 +211,15 @@ def test_optimizer_of_another_model_is_an_error(method: str) -> None:
         make(method, zoo.build("mlp"), "mlp").attach(optimizer)
 
 
+@pytest.mark.parametrize("method", [name for name in NAMES if methods.info(name).kind == "reinitializer"])
+def test_applying_with_the_optimizer_of_another_model_is_an_error(method: str) -> None:
+    model = zoo.build("mlp")
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with pytest.raises(ValueError, match=r"hold none of the \d parameters"):
+        make(method, model, "mlp").apply(SGD(zoo.build("mlp").parameters(), lr=1e-2))
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("method", NAMES)
 def test_keeps_dtype_and_identity(method: str, dtype: torch.dtype) -> None:
@@ -393,7 +403,7 @@ def test_loading_into_another_architecture_changes_nothing(method: str) -> None:
 @pytest.mark.parametrize("method", NAMES)
 def test_a_model_without_values_is_an_error(method: str) -> None:
     with pytest.raises(ValueError, match=r"'0\.weight' is on the meta device"):
-        methods.create(method, zoo.mlp().to("meta"), example=zoo.batch("mlp")[0])
+        methods.create(method, zoo.mlp().to("meta"), example=zoo.batch("mlp")[0], **zoo.REQUIRED.get(method, {}))
     with pytest.raises(ValueError, match=r"'0\.weight' is not initialized yet"):
         methods.create(method, nn.Sequential(nn.LazyLinear(3)), example=zoo.batch("mlp")[0])
 

@@ -112,6 +112,20 @@ def test_nightly_retraining(
     assert (tmp_path / printed.strip().rpartition("page: ")[2]).exists()
 
 
+def test_language(tmp_path: Path, run_here: Callable[[list[str], Path], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command of the page, on short texts and a small network."""
+    monkeypatch.setattr(engines, "ProcessEngine", EngineHere)
+    for name in ("old", "new"):
+        (tmp_path / f"{name}.txt").write_text(f"{name} words and letters, " * 40)
+    page = (ROOT / "docs" / "howto-language.md").read_text()
+    command = re.findall(r"^\$ (pliant compare .*)$", page, re.MULTILINE)
+    small = "--seeds 1 --set stream.first_epochs=1 --set stream.epochs=1 --set model.depth=1 --set model.width=8"
+    printed = run_here(shlex.split(f"{command[0]} {small}"), tmp_path)
+    assert "test loss" in printed
+    (run, *_) = load_runs(report_of(printed, tmp_path).parent)
+    assert {"final_first_test_loss", "final_second_test_loss", "final_test_loss"} <= run.result.keys()
+
+
 def only_commands(run: Callable[[list[str], Path], str]) -> Callable[[list[str], Path], str]:
     """Run the commands of a page and its first code; test_docs.py runs all of its code."""
     codes = iter([True])

@@ -90,7 +90,7 @@ STATES, ACTIONS = torch.zeros(3, 4), torch.zeros(3, dtype=torch.long)
         lambda agent: pliant.ReDo(agent, STATES),
         lambda agent: pliant.SWR(agent, STATES),
         lambda agent: pliant.SWR(agent, STATES, plan={"order": "forward"}),
-        lambda agent: pliant.FeatureRankRegularization(agent, STATES),
+        lambda agent: pliant.FeatureRankRegularization(agent, STATES, lam=1e-4),
         lambda agent: pliant.HeadReset(agent, STATES),
         lambda agent: pliant.diagnose(agent, (STATES, ACTIONS), cross_entropy),
         lambda agent: pliant.Monitor(agent, SGD(agent.parameters()), probe=(STATES, ACTIONS), loss_fn=cross_entropy),

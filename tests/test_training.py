@@ -174,13 +174,19 @@ def test_learning_rate_warms_up_and_decays() -> None:
     assert [learning_rate(decaying, 200, epoch, 0, 5) for epoch in (0, 99, 100, 149, 150)] == pytest.approx(
         [1e-3, 1e-3, 1e-4, 1e-4, 1e-5]
     )
+    linear = Settings(lr=1.0, warmup=0.5, decay="linear", decay_to=0.2)
+    assert [learning_rate(linear, 4, epoch, 0, 1) for epoch in range(4)] == pytest.approx([0.5, 1, 0.6, 0.2])
+    cosine = Settings(lr=1.0, decay="cosine", decay_to=0.0)
+    assert [learning_rate(cosine, 1, 0, place, 4) for place in range(4)] == pytest.approx(
+        [(1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2, 0], abs=1e-15
+    )
     halving = Settings(lr=1.0, decay_epochs=(1, 2), decay_factor=0.5)
     assert [learning_rate(halving, 3, epoch, 0, 1) for epoch in range(3)] == [1, 0.5, 0.25]
 
 
 @pytest.mark.parametrize("name", get_args(OptimizerName))
 def test_the_optimizer_follows_the_settings(name: str) -> None:
-    rates = {"lr": 0.25, "weight_decay": 0.125} | ({"momentum": 0.75} if name == "sgd" else {})
+    rates = {"lr": 0.25, "weight_decay": 0.125} | ({"momentum": 0.75} if name == "sgd" else {"betas": (0.5, 0.25)})
     optimizer = make_optimizer(nn.Linear(2, 2), Settings(optimizer=name, **rates))
     assert type(optimizer).__name__.lower() == name
     assert optimizer.defaults.items() >= rates.items()
@@ -191,6 +197,36 @@ def test_warmup_and_decay_restart_at_every_task(dataset: Dataset) -> None:
     settings = Settings(batch_size=97, warmup=0.75, decay_epochs=(1,))
     records = list(train(Learner(models.create("mlp", dataset.shape, 4), settings), stream, 0))
     assert [record["lr"] for record in records] == pytest.approx([1e-3 / 1.5, 1e-4] * 2)
+
+
+def test_parts_of_a_batch_give_the_gradient_of_the_whole() -> None:
+    x, y = torch.randn(97, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), torch.arange(97) % 4
+    stream = streams.create("label_flip", from_tensors("made", (x, y), (x, y)), tasks=2, epochs=1)
+
+    def run(accumulate: int) -> tuple[list[dict[str, Any]], nn.Module]:
+        model = models.create("mlp", (6,), 4, seed=0).double()
+        return list(
+            train(Learner(model, Settings("sgd", lr=0.1, batch_size=32, accumulate=accumulate)), stream, 0)
+        ), model
+
+    (whole, one), (parts, other) = run(1), run(5)
+    assert [record["loss"] for record in parts] == pytest.approx([record["loss"] for record in whole], rel=1e-6)
+    assert [record["online_accuracy"] for record in parts] == [record["online_accuracy"] for record in whole]
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-10, atol=1e-12)
+
+
+def test_bfloat16_computes_under_autocast_and_keeps_float32_weights(dataset: Dataset) -> None:
+    seen = set()
+    model = models.create("mlp", dataset.shape, 4, seed=0)
+    model[-1].register_forward_hook(lambda module, args, output: seen.add(output.dtype))
+    stream = streams.create("single", dataset, epochs=1)
+    (record,) = train(Learner(model, Settings(batch_size=32, precision="bfloat16")), stream, 0)
+    assert seen == {torch.bfloat16}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    (exact,) = train(Learner(models.create("mlp", dataset.shape, 4, seed=0), Settings(batch_size=32)), stream, 0)
+    assert record["loss"] == pytest.approx(exact["loss"], rel=0.02)
+    assert record["loss"] != exact["loss"]
 
 
 def test_clipping_bounds_the_gradient_norm(dataset: Dataset) -> None:
@@ -450,6 +486,9 @@ def test_measures_of_a_resumed_run_are_equal(dataset: Dataset, reference: Refere
         ({"evaluate_every": 1.5}, r"evaluate_every: 1\.5 is not allowed; it must be an integer ≥ 1"),
         ({"decay_epochs": (5, -3)}, "decay_epochs: -3 is not allowed; it must be an integer ≥ 1"),
         ({"optimizer": "adm"}, "optimizer: 'adm' is not allowed; it must be one of 'adam', 'adamw', 'sgd'"),
+        ({"betas": (0.9,)}, r"betas is \(0\.9,\); it must hold 2 numbers"),
+        ({"decay": "slow"}, "decay"),
+        ({"precision": "float16"}, "precision"),
         ({"momentum": 0.9}, r"momentum is 0\.9; it needs optimizer sgd, not adam"),
     ],
 )

@@ -7,6 +7,9 @@ from torch import Tensor, nn
 
 from pliant import models
 
+REQUIRED = {"feature_rank": {"lam": 1e-4}}
+"""Settings of methods that have no default."""
+
 
 class TiedMLP(nn.Module):
     """The output layer reads with the transpose of what the input layer writes with: one weight, two uses."""

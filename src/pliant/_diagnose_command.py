@@ -7,13 +7,14 @@ from typing import Annotated, Any, Literal
 import torch
 import typer
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from pliant import data as datasets
 from pliant import models
 from pliant._key_values import read_options
+from pliant._losses import class_loss
 from pliant._names import check_names
 from pliant._seeding import permutation
+from pliant._terminal import printable
 from pliant._validation import check_number
 from pliant.data.dataset import Dataset, Examples
 from pliant.diagnosis.diagnose import BUDGET, diagnose
@@ -108,7 +109,7 @@ def diagnose_command(
     options = read_options(setting or (), "data", "model", "training")
     make = _optimizer_maker(options["training"])
     if data is not None and (warning := datasets.tell_namesake(data)):
-        typer.echo(f"warning: {warning}")
+        _echo(f"warning: {warning}")
     dataset = datasets.load(data, **options["data"]) if data is not None else None
 
     def build() -> nn.Module:
@@ -119,27 +120,27 @@ def diagnose_command(
         _check_fit(build(), (train[0][:2], train[1][:2]), labeled, f"model {model!r}", f"data {data!r}")
     network = load_into(build(), checkpoint, key) if checkpoint is not None else None
     if trial and train is not None:
-        typer.echo(f"letting copies of the network learn for at most {budget:g} seconds (--budget)", err=True)
+        _echo(f"letting copies of the network learn for at most {budget:g} seconds (--budget)", err=True)
     learning: dict[str, Any] = {"optimizer": make, "test": test, "steps": steps, "budget": budget, "seed": seed}
     if checkpoint is None or network is None:
         assert before is not None
         assert after is not None
-        typer.echo(check_resume(before, after, build, train, key=key, hold_trial=trial, **learning))
+        _echo(check_resume(before, after, build, train, key=key, hold_trial=trial, **learning))
         return
     found = diagnose(
-        network, train, cross_entropy if train is not None else None,
+        network, train, class_loss if train is not None else None,
         fresh=_seeded(model, dataset, options["model"]), labels="given" if labels == "own" else "random",
         reference=load_into(build(), reference, key) if reference != "fresh" else None,
         trial=trial, measures=chosen, samples=samples, **learning,
     )  # fmt: skip
-    typer.echo(found)
+    _echo(found)
     if table:
-        typer.echo(f"\n{found.signs.table()}")
+        _echo(f"\n{found.signs.table()}")
     found.save(html, f"{checkpoint.name}: {model}" + (f" on {data}" if data is not None else ""))
-    typer.echo(f"\npage: {html}")
+    _echo(f"\npage: {html}")
     if parquet is not None:
         found.signs.to_parquet(parquet)
-        typer.echo(f"table: {parquet}")
+        _echo(f"table: {parquet}")
 
 
 def _check_files(
@@ -191,9 +192,13 @@ def _check_fit(network: nn.Module, batch: tuple[Tensor, Tensor], labeled: bool, 
             raise ValueError(f"{model} does not take {data}, inputs of shape {shape}: {_reason(error)}") from error
         try:
             if labeled:
-                cross_entropy(output, y)
+                class_loss(output, y)
         except Exception as error:
             raise ValueError(f"the outputs of {model} do not fit the labels of {data}: {_reason(error)}") from error
+
+
+def _echo(text: object, err: bool = False) -> None:
+    typer.echo(printable(str(text)), err=err)
 
 
 def _reason(error: Exception) -> str:

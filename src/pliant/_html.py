@@ -7,6 +7,7 @@ import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pliant._terminal import printable
 from pliant._version import __version__
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
@@ -45,7 +46,7 @@ def escape(text: str) -> str:
         >>> escape("a < b")
         'a &lt; b'
     """
-    return html.escape(text)
+    return html.escape(printable(text))
 
 
 def render_page(title: str, body: str, light: Mapping[str, str] = LIGHT, dark: Mapping[str, str] = DARK) -> str:

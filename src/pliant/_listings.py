@@ -30,10 +30,15 @@ def list_methods() -> Table:
     for acts, infos in registry.by_timing().items():
         table.add_section()
         for info in infos:
-            settings = "\n".join(f"{each.name} ({each.default}): {each.meaning}" for each in info.tunables)
+            settings = "\n".join(_write_tunable(each) for each in info.tunables)
             shown = f"{acts} *" if info.needs_telling else acts
             table.add_row(info.name, shown, escape(info.summary), escape(settings), info.paper)
     return table
+
+
+def _write_tunable(tunable: registry.Tunable) -> str:
+    default = "" if tunable.default is None else f" ({tunable.default})"
+    return f"{tunable.name}{default}: {tunable.meaning}"
 
 
 def list_streams() -> Table:

@@ -1,7 +1,5 @@
 """`pliant treat`: which remedy works best from a checkpoint, and the code that applies it."""
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -69,11 +67,10 @@ def treat_command(
 
     Example: `pliant treat checkpoint.pt --model my.py:build --data new/ --old-data old/ --budget 30m`
     """
-    from rich.console import Console
-
+    from pliant._console import make_console
     from pliant.treat import treat
 
-    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
+    console = make_console()
     options = read_options(setting or (), "data", "model", "training")
     try:
         treatment = treat(

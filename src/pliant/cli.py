@@ -5,10 +5,10 @@ Commands import torch and what else they need when they run, so that `pliant --h
 
 import importlib
 import io
-import os
 import re
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 try:
     import typer
-    from rich.console import Console
     from typer.core import TyperGroup
     from typer.main import get_command
+
+    from pliant._console import SafeConsole, make_console
 except ImportError as error:
     raise SystemExit(f"the command line needs more than torch ({error}): pip install 'pliant[cli]'") from error
 
 from pliant._key_values import override, read_options
 from pliant._names import check_names, suggest
+from pliant._terminal import printable
 from pliant._version import __version__
 
 if TYPE_CHECKING:
@@ -59,8 +61,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Download data sets and check the cache.")
 app.add_typer(data_app, name="data")
-# Without a terminal, lines stay long and whole, for grep.
-console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
+console = make_console()
 
 
 class EngineName(StrEnum):
@@ -195,6 +196,9 @@ def run(
     scale: Annotated[
         Literal["paper", "quick"], typer.Option(help="As published, or a smaller version that takes minutes.")
     ] = "paper",
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Let the file name code: file.py:function. Read that code first.")
+    ] = False,
     out: Out = None,
     engine: EngineOption = EngineName.PROCESSES,
     workers: Workers = None,
@@ -209,7 +213,7 @@ def run(
     from pliant.experiments.recipe_files import find_recipe, load_recipe
 
     path = find_recipe(recipe)
-    loaded = load_recipe(path, overrides or (), scale)
+    loaded = load_recipe(path, overrides or (), scale, trust=trust, tell=_print)
     folder = out or Path("runs") / (path.stem if scale == "paper" else f"{path.stem}-{scale}")
     place = _make_engine(engine, workers, threads, gpus, address)
     _run_and_report(lambda: run_recipe(loaded, folder, place, checkpoint_seconds=checkpoint_seconds, console=console))
@@ -220,10 +224,17 @@ ACTS = {
     "demo_random_labels": "Act 2: the labels keep changing. Does the network learn the last task as well as the first?",
 }
 """The recipes of the demo, and what each asks."""
+LANGUAGE_ACTS = {"demo_language": "The alphabet keeps changing. Does a GPT learn the last one as well as the first?"}
+RL_ACTS = {"demo_rl": "An agent learned too much from too little, and stopped learning. Does a reset bring it back?"}
 
 
 @app.command()
-def demo(out: Out = None, workers: Workers = None) -> None:
+def demo(
+    out: Out = None,
+    workers: Workers = None,
+    rl: Annotated[bool, typer.Option("--rl", help="Show an agent that stopped learning, and learns again.")] = False,
+    language: Annotated[bool, typer.Option("--language", help="Show a GPT whose alphabet keeps changing.")] = False,
+) -> None:
     """Show what Pliant is for: retraining on data that grew, and labels that keep changing. Takes minutes."""
     _print(PREPARING)
     from pliant.compare import ComparisonResult, run_recipe
@@ -231,16 +242,18 @@ def demo(out: Out = None, workers: Workers = None) -> None:
     from pliant.experiments.recipe_files import find_recipe, load_recipe
     from pliant.experiments.report.document import make_report
 
-    folder = out or Path("demo")
+    if rl and language:
+        raise ValueError("--rl and --language are two demos; give one of them")
+    folder, acts = out or Path("demo"), RL_ACTS if rl else LANGUAGE_ACTS if language else ACTS
 
     def run_acts() -> ComparisonResult:
         statuses: dict[str, Any] = {}
-        for name, question in ACTS.items():
+        for name, question in acts.items():
             _print(question)
             recipe, engine = load_recipe(find_recipe(name)), ProcessEngine(workers)
             statuses |= run_recipe(recipe, folder / name, engine, console=console).statuses
         result = ComparisonResult(folder, statuses)
-        result.report = make_report([folder / name for name in ACTS])
+        result.report = make_report([folder / name for name in acts])
         return result
 
     _run_and_report(run_acts)
@@ -397,7 +410,7 @@ def _print(line: str) -> None:
 
 
 def _print_error(message: str) -> None:
-    Console(stderr=True).print(f"error: {message}", markup=False, soft_wrap=True)
+    SafeConsole(stderr=True).print(f"error: {message}", markup=False, soft_wrap=True)
 
 
 def _make_engine(engine: EngineName, workers: int | None, threads: int, gpus: float, address: str | None) -> "Engine":
@@ -450,6 +463,8 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # A terminal without a letter shows a question mark.
+    write_warning = warnings.formatwarning
+    warnings.formatwarning = lambda *arguments, **options: printable(write_warning(*arguments, **options))
     try:
         app()
     except ModuleNotFoundError as error:
@@ -457,5 +472,8 @@ def main() -> NoReturn:
         sys.exit(2)
     except (ValueError, ImportError, OSError) as error:
         _print_error(str(error))
+        sys.exit(2)
+    except RecursionError:
+        _print_error("the input is nested too deeply")
         sys.exit(2)
     sys.exit(0)

@@ -122,10 +122,10 @@ class ComparisonResult:
         return self.report.save(path, format)
 
     def __str__(self) -> str:
-        from rich.console import Console
+        from pliant._console import SafeConsole
 
         text = io.StringIO()
-        self.report.print(Console(file=text, width=120), asked=True)
+        self.report.print(SafeConsole(file=text, width=120), asked=True)
         return text.getvalue().rstrip("\n")
 
     def __repr__(self) -> str:
@@ -222,12 +222,13 @@ def compare(
     with naming_extra("a comparison", "report"):
         from rich.console import Console
 
+        from pliant._console import SafeConsole
         from pliant.experiments.engines import ProcessEngine
         from pliant.experiments.recipe import make_recipe
 
     if engine is not None and workers is not None:
         raise ValueError(f"workers is {workers}, but an engine is given, which has its own; pass one of the two")
-    console = progress if isinstance(progress, Console) else Console(quiet=not progress)
+    console = progress if isinstance(progress, Console) else SafeConsole(quiet=not progress)
     names, values = make_values(
         data=data,
         model=model,

@@ -1,7 +1,7 @@
 """The supervised training loop over a stream of tasks.
 
-`train` yields a record after every epoch. The `Learner` can be saved at each record, and a resumed run is bit-equal to
-an uninterrupted one. The order of the examples depends only on seed, task and epoch.
+`train` yields a record after every epoch. The `Learner` can be saved at each record and after each step, and a resumed
+run is bit-equal to an uninterrupted one. The order of the examples depends only on seed, task and epoch.
 """
 
 import copy
@@ -13,16 +13,17 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import mse_loss
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from pliant._losses import class_loss
 from pliant._seeding import permutation, random_state, set_random_state
 from pliant._validation import check_choice, check_number, check_positive_int, require_positive
 from pliant.data.dataset import Examples
 from pliant.diagnostics.monitor import Monitor
 from pliant.methods._core.method import Method
 from pliant.running import eval_mode
-from pliant.streams.stream import Stream, Task
+from pliant.streams.stream import OTHERS, Stream, Task
 
 Record = dict[str, Any]
 """The metrics of an epoch, in plain types."""
@@ -31,6 +32,8 @@ Reference = Literal["initial", "boundary", "previous_task"]
 """The network that measures compare with; see `Learner.measure`."""
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
+Decay = Literal["none", "linear", "cosine"]
+Precision = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,16 @@ class Settings:
         optimizer: adam, adamw or sgd.
         lr: Learning rate.
         momentum: Momentum of sgd.
+        betas: The memories of adam's and adamw's averages.
         weight_decay: The optimizer's own weight decay.
         batch_size: Examples per step. The last batch of an epoch may be smaller. It is dropped if it has a single
             example, whose variance BatchNorm cannot compute.
+        accumulate: Parts of a batch that are computed one after the other, to save memory.
+        precision: "bfloat16" computes outputs and losses under autocast; weights stay in float32.
         warmup: Fraction of every task's steps over which the learning rate rises linearly from 0, in [0, 1).
+        decay: How the learning rate falls after the warm-up, to `decay_to` times `lr` at the end of the task: "linear",
+            "cosine" or "none".
+        decay_to: Where `decay` ends, as a fraction of `lr`.
         decay_epochs: Epochs of a task at whose start the learning rate is multiplied by `decay_factor`.
         decay_factor: Factor of the learning rate at each of `decay_epochs`.
         clip: Largest norm of the loss's gradient; no clipping if None.
@@ -56,9 +65,14 @@ class Settings:
     optimizer: OptimizerName = "adam"
     lr: float = 1e-3
     momentum: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
     batch_size: int = 256
+    accumulate: int = 1
+    precision: Precision = "float32"
     warmup: float = 0.0
+    decay: Decay = "none"
+    decay_to: float = 0.1
     decay_epochs: tuple[int, ...] = ()
     decay_factor: float = 0.1
     clip: float | None = None
@@ -70,9 +84,16 @@ class Settings:
         check_choice("optimizer", self.optimizer, get_args(OptimizerName))
         check_number("lr", self.lr, above=True)
         check_number("momentum", self.momentum)
+        if len(self.betas) != 2:
+            raise ValueError(f"betas is {self.betas}; it must hold 2 numbers")
+        for beta in self.betas:
+            check_number("betas", beta, high=1.0, below=True)
         check_number("weight_decay", self.weight_decay)
-        require_positive(batch_size=self.batch_size, evaluate_every=self.evaluate_every)
+        require_positive(batch_size=self.batch_size, accumulate=self.accumulate, evaluate_every=self.evaluate_every)
+        check_choice("precision", self.precision, get_args(Precision))
         check_number("warmup", self.warmup, high=1.0, below=True)
+        check_choice("decay", self.decay, get_args(Decay))
+        check_number("decay_to", self.decay_to, high=1.0)
         for epoch in self.decay_epochs:
             check_positive_int("decay_epochs", epoch)
         check_number("decay_factor", self.decay_factor, above=True)
@@ -122,6 +143,9 @@ class Learner:
         self.answers = 0
         self.online_correct = 0
         self.online_loss = 0.0
+        self.start: Record = {}
+        self.begin_epoch()
+        self.after_step: Callable[[], None] = lambda: None
         self.optimizer = make_optimizer(model, settings)
         for method in self.methods:
             method.attach(self.optimizer)
@@ -148,6 +172,14 @@ class Learner:
             budget=None,
         )
         self.monitor.detach()
+
+    def begin_epoch(self) -> None:
+        """Set what an epoch sums up to zero: steps, losses, correct answers, and the measures of its first step."""
+        device = _device(self.model)
+        self.batch = 0
+        self.loss_sum = torch.zeros((), device=device)
+        self.correct = torch.zeros((), dtype=torch.int64, device=device)
+        self.measured: dict[str, float | None] | None = None
 
     def renew_optimizer(self) -> None:
         """Replace the optimizer and attach the methods to the new one; their state stays."""
@@ -183,6 +215,7 @@ class Learner:
             method.load_state_dict(saved)
         for name in _POSITION:
             setattr(self, name, state["position"][name])
+        self.loss_sum, self.correct = (each.to(_device(self.model)) for each in (self.loss_sum, self.correct))
         if self.reference is not None:
             self.reference.load_state_dict(state["reference"])
         set_random_state(state["random"])
@@ -233,7 +266,10 @@ class ReferenceNetwork:
             getattr(self, name).load_state_dict(saved)
 
 
-_POSITION = ("task", "epoch", "step", "answers", "online_correct", "online_loss")
+_POSITION = (
+    "task", "epoch", "step", "answers", "online_correct", "online_loss",
+    "start", "batch", "loss_sum", "correct", "measured",
+)  # fmt: skip
 
 
 def train(
@@ -246,7 +282,7 @@ def train(
     """Train from the learner's position to the end of a stream.
 
     Args:
-        learner: The learner. Its state may be saved whenever a record is yielded.
+        learner: The learner. Its state may be saved whenever a record is yielded or `after_step` is called.
         stream: The stream of tasks.
         seed: Seed of the order of the examples.
         fresh: Makes an untrained network for a task. If given, every task starts from it with a new optimizer: the
@@ -264,14 +300,15 @@ def train(
     for index in range(learner.task, len(stream)):
         task = stream[index]
         learner.task = index
-        start = begin_task(learner, task, fresh)
+        begun = begin_task(learner, task, fresh)
+        learner.start = learner.start if learner.batch else begun
         while learner.epoch < task.epochs:
             record = train_epoch(learner, task, seed)
             learner.epoch += 1
-            record |= {"task": index, "epoch": learner.epoch, "step": learner.step} | start
+            record |= {"task": index, "epoch": learner.epoch, "step": learner.step} | learner.start
             record["progress"] = (sum(workload[:index]) + workload[index] * learner.epoch / task.epochs) / sum(workload)
             record |= evaluate_epoch(learner, task)
-            start = {"receipts": []}
+            learner.start = {"receipts": []}
             yield record
         learner.epoch = learner.answers = learner.online_correct = 0
         learner.online_loss = 0.0
@@ -296,7 +333,7 @@ def begin_task(learner: Learner, task: Task, fresh: Callable[[int], nn.Module] |
     if learner.reference is not None and fresh is not None and not begins_untrained:
         learner.reference.start_fresh(partial(fresh, task.index))
     record: Record = {"receipts": []}
-    if learner.epoch > 0 or begins_untrained:
+    if learner.epoch > 0 or learner.batch > 0 or begins_untrained:
         return record
     if learner.reference is not None:
         learner.reference.end_task(learner.model)
@@ -341,42 +378,49 @@ def train_epoch(learner: Learner, task: Task, seed: int) -> Record:
     if len(indices) > 1 and len(indices[-1]) == 1 < settings.batch_size:
         indices = indices[:-1]
     # The monitor is attached for the first step only, so it adds no cost and no state to the other steps.
-    monitor = learner.monitor if learner.epoch % settings.evaluate_every == 0 else None
+    monitor = learner.monitor if learner.batch == 0 and learner.epoch % settings.evaluate_every == 0 else None
     if monitor is not None:
         monitor.attach(optimizer)
-    loss_sum, correct = torch.zeros((), device=device), torch.zeros((), dtype=torch.int64, device=device)
     model.train()
-    for position, index in enumerate(indices):
+    for position, index in enumerate(indices[learner.batch :], learner.batch):
         lr = learning_rate(settings, task.epochs, learner.epoch, position, len(indices))
         for group in optimizer.param_groups:
             group["lr"] = lr
-        x, y = task.train.batch(index)
         optimizer.zero_grad()
-        outputs = model(x)
-        loss = loss_between(outputs, y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        for part in index.tensor_split(min(settings.accumulate, len(index))):
+            x, y = task.train.batch(part)
+            with autocast(settings, device):
+                outputs = model(x)
+                loss = loss_between(outputs, y)
+            share = len(part) / len(index)
+            (loss if share == 1 else share * loss).backward()  # type: ignore[no-untyped-call]
+            learner.loss_sum += loss.detach() * len(y)
+            learner.correct += count_correct(outputs, y)
         if settings.clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         optimizer.step()
-        if monitor is not None:
+        if monitor is not None and position == 0:
             monitor.detach()
-        loss_sum += loss.detach() * len(y)
-        correct += count_correct(outputs, y)
+            values = monitor.records.pop().values
+            learner.measured = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        learner.batch += 1
+        if learner.batch < len(indices):
+            learner.after_step()
     seen = sum(len(index) for index in indices)
-    mean_loss = float(loss_sum) / seen
+    mean_loss = float(learner.loss_sum) / seen
     if not math.isfinite(mean_loss):
         raise DivergedError(f"the training loss is {mean_loss} in epoch {learner.epoch + 1} of task {task.index}")
     learner.step += len(indices)
     answers = seen * answers_per_example(task.train)
     learner.answers += answers
-    learner.online_correct += int(correct)
+    learner.online_correct += int(learner.correct)
     learner.online_loss += mean_loss * answers
     record: Record = {"loss": mean_loss, "lr": lr}
     if has_classes(task.train):
-        record["online_accuracy"] = int(correct) / answers
-    if monitor is not None:
-        values = monitor.records.pop().values
-        record["measures"] = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        record["online_accuracy"] = int(learner.correct) / answers
+    if learner.measured is not None:
+        record["measures"] = learner.measured
+    learner.begin_epoch()
     return record
 
 
@@ -389,6 +433,8 @@ def evaluate_epoch(learner: Learner, task: Task) -> Record:
         record |= _evaluate(learner, task, task.test, "test")
     if learner.old_test is not None and due:
         record |= _evaluate(learner, task, learner.old_test, "old_test")
+    for name, examples in task.others.items() if due else ():
+        record |= _evaluate(learner, task, examples, f"{name}_test")
     if last:
         record |= _evaluate(learner, task, task.train, "train")
         record["task_online_loss"] = learner.online_loss / learner.answers
@@ -400,7 +446,8 @@ def evaluate_epoch(learner: Learner, task: Task) -> Record:
 def _evaluate(learner: Learner, task: Task, examples: Examples, which: str) -> Record:
     """Return accuracy, if there are classes, and loss; raise if the last step diverged, which its own loss hides."""
     size = min(_EVALUATED, max(learner.settings.batch_size, _EVALUATED_NUMBERS // math.prod(examples.shape)))
-    accuracy, loss = evaluate(learner.model, examples, size)
+    with autocast(learner.settings, _device(learner.model)):
+        accuracy, loss = evaluate(learner.model, examples, size)
     if not math.isfinite(loss):
         raise DivergedError(f"the {which} loss is {loss} after epoch {learner.epoch} of task {task.index}")
     return ({f"{which}_accuracy": accuracy} if has_classes(examples) else {}) | {f"{which}_loss": loss}
@@ -432,6 +479,11 @@ def evaluate(model: nn.Module, examples: Examples, batch_size: int = _EVALUATED)
     return int(correct) / answers, float(loss) / answers
 
 
+def autocast(settings: Settings, device: torch.device) -> torch.autocast:
+    """Return the context in which outputs and losses are computed in the settings' precision."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bfloat16")
+
+
 def has_classes(examples: Examples) -> bool:
     """Return whether the targets are class indices, so that there is an accuracy."""
     return not examples.y.is_floating_point()
@@ -452,7 +504,7 @@ def loss_between(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> T
         tensor(5.)
     """
     if not targets.is_floating_point():
-        return cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction=reduction)
+        return class_loss(outputs, targets, reduction)
     if outputs.shape != targets.shape:
         raise ValueError(f"outputs have shape {tuple(outputs.shape)}, but the targets {tuple(targets.shape)}")
     errors = mse_loss(outputs, targets, reduction="none").sum(1)
@@ -492,11 +544,21 @@ def learning_rate(settings: Settings, epochs: int, epoch: int, position: int, pe
         >>> settings = Settings(lr=1.0, warmup=0.5, decay_epochs=(3,))
         >>> [learning_rate(settings, 4, epoch, 0, 1) for epoch in range(4)]
         [0.5, 1.0, 1.0, 0.1]
+        >>> settings = Settings(lr=1.0, warmup=0.25, decay="linear", decay_to=0.0)
+        >>> [round(learning_rate(settings, 4, epoch, 0, 1), 2) for epoch in range(4)]
+        [1.0, 0.67, 0.33, 0.0]
     """
     lr = settings.lr * settings.decay_factor ** sum(epoch >= start for start in settings.decay_epochs)
-    rising = settings.warmup * epochs * per_epoch
+    whole = epochs * per_epoch
+    rising = settings.warmup * whole
     step = epoch * per_epoch + position + 1
-    return lr * step / rising if step < rising else lr
+    if step < rising:
+        return lr * step / rising
+    if settings.decay == "none":
+        return lr
+    part = (step - rising) / (whole - rising)
+    left = 1 - part if settings.decay == "linear" else (1 + math.cos(math.pi * part)) / 2
+    return lr * (settings.decay_to + (1 - settings.decay_to) * left)
 
 
 def make_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
@@ -505,9 +567,9 @@ def make_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
     fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
     lr, decay = settings.lr, settings.weight_decay
     if settings.optimizer == "adam":
-        return Adam(parameters, lr, weight_decay=decay, fused=fused)
+        return Adam(parameters, lr, settings.betas, weight_decay=decay, fused=fused)
     if settings.optimizer == "adamw":
-        return AdamW(parameters, lr, weight_decay=decay, fused=fused)
+        return AdamW(parameters, lr, settings.betas, weight_decay=decay, fused=fused)
     # Not fused: fused SGD fails if a method has dropped the momentum of only some parameters.
     return SGD(parameters, lr, momentum=settings.momentum, weight_decay=decay)
 
@@ -515,9 +577,20 @@ def make_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
 _AT_ENDS = (
     "test_accuracy", "old_test_accuracy", "train_accuracy", "task_online_accuracy",
     "test_loss", "old_test_loss", "train_loss", "task_online_loss",
+    *(f"{name}_test_{value}" for value in ("accuracy", "loss") for name in OTHERS),
 )  # fmt: skip
 RESULTS = tuple(f"{which}_{name}" for name in _AT_ENDS for which in ("final", "mean"))
 """The metrics of a run's result."""
+
+
+_LOWER_IS_BETTER = ("loss", "error", "perplexity")
+
+
+def direction(metric: str) -> int:
+    """Return 1 if higher is better, −1 if lower is better, 0 if neither is."""
+    if metric.endswith("overestimation"):
+        return 0
+    return -1 if metric.endswith(_LOWER_IS_BETTER) else 1
 
 
 def summarize(records: Sequence[Record]) -> dict[str, float]:

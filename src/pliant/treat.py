@@ -10,7 +10,6 @@ import contextlib
 import copy
 import io
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pliant._duration import parse_duration, write_duration
+from pliant._files import read_regular, write_atomically
 from pliant._importing import naming_extra
+from pliant._json import seal, unseal
 from pliant._validation import check_positive_int
 from pliant.compare import make_values
 
@@ -111,10 +112,10 @@ class Treatment:
         return self.report.save(path)
 
     def __str__(self) -> str:
-        from rich.console import Console
+        from pliant._console import SafeConsole
 
         text = io.StringIO()
-        self.report.print(Console(file=text, width=120))
+        self.report.print(SafeConsole(file=text, width=120))
         return f"{text.getvalue().rstrip()}\n\n{self.code}".rstrip("\n")
 
     def __repr__(self) -> str:
@@ -155,7 +156,8 @@ def treat(
             "file.py:function"; a table adds options.
         data: The data to train on: a name (`pliant.data.names()`), a folder of images, an .npz file or a function, as
             for `pliant.compare`. A fifth of data without a test set is held out for testing.
-        old_data: Data that the checkpoint has learned. Its test examples show what is forgotten.
+        old_data: Data that the checkpoint has learned. Its test examples show what is forgotten. New examples that are
+            among its training examples neither choose nor test a remedy.
         methods: "auto", or the methods to try, separated by commas: "shrink_perturb,l2_init:lam=1e-2|1e-3,swr+l2". A
             method without settings is tried with its default and its published sweep.
         budget: About how long it may take, e.g. "30m"; as many settings are tried as fit. None tries all.
@@ -188,6 +190,7 @@ def treat(
         import pandas as pandas
         from rich.console import Console
 
+        from pliant._console import SafeConsole
         from pliant.experiments.engines import ProcessEngine
         from pliant.experiments.experiment import check_device
 
@@ -199,7 +202,7 @@ def treat(
     limit = None if budget is None else parse_duration("budget", budget)
     if engine is not None and workers is not None:
         raise ValueError(f"workers is {workers}, but an engine is given, which has its own; pass one of the two")
-    console = progress if isinstance(progress, Console) else Console(quiet=not progress)
+    console = progress if isinstance(progress, Console) else SafeConsole(quiet=not progress)
     names, values = make_values(
         data=data,
         model=model,
@@ -436,13 +439,11 @@ class _Search:
 
     def _read_plan(self) -> dict[str, Any] | None:
         with contextlib.suppress(OSError, ValueError):
-            return dict(json.loads((self.folder / "treatment.json").read_bytes()))
+            return unseal(read_regular(self.folder / "treatment.json"))
         return None
 
     def _write_plan(self) -> None:
-        from pliant._files import write_atomically
-
-        write_atomically(self.folder / "treatment.json", json.dumps(self.plan, indent=1).encode())
+        write_atomically(self.folder / "treatment.json", seal(self.plan, indent=1))
 
 
 def _as_entry(text: str, per_epoch: int) -> Any:

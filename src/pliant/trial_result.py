@@ -19,6 +19,10 @@ All gaps are fractions of what a fresh network gains.
 """
 TOLERATED = 0.02
 """A network is called plastic only if its gap in the best held-out result is smaller than this for certain."""
+DRAWS = 2.0
+"""A network is called lost by its best result only if its gap is also larger than this many standard deviations of the
+gap over pairs. Each pair has another fresh network: some draws learn a little worse than others, and are not worn.
+"""
 SLOWER = 0.1
 """A network is called lost if its gap in area is larger than this for certain, and plastic only if it is smaller."""
 CONFIDENCE = 0.95
@@ -32,11 +36,13 @@ class Gap:
         mean: Fresh minus aged, as a fraction of what the fresh network gains.
         low: Lower end of the interval.
         high: Upper end of the interval.
+        deviation: Standard deviation over pairs.
     """
 
     mean: float
     low: float
     high: float
+    deviation: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.mean:+.1%} [{self.low:+.1%}, {self.high:+.1%}]"
@@ -203,7 +209,8 @@ def decide(pairs: Sequence[Pair], looks: int, resolution: float) -> Verdict:
     if not have_learned(pairs, looks):
         return "undecided"
     best, speed = (measure_gap(pairs, name, looks, resolution) for name in ("best", "area"))
-    if best.low > NOTICEABLE or speed.low > SLOWER:
+    beyond_draws = best.mean - NOTICEABLE > DRAWS * best.deviation
+    if (best.low > NOTICEABLE and beyond_draws) or speed.low > SLOWER:
         return "lost"
     if best.high < TOLERATED and speed.high < SLOWER:
         return "plastic"
@@ -233,7 +240,7 @@ def interval(values: Sequence[float], looks: int, resolution: float = 0.0) -> Ga
     center, n = mean(values), len(values)
     deviation = max(math.sqrt(math.fsum((value - center) ** 2 for value in values) / (n - 1)), resolution)
     half = float(t.ppf(1 - (1 - CONFIDENCE) / 2 / looks, n - 1)) * deviation / math.sqrt(n)
-    return Gap(center, center - half, center + half)
+    return Gap(center, center - half, center + half, deviation)
 
 
 def area(curve: Sequence[float]) -> float:

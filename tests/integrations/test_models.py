@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 import pliant
 from pliant import methods
 from pliant.integrations.transformers import PliantCallback
+from tests import zoo
 from tests.integrations.language_models import IDS, MODELS, gpt2, trainer
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "howto-frameworks.md"
@@ -26,7 +27,9 @@ def loss(output: Any, ids: torch.Tensor) -> torch.Tensor:
 
 def use(name: str, model: nn.Module, folder: Path) -> None:
     """Train a model under the Trainer, with one method that acts at least once."""
-    callback = PliantCallback(lambda model: methods.create(name, model, example={"input_ids": IDS[:2]}, seed=0))
+    callback = PliantCallback(
+        lambda model: methods.create(name, model, example={"input_ids": IDS[:2]}, seed=0, **zoo.REQUIRED.get(name, {}))
+    )
     run = trainer(model, folder, callback, max_steps=3)
     run.train()
     (method,) = callback.methods.values()

@@ -12,6 +12,7 @@ from torchrl.objectives import SACLoss, SoftUpdate
 
 import pliant
 from pliant import methods
+from tests import zoo
 
 COUNT = 2
 STRONG: dict[str, dict[str, Any]] = {  # settings with which a method acts within a few steps
@@ -121,7 +122,9 @@ class WithForward(nn.Module):
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_act_on_stacks_says_so(name: str) -> None:
     with pytest.raises(ValueError, match=REFUSED[name]):
-        methods.create(name, build().qvalue_network_params, example=torch.zeros(2, 4), seed=0)
+        methods.create(
+            name, build().qvalue_network_params, example=torch.zeros(2, 4), seed=0, **zoo.REQUIRED.get(name, {})
+        )
 
 
 def test_a_loss_module_is_not_a_network() -> None:

@@ -6,6 +6,7 @@ from torch.nn.functional import cross_entropy
 
 import pliant
 from pliant import methods
+from tests import zoo
 from tests.integrations.vision_models import MODELS
 
 INPUTS = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -16,6 +17,7 @@ REFUSED = {
     **{("plasticity_injection", network): "it must be an nn.Sequential whose last modules" for network in MODELS},
 }
 OFTEN = {
+    **zoo.REQUIRED,
     "redo": {"every": 1, "tau": 0.9},
     "regrama": {"every": 1, "tau": 0.9},
     "snr": {"longest": 1},

@@ -249,21 +249,21 @@ def test_combines_with_another_penalty() -> None:
 
 
 def test_step_and_missing_arguments_are_errors() -> None:
-    penalty = FeatureRankRegularization(zoo.build("mlp"), classifier="4")
+    penalty = FeatureRankRegularization(zoo.build("mlp"), classifier="4", lam=1e-4)
     assert penalty.classifiers == ("4",)
     assert float(penalty.value()) == 0.0
     assert penalty.receipt is None
     with pytest.raises(TypeError, match=r"acts during backward\(\)"):
         penalty.step()
     with pytest.raises(ValueError, match="example: None, and classifier is not given"):
-        FeatureRankRegularization(zoo.build("mlp"))
+        FeatureRankRegularization(zoo.build("mlp"), lam=1e-4)
     with pytest.raises(ValueError, match="loss_scale: -1"):
-        FeatureRankRegularization(zoo.build("mlp"), classifier="4", loss_scale=-1)
+        FeatureRankRegularization(zoo.build("mlp"), classifier="4", lam=1e-4, loss_scale=-1)
 
 
 def test_maximizing_optimizer_is_an_error() -> None:
     model = zoo.build("mlp")
-    method = FeatureRankRegularization(model, zoo.batch("mlp")[0])
+    method = FeatureRankRegularization(model, zoo.batch("mlp")[0], lam=1e-4)
     with pytest.raises(ValueError, match="this SGD maximizes, so feature_rank would be maximized"):
         method.attach(SGD(model.parameters(), lr=0.1, maximize=True))
 
@@ -271,7 +271,7 @@ def test_maximizing_optimizer_is_an_error() -> None:
 def test_step_without_features_warns_once() -> None:
     model = zoo.build("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
-    method = FeatureRankRegularization(model, zoo.batch("mlp")[0]).attach(optimizer)
+    method = FeatureRankRegularization(model, zoo.batch("mlp")[0], lam=1e-4).attach(optimizer)
     model.eval()
     with pytest.warns(
         UserWarning, match="feature_rank saw no features before this step: '4' was not called in training"
@@ -305,7 +305,7 @@ def test_image_inputs_of_the_classifier_are_an_error() -> None:
     head = nn.Sequential(nn.Flatten(), nn.Linear(8, 2))
     model = nn.Sequential(nn.Conv2d(1, 2, 1), head)
     optimizer = SGD(model.parameters(), lr=0.1)
-    FeatureRankRegularization(model, classifier="1").attach(optimizer)
+    FeatureRankRegularization(model, classifier="1", lam=1e-4).attach(optimizer)
     with pytest.raises(ValueError, match=r"classifier: '1' takes inputs of shape \(5, 2, 2, 2\), but features are"):
         model(torch.ones(5, 1, 2, 2))
 

@@ -1,6 +1,7 @@
 """Module names in arguments: a mistake is an error that states the argument, the value and what is allowed."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ CASES: dict[str, tuple[Callable[[nn.Module], object], str]] = {
     "HeadReset, a string": (lambda m: HeadReset(m, head="4"), "head: '4' is a string"),
     "HeadReset, empty": (lambda m: HeadReset(m, head=[]), r"head: \[\] is empty"),
     "FeatureRankRegularization": (
-        lambda m: FeatureRankRegularization(m, classifier="44"),
+        lambda m: FeatureRankRegularization(m, classifier="44", lam=1e-4),
         r"classifier: .* '44'; did you mean '4'\?",
     ),
     "FIRE": (lambda m: FIRE(m, packed="0"), "packed: '0' is a string"),
@@ -39,7 +40,7 @@ def test_wrong_name_is_an_error(name: str) -> None:
         make(zoo.build("mlp"))
 
 
-@pytest.mark.parametrize("make", [SWR, HeadReset, FeatureRankRegularization, LayerwiseReset])
+@pytest.mark.parametrize("make", [SWR, HeadReset, partial(FeatureRankRegularization, lam=1e-4), LayerwiseReset])
 def test_example_of_another_type_is_an_error(make: Callable[..., object]) -> None:
     with pytest.raises(TypeError, match="example is a list; allowed are a tensor, a tuple of positional arguments"):
         make(zoo.build("mlp"), [X])

@@ -1,5 +1,7 @@
 """Methods by name: the records that the command line, the tests and the documentation go by."""
 
+import inspect
+
 import pytest
 
 from pliant import methods
@@ -14,7 +16,8 @@ def test_records_describe_their_classes() -> None:
         assert record.paper
         settings = methods.options(name)
         for tunable in record.tunables:
-            assert settings[tunable.name] == tunable.default, (name, tunable.name)
+            required = settings[tunable.name] is inspect.Parameter.empty
+            assert tunable.default == (None if required else settings[tunable.name]), (name, tunable.name)
             high = float("inf") if tunable.high is None else tunable.high
             if tunable.high is not None:
                 methods.create(name, zoo.build("mlp"), example=zoo.batch("mlp")[0], **{tunable.name: tunable.high})
@@ -24,6 +27,11 @@ def test_records_describe_their_classes() -> None:
 def test_unknown_method_names_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"no method 'swt'; did you mean 'swr'\? Allowed: swr, l2"):
         methods.create("swt", zoo.build("mlp"))
+
+
+def test_a_setting_without_a_default_must_be_given() -> None:
+    with pytest.raises(ValueError, match=r"method 'feature_rank': give lam; no value is safe"):
+        methods.create("feature_rank", zoo.build("mlp"), example=zoo.batch("mlp")[0])
 
 
 def test_groups_hold_every_method_once_and_those_to_be_told_come_last() -> None:

@@ -17,7 +17,7 @@ from pliant.diagnosis.remedies import Remedy, choose_remedies
 from pliant.diagnostics import Measurement, measure
 from pliant.diagnostics.batches import LossFn
 from pliant.diagnostics.probe import Statistics, unwrap
-from pliant.distributed import is_sharded
+from pliant.distributed import Group, call_on_first, find_group, is_sharded, whole_model
 from pliant.methods import FullReset
 from pliant.trial import EXAMPLES, Labels, MakeOptimizer, gather_new
 from pliant.trial import trial as hold_trial
@@ -131,6 +131,7 @@ def diagnose(
     statistics: Statistics = "batch",
     seed: int = 0,
     progress: bool | None = None,
+    group: Group | None = None,
 ) -> Diagnosis:
     """Find out whether a network has lost plasticity, which signs explain it, and what to try.
 
@@ -156,6 +157,8 @@ def diagnose(
         statistics: What BatchNorm layers normalize with while the network is measured.
         seed: Decides the fresh networks and the order of the data.
         progress: Whether to show a progress bar on stderr; by default if that is a terminal.
+        group: The ranks that train this model together, all of which call this; all ranks if None. The first one
+            diagnoses, on its data, and the others get its answer.
 
     Raises:
         ValueError: If an argument is invalid.
@@ -166,14 +169,15 @@ def diagnose(
         >>> found.answer
         'not decided: only signs are shown, since there is no loss_fn; give one to get a verdict'
     """
+    given = {name: value for name, value in locals().items() if name not in ("model", "group")}
     if budget is not None:
         check_number("budget", budget, above=True)
     bare = unwrap(model)
-    if any(map(is_sharded, bare.parameters())):
-        raise ValueError(
-            "model: its parameters are sharded, so that it cannot be copied; take the signs with "
-            "pliant.diagnostics.measure on all ranks, or diagnose a checkpoint in one process"
-        )
+    ranks = find_group(group)
+    if ranks is not None or any(map(is_sharded, bare.parameters())):
+        with whole_model(bare):  # in there, the first rank is alone with an ordinary model
+            found: Diagnosis = call_on_first(lambda: diagnose(bare, **given), ranks)
+        return found
     why = _reason_against(trial, data, loss_fn)
     held: Trial | None = None
     if data is not None:

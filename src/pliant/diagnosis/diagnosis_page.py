@@ -110,7 +110,7 @@ def _render_totals(signs: Measurement, findings: list[Finding]) -> str:
     rows = []
     for name in dict.fromkeys(row.measure for row in signs.rows() if row.measure in signs.values):
         record = measures.info(name.partition("@")[0])
-        cells = [escape(name), _render_number(signs.values[name], name in marked)]
+        cells = [escape(name).replace("_", "_<wbr>"), _render_number(signs.values[name], name in marked)]
         if signs.reference:
             cells.append(_render_number(signs.reference.get(name)))
         rows.append([*cells, escape(record.definition), escape(record.source)])

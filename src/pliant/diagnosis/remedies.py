@@ -34,7 +34,7 @@ _CODE: dict[str, tuple[str, str, str]] = {
     ),
     "shrink_perturb": (
         "mixes the weights with fresh ones, once, before the new data",
-        'shrink = pliant.ShrinkPerturb(model, lam=0.4, toward="fresh")',
+        'shrink = pliant.ShrinkPerturb(model, toward="fresh")',
         "shrink.apply(optimizer)",
     ),
     "fire": (

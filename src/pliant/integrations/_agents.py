@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import preprocess_obs
 from torch import Tensor, nn
@@ -171,3 +172,24 @@ def _critics(policy: Any, example: tuple[Any, ...]) -> list[Network]:
         replace = None if target is None else (lambda new, index=index: replace_critic(index, new))
         networks.append(Network(f"critic.{index}", module, critic, inputs, joined, its, replace))
     return networks
+
+
+@torch.no_grad()
+def estimate_values(model: Any, observations: Any, actions: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+    """Return what the agent expects of observations, and of actions if they are given: the least of its critics."""
+    policy = model.policy
+    inputs = policy.obs_to_tensor(observations)[0]
+    if isinstance(model, OnPolicyAlgorithm):
+        values = policy.predict_values(inputs).flatten()
+    elif hasattr(policy, "critic"):
+        taken = policy._predict(inputs) if actions is None else torch.as_tensor(actions, device=model.device)
+        found = policy.critic(inputs, taken.float())
+        stacked = found.mean(2) if isinstance(found, Tensor) else torch.cat(found, 1)  # TQC returns quantiles
+        values = stacked.min(1).values
+    else:
+        network = policy.q_net if hasattr(policy, "q_net") else policy.quantile_net
+        found = network(inputs)
+        found = found.mean(1) if found.ndim == 3 else found  # QR-DQN returns quantiles
+        index = None if actions is None else torch.as_tensor(actions, device=model.device).long().reshape(-1, 1)
+        values = found.max(1).values if index is None else found.gather(1, index).flatten()
+    return np.asarray(values.cpu(), dtype=np.float64)

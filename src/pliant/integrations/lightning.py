@@ -31,6 +31,9 @@ with naming_extra("pliant.integrations.lightning", "lightning"):
     from lightning.pytorch import Callback
 
 
+__all__ = ["PliantCallback"]
+
+
 class PliantCallback(Callback):  # type: ignore[misc]
     """Makes methods for the module, attaches them, saves their state, and lets reinitializers act.
 

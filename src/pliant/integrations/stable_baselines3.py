@@ -31,7 +31,7 @@ with naming_extra("pliant.integrations.stable_baselines3", "sb3"):
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-    from pliant.integrations._agents import Network, find_networks
+    from pliant.integrations._agents import Network, estimate_values, find_networks
     from pliant.integrations._changed_agents import (
         ChangedPolicy,
         build_original_policy,
@@ -41,6 +41,9 @@ with naming_extra("pliant.integrations.stable_baselines3", "sb3"):
     )
 
 MEASURES = ("dormant_fraction", "feature_rank", "weight_l2")
+
+
+__all__ = ["PliantCallback"]
 
 
 class PliantCallback(BaseCallback):  # type: ignore[misc]
@@ -94,6 +97,11 @@ class PliantCallback(BaseCallback):  # type: ignore[misc]
         self._values = _ValueErrors()
         self._guards: list[RemovableHandle] = []
         self._gradient_norms: dict[str, Tensor] = {}
+
+    @property
+    def networks(self) -> list[Network]:
+        """The networks of the agent; empty before `learn()`."""
+        return list(self._networks.values())
 
     def on_new_data(self, batches: Any = None, loss_fn: Any = None) -> list[Receipt]:
         """Let all reinitializers act now.
@@ -209,7 +217,7 @@ class PliantCallback(BaseCallback):  # type: ignore[misc]
         every, now = self.measure_every, self.model.num_timesteps
         if every is not None and now // every > self._measured // every:
             self._measured = now
-            self._measure()
+            self._log_measures()
 
     def _on_training_end(self) -> None:
         self._detach()
@@ -222,21 +230,26 @@ class PliantCallback(BaseCallback):  # type: ignore[misc]
         self._guards = []
         self._freeze_critics(False)
 
-    def _measure(self) -> None:
+    def measure(self) -> dict[str, float]:
+        """Measure each network now, on recent transitions; return the values by `network/measure`."""
         with _numpy_generator_kept():
             observations, actions = _recent_batch(self.model, self.samples)
+        values: dict[str, float] = {}
         for network in self._networks.values():
             with torch.no_grad():
                 inputs = network.input_of(observations, actions)
             data = inputs[0] if isinstance(inputs[0], Tensor) else None  # a dictionary would be keyword arguments
-            found = measure(network.module, data, measures=self.measures)
-            for name in self.measures:
-                if name in found.values:
-                    self.logger.record(f"pliant/{network.name}/{name}", found.values[name])
-            if network.name in self._gradient_norms:
-                self.logger.record(f"pliant/{network.name}/gradient_l2", float(self._gradient_norms[network.name]))
+            found = measure(network.module, data, measures=self.measures).values
+            values |= {f"{network.name}/{name}": found[name] for name in self.measures if name in found}
+        return values
+
+    def _log_measures(self) -> None:
+        values = self.measure()
+        values |= {f"{name}/gradient_l2": float(norm) for name, norm in self._gradient_norms.items()}
         if (error := self._values.mean()) is not None:
-            self.logger.record("pliant/overestimation", error)
+            values["overestimation"] = error
+        for name, value in values.items():
+            self.logger.record(f"pliant/{name}", value)
 
     def _watch_gradients(self) -> None:
         """Note the norm of each network's gradient when its optimizer steps: an actor's loss adds to it afterwards."""
@@ -312,7 +325,7 @@ class _ValueErrors:
     def add(self, model: Any, step: Mapping[str, Any]) -> None:
         """Add one step of all environments."""
         if self._first.any():
-            values = _values(model, model._last_obs, step.get("buffer_actions"))
+            values = estimate_values(model, model._last_obs, step.get("buffer_actions"))
             self._estimates[self._first] = values[self._first]
             self._returns[self._first], self._discounts[self._first] = 0.0, 1.0
         self._returns += self._discounts * step["rewards"]
@@ -323,7 +336,7 @@ class _ValueErrors:
             if info.get("TimeLimit.truncated", False):
                 last = info["terminal_observation"]
                 batch = {k: v[None] for k, v in last.items()} if isinstance(last, dict) else last[None]
-                returned += self._discounts[index] * _values(model, batch, None)[0]
+                returned += self._discounts[index] * estimate_values(model, batch, None)[0]
             if not np.isnan(self._estimates[index]):
                 self._errors.append(float(self._estimates[index] - returned))
 
@@ -331,27 +344,6 @@ class _ValueErrors:
         """Return the mean of estimate − return over the episodes since the last call, or None without any."""
         errors, self._errors = self._errors, []
         return float(np.mean(errors)) if errors else None
-
-
-@torch.no_grad()
-def _values(model: Any, observations: Any, actions: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
-    """Return what the agent expects of observations, and of actions if they are given: the least of its critics."""
-    policy = model.policy
-    inputs = policy.obs_to_tensor(observations)[0]
-    if isinstance(model, OnPolicyAlgorithm):
-        values = policy.predict_values(inputs).flatten()
-    elif hasattr(policy, "critic"):
-        taken = policy._predict(inputs) if actions is None else torch.as_tensor(actions, device=model.device)
-        found = policy.critic(inputs, taken.float())
-        stacked = found.mean(2) if isinstance(found, Tensor) else torch.cat(found, 1)  # TQC returns quantiles
-        values = stacked.min(1).values
-    else:
-        network = policy.q_net if hasattr(policy, "q_net") else policy.quantile_net
-        found = network(inputs)
-        found = found.mean(1) if found.ndim == 3 else found  # QR-DQN returns quantiles
-        index = None if actions is None else torch.as_tensor(actions, device=model.device).long().reshape(-1, 1)
-        values = found.max(1).values if index is None else found.gather(1, index).flatten()
-    return np.asarray(values.cpu(), dtype=np.float64)
 
 
 def _recent_batch(model: Any, samples: int) -> tuple[Any, Tensor | None]:

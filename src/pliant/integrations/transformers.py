@@ -39,6 +39,9 @@ KEY = "pliant"
 """The key under which an optimizer's state holds that of the methods."""
 
 
+__all__ = ["PliantCallback"]
+
+
 class PliantCallback(TrainerCallback):  # type: ignore[misc]
     """Makes methods for the model, attaches them, saves their state, and lets reinitializers act.
 
