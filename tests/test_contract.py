@@ -402,10 +402,11 @@ def test_loading_into_another_architecture_changes_nothing(method: str) -> None:
 
 @pytest.mark.parametrize("method", NAMES)
 def test_a_model_without_values_is_an_error(method: str) -> None:
+    settings = {"example": zoo.batch("mlp")[0], **zoo.REQUIRED.get(method, {})}
     with pytest.raises(ValueError, match=r"'0\.weight' is on the meta device"):
-        methods.create(method, zoo.mlp().to("meta"), example=zoo.batch("mlp")[0], **zoo.REQUIRED.get(method, {}))
+        methods.create(method, zoo.mlp().to("meta"), **settings)
     with pytest.raises(ValueError, match=r"'0\.weight' is not initialized yet"):
-        methods.create(method, nn.Sequential(nn.LazyLinear(3)), example=zoo.batch("mlp")[0])
+        methods.create(method, nn.Sequential(nn.LazyLinear(3)), **settings)
 
 
 @pytest.mark.parametrize("method", WITH_STRENGTH)

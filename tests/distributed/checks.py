@@ -13,7 +13,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -208,8 +208,17 @@ def check_a_sharded_model_is_analyzed_as_a_plain_one() -> None:
     plain = networks.build("cnn_bn")
     for wrapped in (fully_shard(networks.build("cnn_bn")), DistributedDataParallel(networks.build("cnn_bn"))):
         assert torch.equal(analyze(wrapped, example).plan().matrix, analyze(plain, example).plan().matrix)
-        ours, theirs = (str(find_units(each, example)) for each in (wrapped, plain))
+        ours, theirs = (to_plain_values(find_units(each, example)) for each in (wrapped, plain))
         assert ours == theirs, f"{ours}\nis not\n{theirs}"
+
+
+def to_plain_values(value: Any) -> Any:
+    """Return nested records with tensors as lists, which == compares by value."""
+    if is_dataclass(value):
+        return {each.name: to_plain_values(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, tuple):
+        return [to_plain_values(each) for each in value]
+    return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
 def check_matrices_are_shared_out_in_batches() -> None:
