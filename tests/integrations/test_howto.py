@@ -1,6 +1,5 @@
 """The code of the pages about frameworks and language models runs as it stands there."""
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -18,7 +17,7 @@ def test_each_framework_has_its_block() -> None:
     assert list(BLOCKS) == ["accelerate", "lightning", "stable_baselines3", "torchrl"]
 
 
-@pytest.mark.parametrize("package", [name for name in BLOCKS if importlib.util.find_spec(name)])
+@pytest.mark.parametrize("package", BLOCKS)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's advice on workers
 def test_code_runs(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -27,7 +26,6 @@ def test_code_runs(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert namespace["receipt"].entries if package == "torchrl" else namespace["callback"].receipts
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("accelerate"), reason="needs accelerate")
 def test_code_for_language_models_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "page"}
