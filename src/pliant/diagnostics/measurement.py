@@ -14,7 +14,8 @@ from pliant._importing import naming_extra
 from pliant._validation import check_choice
 from pliant.diagnostics import measures as registry
 from pliant.diagnostics.batches import LossFn, gather
-from pliant.diagnostics.measures import Values, take
+from pliant.diagnostics.layer_values import Values
+from pliant.diagnostics.measures import take
 from pliant.diagnostics.probe import (
     Notes,
     Probe,

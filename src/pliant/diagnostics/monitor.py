@@ -17,8 +17,9 @@ from pliant._step_hooks import after_step, before_step, unwrap_optimizer
 from pliant._validation import check_choice, check_number, check_positive_int
 from pliant.diagnostics import measures as registry
 from pliant.diagnostics.batches import LossFn, gather
+from pliant.diagnostics.layer_values import Values
 from pliant.diagnostics.measurement import ScalarWriter, flatten, note_values, write_table
-from pliant.diagnostics.measures import Measure, Values, find_lacking, take
+from pliant.diagnostics.measures import Measure, find_lacking, take
 from pliant.diagnostics.per_sample.derivatives import dense
 from pliant.diagnostics.probe import (
     Need,

@@ -47,6 +47,16 @@ from pliant.distributed import (
 from pliant.methods._core.attachment import Attachment, check_optimizer, free_slot, warn_of_average
 from pliant.methods._core.filters import Filter, check_not_replaced, learnable_parameters, warn_of_unknown
 from pliant.methods._core.learning_rate import LearningRateSchedule
+from pliant.methods._core.state_trees import (
+    check_same_shapes,
+    check_same_structure,
+    copy_state_,
+    leave_out,
+    named_leaves,
+    nested_tensors,
+    replace_values,
+    value_at,
+)
 
 Sharding = Literal["entries", "norms", "owned", "whole", "never"]
 Kind = Literal["penalty", "after_step", "reinitializer", "recycler", "architecture"]
@@ -266,8 +276,8 @@ class Method(ABC):
         state = self._state()
         if self._shards is not None:
             sharded = self._shards.held()
-            state = _with(
-                state, {path: as_sharded(_at(state, path), sharded[path[-1]]) for path in self._sharded_state}
+            state = replace_values(
+                state, {path: as_sharded(value_at(state, path), sharded[path[-1]]) for path in self._sharded_state}
             )
         return {"method": self.name, "shapes": self._shapes(), "steps": list(self.steps), "state": state}
 
@@ -286,9 +296,11 @@ class Method(ABC):
         self._find_shards()
         mine, theirs = self._state(), state_dict["state"]
         if self._shards is not None:
-            check_same_structure(_without(mine, self._sharded_state), _without(theirs, self._sharded_state), "state")
+            check_same_structure(leave_out(mine, self._sharded_state), leave_out(theirs, self._sharded_state), "state")
             sharded = self._shards.held()
-            theirs = _with(theirs, {p: as_shard(_at(theirs, p), sharded[p[-1]]) for p in self._sharded_state})
+            theirs = replace_values(
+                theirs, {p: as_shard(value_at(theirs, p), sharded[p[-1]]) for p in self._sharded_state}
+            )
         check_same_structure(mine, theirs, "state")
         self.steps = list(state_dict["steps"])
         loaded = copy_state_(mine, theirs)
@@ -309,7 +321,7 @@ class Method(ABC):
         """Find the parameters again by name if the model was sharded since the method was made."""
         if self._shards is None and any(map(is_sharded, self.model.parameters())):
             group = find_group(self._given_group)
-            check_same(dict(_leaves(self._facts())), group, self._advice())
+            check_same(dict(named_leaves(self._facts())), group, self._advice())
             self._adopt(Shards(self.model, self.parameters))
 
     def _adopt(self, shards: Shards, *, whole: bool = True) -> None:
@@ -321,7 +333,7 @@ class Method(ABC):
         """
         sharded = shards.held()
         shapes = {name: p.shape if whole else local(p).shape for name, p in sharded.items()}
-        for path, tensor in list(_tensors(self._state())):
+        for path, tensor in list(nested_tensors(self._state())):
             if shapes.get(path[-1]) == tensor.shape:
                 self._sharded_state.append(path)
                 if whole:
@@ -344,7 +356,7 @@ class Method(ABC):
                 yield
             return
         sharded = shards.held()
-        own = {path: _at(self._state(), path) for path in self._sharded_state}
+        own = {path: value_at(self._state(), path) for path in self._sharded_state}
         wholes = gather_whole([as_sharded(own[path], sharded[path[-1]]) for path in own])
         with shards.standing_in(whole=True, write=not reads):
             try:
@@ -352,7 +364,7 @@ class Method(ABC):
                     self._place_state(path, whole)
                 yield
                 if not reads:
-                    own = {path: own_part(_at(self._state(), path), sharded[path[-1]]).clone() for path in own}
+                    own = {path: own_part(value_at(self._state(), path), sharded[path[-1]]).clone() for path in own}
             finally:
                 for path, tensor in own.items():
                     self._place_state(path, tensor)
@@ -370,7 +382,7 @@ class Method(ABC):
             return
         assert self._shards is not None
         paths = {name: [path for path in self._sharded_state if path[-1] == name] for name in owned}
-        state = {name: {path: _at(self._state(), path) for path in paths[name]} for name in owned}
+        state = {name: {path: value_at(self._state(), path) for path in paths[name]} for name in owned}
         sharded = {n: [as_sharded(t, held(self.parameters[n])) for t in own.values()] for n, own in state.items()}
         for batch in self._shards.owned(owned, sharded, gradients=gradients):
             for name, wholes in batch.items():
@@ -384,7 +396,7 @@ class Method(ABC):
                         self._place_state(path, own)
 
     def _place_state(self, path: tuple[str, ...], tensor: Tensor) -> None:
-        _at(self._state(), path[:-1])[path[-1]] = tensor
+        value_at(self._state(), path[:-1])[path[-1]] = tensor
 
     def _agree(self, group: Group | None) -> None:
         """Agree with the other ranks on the seed, and check that parameters, state and settings are the same."""
@@ -394,7 +406,7 @@ class Method(ABC):
             return
         if hasattr(self, "seed"):
             self.seed: int | None = share_seed(self.seed, self.group)
-        check_same(dict(_leaves(self._facts())), self.group, self._advice())
+        check_same(dict(named_leaves(self._facts())), self.group, self._advice())
 
     def _advice(self) -> str:
         return (
@@ -410,7 +422,7 @@ class Method(ABC):
             return facts
         # Each rank holds its own part of these.
         whole = {name: p for name, p in self.parameters.items() if name not in self._shards.plain}
-        return dict(_without({**facts, "parameters": whole}, self._sharded_state))
+        return dict(leave_out({**facts, "parameters": whole}, self._sharded_state))
 
     def _acts_before(self, owner: object) -> bool:
         """Return whether this method acts before the owner of another hook."""
@@ -568,84 +580,3 @@ def _on_plain_model(function: Callable[..., Any] | None, *, reads: bool = False)
             return function(self, *args, **kwargs)
 
     return act
-
-
-def _leaves(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the tensors and plain values of a tree of dictionaries, each with its path."""
-    if isinstance(values, Mapping):
-        for key, value in values.items():
-            yield from _leaves(value, f"{path}[{key!r}]" if path else str(key))
-    elif values is None or isinstance(values, Tensor | str | bool | int | float | tuple | list):
-        yield path, values
-
-
-def _tensors(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Yield the tensors in a tree of dictionaries, each with its path."""
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from _tensors(value, (*path, key))
-    elif isinstance(tree, Tensor) and len(path) > 1:
-        yield path, tree
-
-
-def _at(tree: Any, path: tuple[str, ...]) -> Any:
-    """Return what a tree of dictionaries holds at a path."""
-    for key in path:
-        if key not in tree:
-            raise ValueError(f"state_dict: {key!r} is missing in the given state")
-        tree = tree[key]
-    return tree
-
-
-def _with(tree: Any, values: Mapping[tuple[str, ...], Any], path: tuple[str, ...] = ()) -> Any:
-    """Return a copy of a tree of dictionaries, with other values at some paths."""
-    if isinstance(tree, Mapping):
-        return {key: _with(value, values, (*path, key)) for key, value in tree.items()}
-    return values.get(path, tree)
-
-
-def _without(tree: Any, left_out: Sequence[tuple[str, ...]], path: tuple[str, ...] = ()) -> Any:
-    """Return a copy of a tree of dictionaries, without the values at some paths."""
-    if isinstance(tree, Mapping):
-        kept = [key for key in tree if (*path, key) not in left_out]
-        return {key: _without(tree[key], left_out, (*path, key)) for key in kept}
-    return tree
-
-
-def check_same_shapes(ours: Mapping[str, list[int]], theirs: Mapping[str, list[int]]) -> None:
-    """Raise a ValueError if a parameter is missing in one state or has another shape."""
-    for name in {**ours, **theirs}:
-        if ours.get(name) != theirs.get(name):
-            then, now = theirs.get(name, "none"), ours.get(name, "none")
-            raise ValueError(f"state_dict: made for a parameter {name!r} of shape {then}, this model's is {now}")
-
-
-def check_same_structure(mine: Any, theirs: Any, path: str) -> None:
-    """Raise a ValueError if two states differ in keys, types or shapes."""
-    if isinstance(mine, Mapping):
-        if not isinstance(theirs, Mapping):
-            raise ValueError(f"{path}: a dictionary here, {type(theirs).__name__} in the given state")
-        for key in mine:
-            if key not in theirs:
-                raise ValueError(f"{path}: {key!r} is missing in the given state")
-        for key in theirs:
-            if key not in mine:
-                raise ValueError(f"{path}: {key!r} is in the given state, but not here")
-        for key, value in mine.items():
-            check_same_structure(value, theirs[key], f"{path}[{key!r}]")
-    elif isinstance(mine, Tensor):
-        if not isinstance(theirs, Tensor):
-            raise ValueError(f"{path}: a tensor here, {type(theirs).__name__} in the given state")
-        if mine.shape != theirs.shape:
-            raise ValueError(f"{path}: shape {tuple(mine.shape)} here, {tuple(theirs.shape)} in the given state")
-    elif isinstance(theirs, Tensor | Mapping):
-        raise ValueError(f"{path}: {type(mine).__name__} here, {type(theirs).__name__} in the given state")
-
-
-def copy_state_(mine: Any, theirs: Any) -> Any:
-    """Copy tensors in place, which keeps their device and dtype; return the state with plain values replaced."""
-    if isinstance(mine, Mapping):
-        return {key: copy_state_(value, theirs[key]) for key, value in mine.items()}
-    if isinstance(mine, Tensor):
-        return mine.copy_(theirs)
-    return theirs
