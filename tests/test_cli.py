@@ -35,7 +35,7 @@ PLIANT = [sys.executable, "-c", "from pliant.cli import main; main()"]
 SMALL = [
     "compare",
     *("--data", "digits", "--stream", "label_flip", "--methods", "l2_init+shrink_perturb,vanilla"),
-    *("--seeds", "2", "--set", "data.first=200", "--set", "stream.tasks=16", "--set", "stream.epochs=2"),
+    *("--seeds", "2", "--set", "data.first=200", "--set", "stream.tasks=6", "--set", "stream.epochs=2"),
     *("--set", "training.batch_size=16", "--checkpoint-seconds", "0", "--workers", "2"),
 ]
 
@@ -138,7 +138,7 @@ def configs(model: str = "mlp") -> list[RunConfig]:
         {
             "data": {"name": "digits", "first": 200},
             "model": model,
-            "stream": {"name": "label_flip", "tasks": 16, "epochs": 2},
+            "stream": {"name": "label_flip", "tasks": 6, "epochs": 2},
             "training": {"batch_size": 16},
             "methods": ["l2_init+shrink_perturb", "vanilla"],
             "seeds": 2,

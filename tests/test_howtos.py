@@ -1,13 +1,10 @@
 """The commands of the how-tos run as they stand there, from top to bottom, beside the files that they name."""
 
-import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -16,33 +13,12 @@ from rich.console import Console
 from pliant import cli
 from pliant._key_values import override
 from pliant.experiments import engines
-from pliant.experiments.engines import Job, ProcessEngine, perform
 from pliant.experiments.recipe import make_recipe
-from pliant.experiments.run import Outcome
 from pliant.experiments.store import load_runs, load_selection
+from tests.experiments.helpers import EngineHere
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(python|console|toml)(?: file=(\S+))?\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-
-def run(command: list[str], folder: Path) -> str:
-    environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PLIANT_CACHE": str(folder / ".cache"),
-        "COLUMNS": "120",
-    }
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-class EngineHere(ProcessEngine):
-    """Executes jobs in this process: test_schedule.py proves that other processes do the same."""
-
-    def submit(self, job: Job) -> "Future[Outcome]":
-        outcome: Future[Outcome] = Future()
-        outcome.set_result(perform(job, 1))
-        return outcome
 
 
 @pytest.fixture
@@ -71,7 +47,7 @@ def run_here(
     signal.signal(signal.SIGTERM, handler)
 
 
-def outputs(page: str, folder: Path, run: Callable[[list[str], Path], str] = run) -> list[str]:
+def outputs(page: str, folder: Path, run: Callable[[list[str], Path], str]) -> list[str]:
     """Do what a page says; return what its commands print."""
     printed = []
     for kind, name, content in BLOCK.findall((ROOT / "docs" / page).read_text()):
@@ -136,8 +112,8 @@ def report_of(printed: str, folder: Path) -> Path:
     return folder / printed.strip().rpartition("report: ")[2]
 
 
-def test_experiments(tmp_path: Path) -> None:
-    (printed,) = outputs("howto-experiments.md", tmp_path)
+def test_experiments(tmp_path: Path, run_here: Callable[[list[str], Path], str]) -> None:
+    (printed,) = outputs("howto-experiments.md", tmp_path, run_here)
     root = report_of(printed, tmp_path).parent
     runs = load_runs(root)
     assert {run.status for run in runs} == {"finished"}

@@ -23,7 +23,8 @@ def run_bare(folder: Path, *arguments: str) -> tuple[int, list[str]]:
     return done.returncode, done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
+# .ci/run looks at the last line of a run without workers.
+@pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.long), "1"])
 def test_last_line_says_what_was_not_run(workers: str, tmp_path: Path) -> None:
     code, lines = run_bare(tmp_path, "-n", workers, PAGE, DATA, "-k", "axe or known_statistics or invalid_idx")
     assert code == 0

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,13 @@ from torch import Tensor, nn
 import pliant
 from pliant import data, models
 from pliant.experiments import timing
-from pliant.experiments.engines import Job, ProcessEngine, perform
 from pliant.experiments.remedy_code import write_code
-from pliant.experiments.run import Outcome
 from pliant.experiments.run_config import SELECTION_SEEDS, Part, Start
 from pliant.experiments.store import load_runs
 from pliant.training import Settings
 from tests import test_cli
 from tests.data.pictures import write_folder
-from tests.experiments.helpers import small, wait_until
+from tests.experiments.helpers import EngineHere, small, wait_until
 
 command = test_cli.pliant
 module = importlib.import_module("pliant.treat")
@@ -45,15 +42,6 @@ FLAGS = [
     *("--methods", "shrink_perturb:lam=0.4|0.8,head_reset", "--seeds", "3", "--epochs", "4"),
     *("--batch-size", "16", "--lr", "3e-3"),
 ]
-
-
-class EngineHere(ProcessEngine):
-    """Executes jobs in this process, which has imported torch already."""
-
-    def submit(self, job: Job) -> "Future[Outcome]":
-        outcome: Future[Outcome] = Future()
-        outcome.set_result(perform(job, 1))
-        return outcome
 
 
 def write_checkpoint(path: Path, scale: float) -> Path:
@@ -228,7 +216,6 @@ def test_a_killed_command_resumes_with_the_same_answer(folder: Path, tmp_path: P
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
-    kill_after(3)  # in the first round
     kill_after(11)  # while the winner is tested
     done = subprocess.run(starter, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -102,14 +102,14 @@ def test_default_epsilons_drift_little_and_are_reported(name: str) -> None:
     assert "norm layers add an epsilon" in graph.explain()
 
 
-@pytest.mark.parametrize("name", ["resnet18", "preact_resnet", "vit_relu"])
+@pytest.mark.parametrize("name", [pytest.param("resnet18", marks=pytest.mark.long), "preact_resnet", "vit_relu"])
 def test_predictions_on_ten_thousand_inputs_are_kept(name: str) -> None:
     model, example = prepared(name)
     model.eval()
     graph = analyze(model, example)
     inputs = torch.randn(10_000, 3, 8, 8, dtype=torch.float64)
     with torch.no_grad():
-        model.head.bias -= model(inputs).mean(0)  # so that no class wins by its bias alone
+        model.head.bias -= model(inputs[:1000]).mean(0)  # so that no class wins by its bias alone
         before = model(inputs).argmax(-1)
         graph.rescale_(random_wishes([str(block) for block in graph.plan().wishes]))
         after = model(inputs).argmax(-1)

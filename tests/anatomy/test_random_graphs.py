@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -95,9 +96,20 @@ class Network(nn.Module):
         return (x.unsqueeze(-1) @ self.layers[number](y).unsqueeze(1)).sum(1)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(step, min_size=3, max_size=12))
 def test_random_networks_are_proportional(steps: list[tuple[str, ...]]) -> None:
+    check_proportional(steps)
+
+
+@pytest.mark.long
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(step, min_size=3, max_size=12))
+def test_many_random_networks_are_proportional(steps: list[tuple[str, ...]]) -> None:
+    check_proportional(steps)
+
+
+def check_proportional(steps: list[tuple[str, ...]]) -> None:
     torch.manual_seed(0)
     model = Network(steps).double()
     example = torch.randn(5, WIDTH, dtype=torch.float64)

@@ -11,7 +11,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from pliant import Method, methods
 from tests.distributed import networks
+from tests.distributed.launching import joined
 
 STEPS, NEW_DATA_AT = 4, (1, 3)
 
@@ -204,21 +204,15 @@ def cells(*chosen: str) -> list[tuple[str, str, str]]:
 def main(setting: str, rank: int, world: int, folder: str, *chosen: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    if world > 1:
-        dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/{setting}.{world}.rendezvous", rank=rank, world_size=world,
-            timeout=timedelta(seconds=120),
-        )  # fmt: skip
-    results: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for cell in cells(*chosen):
-        torch.manual_seed(1000 + rank)
-        try:
-            results[cell] = run(setting, *cell)
-        except Exception as error:
-            results[cell] = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-    torch.save(results, Path(folder) / f"{setting}.{world}.{rank}.pt")
-    if world > 1:
-        dist.destroy_process_group()
+    with joined(rank, world, Path(folder) / f"{setting}.{world}.rendezvous"):
+        results: dict[tuple[str, str, str], dict[str, Any]] = {}
+        for cell in cells(*chosen):
+            torch.manual_seed(1000 + rank)
+            try:
+                results[cell] = run(setting, *cell)
+            except Exception as error:
+                results[cell] = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        torch.save(results, Path(folder) / f"{setting}.{world}.{rank}.pt")
 
 
 if __name__ == "__main__":

@@ -8,16 +8,15 @@ of WORLD - 1 ranks. Both write what each rank ends with to FOLDER/PHASE.WORLD.RA
 
 import sys
 import warnings
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from tests.distributed.cells import STEPS, Run
+from tests.distributed.launching import joined
 
 METHODS = ("l2_init", "swr", "upgd", "hare_tortoise", "streaming_ewc", "continual_backprop", "wasserstein", "spectral")
 
@@ -31,29 +30,25 @@ def state_of(run: Run) -> dict[str, Any]:
 def main(phase: str, rank: int, world: int, folder: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    if world > 1:
-        place = f"file://{folder}/{phase}.{world}.rendezvous"
-        dist.init_process_group("gloo", init_method=place, rank=rank, world_size=world, timeout=timedelta(seconds=120))
-    results = {}
-    for name in METHODS:
-        run = Run("fsdp" if world > 1 else "single", name, "adamw", "mlp")
-        if phase == "save":
-            run.method.attach(run.optimizer)
-            run.train(range(STEPS // 2))
-            dcp.save(state_of(run), checkpoint_id=Path(folder) / str(world) / name)
-        else:
-            state = state_of(run)
-            dcp.load(state, checkpoint_id=Path(folder) / str(world - 1) / name)
-            set_state_dict(
-                run.inner, run.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-            )
-            run.method.load_state_dict(state["method"])
-            run.method.attach(run.optimizer)
-        run.train(range(STEPS // 2, STEPS))
-        results[name] = run.values()
-    torch.save(results, Path(folder) / f"{phase}.{world}.{rank}.pt")
-    if world > 1:
-        dist.destroy_process_group()
+    with joined(rank, world, Path(folder) / f"{phase}.{world}.rendezvous"):
+        results = {}
+        for name in METHODS:
+            run = Run("fsdp" if world > 1 else "single", name, "adamw", "mlp")
+            if phase == "save":
+                run.method.attach(run.optimizer)
+                run.train(range(STEPS // 2))
+                dcp.save(state_of(run), checkpoint_id=Path(folder) / str(world) / name)
+            else:
+                state = state_of(run)
+                dcp.load(state, checkpoint_id=Path(folder) / str(world - 1) / name)
+                set_state_dict(
+                    run.inner, run.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+                )
+                run.method.load_state_dict(state["method"])
+                run.method.attach(run.optimizer)
+            run.train(range(STEPS // 2, STEPS))
+            results[name] = run.values()
+        torch.save(results, Path(folder) / f"{phase}.{world}.{rank}.pt")
 
 
 if __name__ == "__main__":

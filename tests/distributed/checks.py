@@ -14,7 +14,6 @@ import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from pliant.distributed import call_on_first, gather_rows, iterate_together, sha
 from pliant.distributed.shards import gather_on_owners, owner_batches
 from tests.distributed import networks
 from tests.distributed.cells import Run, make_method
+from tests.distributed.launching import joined
 
 
 def error_of(function: Callable[[], Any]) -> str:
@@ -294,18 +294,16 @@ def check_the_code_of_the_page_runs() -> None:
 def main(rank: int, world: int, folder: str, only: str = "") -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    place = f"file://{folder}/checks.rendezvous"
-    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=world, timeout=timedelta(seconds=60))
-    results = {}
-    for name, function in [(name, each) for name, each in globals().items() if name.startswith("check_" + only)]:
-        networks.BatchNorm.synchronized = True
-        try:
-            function()
-            results[name] = ""
-        except Exception:
-            results[name] = traceback.format_exc()
-    torch.save(results, Path(folder) / f"checks.{world}.{rank}.pt")
-    dist.destroy_process_group()
+    with joined(rank, world, Path(folder) / "checks.rendezvous"):
+        results = {}
+        for name, function in [(name, each) for name, each in globals().items() if name.startswith("check_" + only)]:
+            networks.BatchNorm.synchronized = True
+            try:
+                function()
+                results[name] = ""
+            except Exception:
+                results[name] = traceback.format_exc()
+        torch.save(results, Path(folder) / f"checks.{world}.{rank}.pt")
 
 
 if __name__ == "__main__":

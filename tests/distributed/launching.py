@@ -1,13 +1,16 @@
-"""Launch the ranks of a test as processes."""
+"""Launch the ranks of a test as processes, and let them begin and end together."""
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,17 +26,45 @@ def launch(command: Sequence[str], world: int, folder: Path, *arguments: str) ->
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     start = [sys.executable, "-m", f"tests.distributed.{command[0]}", *command[1:]]
+    logs = [folder / f"{command[-1]}.{world}.{rank}.log" for rank in range(world)]
     ranks = [
         subprocess.Popen(
             [*start, str(rank), str(world), str(folder), *arguments],
             cwd=ROOT,
             env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
+            stderr=log.open("w"),
         )
-        for rank in range(world)
+        for rank, log in enumerate(logs)
     ]
-    errors = [rank.communicate()[1] for rank in ranks]
-    assert not any(rank.returncode for rank in ranks), "\n".join(errors)
+    codes = [rank.wait() for rank in ranks]
+    assert not any(codes), f"the ranks ended with {codes}\n" + "\n".join(log.read_text() for log in logs)
     files = [folder / f"{command[-1]}.{world}.{rank}.pt" for rank in range(world)]
     return [torch.load(file, weights_only=True) for file in files]
+
+
+@contextlib.contextmanager
+def joined(rank: int, world: int, meeting: Path) -> Iterator[None]:
+    """Join the ranks; at the end leave together, without the shutdown of the interpreter.
+
+    A gloo thread may still hold the last tensors when a rank is done. It needs Python's lock to free them. If the
+    interpreter is shutting down by then, Python ends the thread inside C++ code that must not be left, and the process
+    aborts with "terminate called without an active exception". A rank that leaves early also breaks the connections of
+    the others. So nobody leaves before all are done, and a rank that is done exits at once, with code 0. An error is
+    raised as usual.
+
+    Args:
+        rank: This rank.
+        world: The number of ranks; one rank joins nothing.
+        meeting: A file that does not exist yet.
+    """
+    if world > 1:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=timedelta(seconds=120)
+        )
+    yield
+    if world > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)

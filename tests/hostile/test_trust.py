@@ -99,7 +99,7 @@ def test_the_recipe_of_an_archive_runs_no_code(tmp_path: Path, monkeypatch: pyte
     assert report.returncode == 0, report.stderr
     assert_refused(pliant("run", "got/recipe.json", cwd=tmp_path), "got/recipe.json names code", "'own.py:build'")
     assert not (tmp_path / "it ran").exists()
-    trusted = pliant("run", "got/recipe.json", "--trust", "--out", "again", cwd=tmp_path)
+    trusted = pliant("run", "got/recipe.json", "--trust", "--out", "again", "--workers", "1", cwd=tmp_path)
     assert trusted.returncode == 0, trusted.stderr
     assert "trusted code: own.py:build in" in trusted.stdout
     assert (tmp_path / "it ran").exists()

@@ -18,10 +18,12 @@ from benchmarks.leaderboard import (
 
 import pliant
 from pliant import methods
+from pliant.experiments import engines
 from pliant.experiments.archive import pack
 from pliant.experiments.recipe import make_recipe
 from pliant.experiments.run_config import Part
 from pliant.experiments.store import Run
+from tests.experiments.helpers import EngineHere
 
 
 def test_a_setting_that_is_lucky_on_one_seed_does_not_score_there() -> None:
@@ -102,6 +104,7 @@ def test_command_adds_the_runs_of_a_method(tmp_path: Path, monkeypatch: pytest.M
         "stream": {"name": "random_labels", "tasks": 2, "epochs": 1},
         "training": {"batch_size": 30},
     }
+    monkeypatch.setattr(engines, "ProcessEngine", EngineHere)
     (tmp_path / "defaults").mkdir()
     for seed in (0, 100):
         pliant.compare(

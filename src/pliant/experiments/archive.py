@@ -80,7 +80,9 @@ def unpack(file: Path, root: Path) -> int:
             folder = made / name
             folder.mkdir()
             for each, content in contents.items():
-                write_atomically(folder / each, content)
+                (folder / each).write_bytes(
+                    content
+                )  # The folder gets its name at the end; digests tell of a power cut.
         write_atomically(root / "recipe.json", seal(head["recipe"], indent=1))
         (root / "selection.json").unlink(missing_ok=True)
         if head["selection"]:
