@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.leaderboard import leaderboard_block
+from benchmarks.reproduction.agent_effects import agent_block
 from benchmarks.reproduction.drawings import known_drawings, write_drawing, write_picture
 from benchmarks.reproduction.effects import effect_block
 from benchmarks.reproduction.explanations import explanations_block
@@ -46,6 +47,11 @@ def table_block(name: str) -> str:
     return write_table(rows, "")
 
 
+def card_block(method: str) -> str:
+    """Make the tables of a method card: the effect on a stream of images, and on agents if there were any."""
+    return "\n\n".join(filter(None, (effect_block(method), agent_block(method))))
+
+
 MAKERS: dict[str, Callable[[str], str]] = {
     "counts": count_block,
     "main": main_block,
@@ -53,7 +59,7 @@ MAKERS: dict[str, Callable[[str], str]] = {
     "provenance": provenance_block,
     "statements": statements_block,
     "table": table_block,
-    "effect": effect_block,
+    "effect": card_block,
     "explanations": explanations_block,
     "figures": figures_block,
     "leaderboard": leaderboard_block,

@@ -7,8 +7,16 @@ from typing import Any
 import altair as alt
 
 from benchmarks.reproduction.figures import PAPERS
+from benchmarks.reproduction.kept import load_kept
 from benchmarks.reproduction.results_tables import in_points, place_of
-from benchmarks.reproduction.statements import SECTIONS, Judged, claimed_range, describe_number, judge_paper
+from benchmarks.reproduction.statements import (
+    SECTIONS,
+    Judged,
+    Statement,
+    claimed_range,
+    describe_number,
+    judge_paper,
+)
 from pliant.experiments.report.chart_style import LIGHT, print_config
 
 HUES = {"supported": "#2a6f3c", "contradicted": "#b3261e", "equivalent": "#5b5f97", "underpowered": "#8a8a8a"}
@@ -53,8 +61,17 @@ def distances(judged: Judged) -> tuple[float, float, float]:
     return inside[0], min(inside), max(inside + peak)
 
 
+def find_unit(statement: Statement) -> str:
+    """Return the unit of a statement's number: points for shares of examples, the agent's return, else hundredths."""
+    if in_points(statement):
+        return "points"
+    kept = load_kept(statement["recipe"])
+    name = statement.get("number", kept.headline if kept else "")
+    return "return" if name.endswith(("return", "overestimation")) else "hundredths"
+
+
 def make_forest(forest: Forest) -> list[dict[str, Any]]:
-    """Return the rows of a forest plot: points for shares of examples, else hundredths."""
+    """Return the rows of a forest plot, in the unit of each number."""
     rows = []
     for paper in forest.papers:
         for one in judge_paper(paper):
@@ -63,7 +80,9 @@ def make_forest(forest: Forest) -> list[dict[str, Any]]:
             if forest.main and not one.statement.get("main"):
                 continue
             what = describe_number(one.statement)
-            mean, low, high = (float(f"{100 * value:.3g}") for value in distances(one))
+            unit = find_unit(one.statement)
+            factor = 1 if unit == "return" else 100
+            mean, low, high = (float(f"{factor * value:.3g}") for value in distances(one))
             rows.append(
                 {
                     "panel": SECTIONS[paper] if forest.main else place_of(one.statement),
@@ -71,7 +90,7 @@ def make_forest(forest: Forest) -> list[dict[str, Any]]:
                     "mean": mean,
                     "low": low,
                     "high": high,
-                    "unit": "points" if in_points(one.statement) else "hundredths",
+                    "unit": unit,
                     "verdict": one.verdict,
                 }
             )
@@ -98,7 +117,12 @@ def draw_forest(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     shade = alt.Chart().mark_rect(color="#e4efe6").encode(x=alt.datum(0, type="quantitative"), x2=alt.datum(400))
     line = alt.Chart().mark_rule(color=LIGHT["ink"]).encode(x=alt.datum(0))
     span = base.mark_rule(strokeWidth=1.6, clip=True).encode(
-        x=alt.X("low:Q", scale=scale, axis=axis, title="beyond the claimed bound: points, or hundredths of a measure"),
+        x=alt.X(
+            "low:Q",
+            scale=scale,
+            axis=axis,
+            title="beyond the claimed bound: points, returns, or hundredths of a measure",
+        ),
         x2="high:Q",
         color=hue,
     )

@@ -4,6 +4,7 @@ The runs are in `results/reproduction/RECIPE.jsonl.gz`, packed by `pliant pack`.
 """
 
 import atexit
+import json
 import math
 import tempfile
 from collections.abc import Collection
@@ -25,6 +26,7 @@ from pliant.experiments.store import Run, load_runs, load_selection
 KEPT = Path(__file__).parents[1] / "results" / "reproduction"
 FEWEST = 3
 """The fewest seeds for a verdict."""
+PRIMING = "ours_rl_priming"
 NOTHING = "No run has ended yet."
 
 
@@ -91,6 +93,11 @@ class Kept:
     bad: dict[str, list[int]]
     chosen: dict[str, int]
 
+    @property
+    def is_of_agents(self) -> bool:
+        """Whether agents were trained: the headline is a return."""
+        return self.headline.endswith("return")
+
     def values(self, label: str, name: str) -> dict[int, float]:
         """Return the values of a number by seed."""
         return {seed: numbers[name] for seed, numbers in self.numbers.get(label, {}).items() if name in numbers}
@@ -141,9 +148,24 @@ def kept_runs(name: str) -> tuple[list[Run], dict[str, Any]]:
 def load_kept(name: str) -> Kept | None:
     """Read the kept results of an experiment; None if there are none."""
     if not (KEPT / f"{name}.jsonl.gz").exists():
-        return None
+        return load_priming() if name == PRIMING else None
     runs, selection = kept_runs(name)
     return summarize(name, find_recipe(name), runs, selection)
+
+
+def load_priming() -> Kept:
+    """Read the kept runs of `benchmarks.rl.priming`, whose agents have the settings of the recipe `PRIMING`.
+
+    They stand for the recipe until its own runs are kept. The headline is the mean return of the training episodes in
+    the last fifth of the steps; the recipe's own runs have greedy evaluations instead.
+    """
+    labels = {"primed": "vanilla", "full_reset": "full reset", "fire": "FIRE", "unprimed": "unprimed"}
+    numbers: dict[str, dict[int, dict[str, float]]] = {label: {} for label in labels.values()}
+    for line in (KEPT.parent / "priming.jsonl").read_text().splitlines():
+        run = json.loads(line)
+        numbers[labels[run["condition"]]][run["seed"]] = {"late_train_return": run["late_return"]}
+    none_bad = {label: [0] for label in numbers}
+    return Kept("late_train_return", {}, list(numbers), numbers, none_bad, dict.fromkeys(numbers, 0))
 
 
 def summarize(name: str, recipe: Recipe, runs: list[Run], selection: dict[str, Any]) -> Kept:

@@ -1,5 +1,6 @@
 """Numbers computed from a run's records, beyond its result."""
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from statistics import fmean
@@ -35,11 +36,16 @@ def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
       a measure in a task is that at its first step; for measures of an optimizer step it is the mean over all measured
       steps but the first, which is atypical. `MEASURE_late_change` is from the second to last fifth to the last.
     - `MEASURE_last` is the last value, in runs of a single task.
+    - Of an agent, `late_overestimation` and `late_MEASURE` are means over the last third of the last task. The name of
+      a measure ends with the network if there are several: `late_weight_l2 (critic.0)`.
     - `MEASURE_first_gap` and `MEASURE_late_gap` of an approximation of the Hessian's rank are its mean distance from
       that rank in the first and the last fifth of the tasks, `MEASURE_gap_growth` their difference, and
       `MEASURE_correlation` is Pearson's, over tasks; it is missing if a rank never changes.
     """
     tasks = split_tasks(run)
+    if "evaluation_return" in tasks[-1][-1]:
+        yield from agent_numbers(tasks[-1])
+        return
     yield from test_numbers(tasks)
     if len(tasks) > 1:
         errors = end_errors(tasks)
@@ -104,6 +110,22 @@ def test_numbers(tasks: list[list[Record]]) -> Iterator[tuple[str, float]]:
             yield "least_gain", min(after - end for end, after in pairwise(ends))
         if all("test_accuracy" in records[0] for records in tasks):
             yield "mean_first_loss", fmean(before) - fmean(values[0] for values in tested[1:])
+
+
+def agent_numbers(records: list[Record]) -> Iterator[tuple[str, float]]:
+    """Yield the means over the last third of a task's records: of the overestimation, and of each measure.
+
+    Example:
+        >>> records = [{"overestimation": float(n), "measures": {"weight_l2": n / 2}} for n in range(6)]
+        >>> dict(agent_numbers(records))
+        {'late_overestimation': 4.5, 'late_weight_l2': 2.25}
+    """
+    late = records[-math.ceil(len(records) / 3) :]
+    yield "late_overestimation", fmean(record["overestimation"] for record in late)
+    for name in late[0]["measures"]:
+        values = [record["measures"].get(name) for record in late]
+        if None not in values:
+            yield f"late_{name}", fmean(values)
 
 
 def take_measure(name: str, tasks: list[list[Record]]) -> list[float]:

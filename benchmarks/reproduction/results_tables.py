@@ -39,13 +39,14 @@ def in_points(statement: Statement) -> bool:
 
 
 def show(value: Estimate, points: bool) -> str:
-    """Write a mean and its interval, in points with two digits or as it is with three.
+    """Write a mean and its interval, in points with two digits or as it is with three, or one from 10 on.
 
     Example:
         >>> show(Estimate(0.0035, 0.0013, 5), True), show(Estimate(-0.92, 0.03, 10), False)
         ('+0.35±0.13', '-0.920±0.030')
     """
-    return (value.show(2, 100, "+") if points else value.show(3, sign="+")).replace(" ", "")
+    digits = 3 if abs(value.mean) < 10 else 1
+    return (value.show(2, 100, "+") if points else value.show(digits, sign="+")).replace(" ", "")
 
 
 def show_verdict(judged: Judged) -> str:
@@ -54,7 +55,8 @@ def show_verdict(judged: Judged) -> str:
         return "check: holds" if judged.verdict == "supported" else "check: **fails**"
     said = f"**{judged.verdict}**" if judged.verdict == "contradicted" else judged.verdict
     if judged.verdict == "equivalent":
-        said += f" (±{100 * (find_margin(judged.statement, judged.published) or 0):.2g})"
+        factor = 100 if in_points(judged.statement) else 1
+        said += f" (±{factor * (find_margin(judged.statement, judged.published) or 0):.2g})"
     if judged.verdict == "underpowered":
         needed = f"n={judged.needed}" if judged.needed else f"n>{MOST_SEEDS}"
         said += f" ({judged.diverged} diverged)" if judged.diverged else f" ({needed})"

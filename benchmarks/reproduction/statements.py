@@ -172,7 +172,8 @@ def find_margin(statement: Statement, published: float | None) -> float | None:
         return float(statement["margin"])
     if published is not None and "lower" in statement:
         return abs(published) / 2
-    name = statement.get("number", "accuracy")
+    kept = load_kept(statement["recipe"])
+    name = statement.get("number", kept.headline if kept and kept.is_of_agents else "accuracy")
     fractions = ("accuracy", "error", "drop", "loss", "gain", "setting", "range", "growth", "trend")
     ours = name.startswith("setting_") or name.rpartition("_")[2] in fractions
     return POINT_MARGIN if ours and not name.startswith("hessian") else None
