@@ -10,6 +10,7 @@ from pliant import methods
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+OF_SITE = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
 WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
 
 
@@ -50,3 +51,19 @@ def test_readme_lists_every_method() -> None:
 def test_every_card_is_of_a_method() -> None:
     pages = {page.stem for page in (ROOT / "docs" / "methods").glob("*.md")}
     assert pages == {"index", *methods.names()}
+
+
+def count_words(text: str) -> int:
+    """Count the words of a page outside code and generated blocks."""
+    written = re.sub(r"^```.*?^```|<!-- (?!end)[^>]*-->.*?<!-- end[^>]*-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    return sum(bool(re.search(r"\w", word)) for word in written.split())
+
+
+def test_words_are_counted_outside_code_and_generated_blocks() -> None:
+    page = "# Two words\n\n| a | – |\n\n```python\nx = 1\n```\n\n<!-- zoo -->\nmany words\n<!-- end zoo -->\nlast\n"
+    assert count_words(page) == 4
+
+
+@pytest.mark.parametrize("page", OF_SITE, ids=[str(page.relative_to(ROOT)) for page in OF_SITE])
+def test_pages_are_short(page: Path) -> None:
+    assert count_words(page.read_text()) <= (1100 if page.parent.name == "methods" else 1500)

@@ -1,4 +1,4 @@
-"""The statements of docs/proportionality.md, one test each."""
+"""The statements of docs/proportionality-proofs.md, one test each."""
 
 from fractions import Fraction
 

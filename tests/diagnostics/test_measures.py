@@ -38,7 +38,7 @@ def test_names_are_given_in_a_list() -> None:
 
 
 def test_the_docs_list_every_measure_as_its_record_says() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "diagnostics.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "measures.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (\w+) \| (.*) \|$", text, re.MULTILINE)
     records = map(measures.info, measures.names())
     assert rows == [

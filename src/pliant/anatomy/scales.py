@@ -2,7 +2,7 @@
 
 The unknowns are the logarithms of the factors by which the blocks of the parameters are multiplied. A walk over the
 exported graph gives every tensor its log-scale as a linear form in these unknowns, and collects the equations that each
-call demands (docs/proportionality.md has the theory and the proof).
+call requires (docs/proportionality.md has the theory, docs/proportionality-proofs.md the proof).
 """
 
 from collections.abc import Collection, Mapping, Sequence

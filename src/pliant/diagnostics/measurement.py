@@ -52,6 +52,21 @@ def measure(
     measure without what it needs (labels, a loss, a reference) is skipped, and the result says so. If the model is
     sharded, all ranks call this, with the same data, and get the same values.
 
+    Rare cases, most of which a note in the result names:
+
+    - Layers are linear layers, products with a parameter (`@`, `addmm`) and convolutions. A layer that is written in
+      another way, such as with `einsum`, is not seen.
+    - An activation that Pliant does not know (`x * (x > 0)`, a function of your own) is not seen. The layer before it is
+      then missing from the measures of hidden units. Without any activation, the layers' outputs are measured.
+    - A parameter of three or more dimensions outside convolutions may hold several matrices. Singular values leave it
+      out.
+    - If a parametrization computes a weight, the computed weight is measured. If a hook computes it, the stored one is.
+    - A parameter that is used under `no_grad` or in a reentrant checkpoint has no gradient to measure.
+    - A tensor as long as the batch is taken as indexed by sample. A shared mask of that length is refused.
+    - All activations count as hidden except those after the layer that is called last. If a critic is called after its
+      actor, the actor's output counts as hidden.
+    - Your hooks on the model's modules run during the measurement.
+
     Args:
         model: The network.
         data: A batch, or a loader whose first samples form one: a tensor, `(inputs, target)`, or a mapping (see

@@ -115,7 +115,8 @@ def create(name: str, shape: tuple[int, ...], classes: int, /, *, seed: int = 0,
 
     Args:
         name: One of `names()`, or a user's builder as `module:function` or `file.py:function`. A user's builder takes
-            the shape and the number of classes, or neither.
+            the shape and the number of classes, or neither. Its arguments with defaults are options, unless their
+            names contain "shape" or "class".
         shape: Shape of one input.
         classes: Number of outputs.
         seed: Seed of the initial weights.
