@@ -7,7 +7,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
@@ -15,11 +15,13 @@ from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
-from pliant import cli
+from pliant import cli, methods, models, streams
 from pliant.data.cache import entries
-from pliant.experiments.recipe import make_recipe
+from pliant.diagnostics import measures
+from pliant.experiments.recipe import BASELINES, make_recipe
 from pliant.experiments.run import execute
 from pliant.experiments.run_config import RunConfig
 from pliant.experiments.store import load_runs
@@ -109,6 +111,25 @@ def test_listings_teach(pliant: Callable[..., tuple[int, str]], what: str, expec
     assert code == 0
     for word in expected:
         assert word in printed
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("methods", (*methods.names(), *BASELINES, *methods.by_timing(), "at=[steps]")),
+        ("streams", streams.names()),
+        ("models", models.names()),
+        ("measures", measures.names()),
+    ],
+)
+def test_no_name_is_cut_short_at_80_columns(
+    pliant: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, what: str, names: Sequence[str]
+) -> None:
+    monkeypatch.setattr(cli, "console", Console(width=80))
+    _, printed = pliant("list", what)
+    assert max(map(cell_len, printed.splitlines())) <= 80
+    assert [name for name in names if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", printed)] == []
+    assert "…" not in printed
 
 
 def test_the_data_cache(

@@ -7,6 +7,7 @@ from pathlib import Path
 from benchmarks.leaderboard import leaderboard_block
 from benchmarks.reproduction.agent_effects import agent_block
 from benchmarks.reproduction.drawings import known_drawings, write_drawing, write_picture
+from benchmarks.reproduction.effect_overview import overview_block
 from benchmarks.reproduction.effects import effect_block
 from benchmarks.reproduction.explanations import explanations_block
 from benchmarks.reproduction.figures import figures_block
@@ -60,6 +61,7 @@ MAKERS: dict[str, Callable[[str], str]] = {
     "statements": statements_block,
     "table": table_block,
     "effect": card_block,
+    "effects": overview_block,
     "explanations": explanations_block,
     "figures": figures_block,
     "leaderboard": leaderboard_block,

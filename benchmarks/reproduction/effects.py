@@ -82,14 +82,19 @@ def sum_up(verdicts: dict[str, list[str]]) -> str:
         >>> sum_up({"hurts": ["a"], "helps at the last task": ["b"]})
         '**No help was seen here** over all tasks: it hurts with a. At the last task it helps with b.'
     """
+    unknown = ""
     if "too few seeds" in verdicts:
-        return f"Too few seeds to say what it does here with {join_names(verdicts['too few seeds'])}."
+        unknown = f"Too few seeds to say what it does here with {join_names(verdicts['too few seeds'])}."
+        verdicts = {verdict: labels for verdict, labels in verdicts.items() if verdict != "too few seeds"}
+        if not verdicts:
+            return unknown
     words = {"helps": "helps here", "hurts": "hurts", "diverges": "diverges"}
     words["no difference seen"] = "makes no difference that was seen"
     clauses = "; it ".join(f"{words[v]} with {join_names(verdicts[v])}" for v in words if v in verdicts)
     where = " over all tasks" if any(key.endswith("at the last task") for key in verdicts) else ""
-    said = f"It {clauses}." if "helps" in verdicts else f"**No help was seen here**{where}: it {clauses}."
+    open_or_helps = unknown or "helps" in verdicts
+    said = f"It {clauses}." if open_or_helps else f"**No help was seen here**{where}: it {clauses}."
     for late in ("helps", "hurts"):
         if labels := verdicts.get(f"{late} at the last task"):
             said += f" At the last task it {late} with {join_names(labels)}."
-    return said
+    return f"{said} {unknown}".strip()

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
-from benchmarks.reproduction import effects, explanations, result_files
+from benchmarks.reproduction import effect_overview, effects, explanations, result_files
 from benchmarks.reproduction.documents import BLOCK, DOCS, PAGES, render
 from benchmarks.reproduction.drawings import PLAIN, Drawing, digest, known_drawings, make_rows
+from benchmarks.reproduction.effect_overview import ACCURACY
 from benchmarks.reproduction.effects import EFFECT, effect_block, is_told, name_effect, sum_up
 from benchmarks.reproduction.explanations import explanations_block
 from benchmarks.reproduction.figures import PAPERS
@@ -196,8 +197,32 @@ def test_summary_sentence_of_all_settings() -> None:
         "**No help was seen here**: it diverges with b; it makes no difference that was seen with a."
     )
     assert sum_up({"too few seeds": ["a", "b", "c"], "helps": ["d"]}) == (
-        "Too few seeds to say what it does here with a, b and c."
+        "It helps here with d. Too few seeds to say what it does here with a, b and c."
     )
+    assert sum_up({"too few seeds": ["a"], "hurts": ["d"]}) == (  # not "no help was seen": a may help
+        "It hurts with d. Too few seeds to say what it does here with a."
+    )
+    assert sum_up({"too few seeds": ["a"]}) == "Too few seeds to say what it does here with a."
+
+
+def test_overview_shows_the_best_setting_and_the_cost_of_every_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    def runs(*errors: float) -> dict[int, dict[str, float]]:
+        return {seed: {ACCURACY: 1 - error} for seed, error in enumerate(errors)}
+
+    numbers = {label: runs() for label in [entry.label for entry in find_recipe(EFFECT).methods]}
+    numbers |= {"vanilla": runs(0.5, 0.6, 0.7), "L2 1e-2": runs(0.4, 0.5, 0.6), "L2 1e-3": runs(0.1, 0.2, 0.3)}
+    numbers |= {"L2 1e-4": runs(0.2, 0.3, 0.4), "FIRE": runs(0.0, 0.1, 0.2), "clipping 1": runs(0.3, 0.3, 0.3)}
+    numbers |= {"clipping 2": runs(0.4, 0.4, 0.4), "L2 1e-1": runs(0.0, 0.0), "LayerNorm + NaP": runs(0.0, 0.0, 0.0)}
+    monkeypatch.setattr(effect_overview, "load_kept", lambda name: make_kept(numbers, ACCURACY))
+    rows = [row.strip("| ").split(" | ") for row in effect_overview.overview_block("all").splitlines()[4:]]
+    assert rows[:3] == [
+        ["[`fire`](fire.md)", "FIRE", "yes", "10.0 ± 24.8", "-50.0 ± 0.0", "helps", "1 of 4", "3", "2.84 steps"],
+        ["[`l2`](l2.md)", "L2 1e-3", "", "20.0 ± 24.8", "-40.0 ± 0.0", "helps", "3 of 5", "3", "1.02"],
+        ["[`weight_clipping`](weight_clipping.md)", "clipping 1 †", "", "30.0 ± 0.0", "-30.0 ± 24.8", "helps", "2 of 7",
+         "3", "1.02"],
+    ]  # fmt: skip
+    assert {row[5] for row in rows[3:]} == {"too few seeds"}
+    assert sorted(row[0] for row in rows) == sorted(f"[`{name}`]({name}.md)" for name in methods.names())
 
 
 def test_kept_experiment_becomes_a_report_with_the_published_numbers(tmp_path: Path) -> None:

@@ -248,6 +248,7 @@ _RECORDS = (
         AdaptiveLinearity,
         "Razavi Rohani et al. 2025",
         "give each unit a learned linear part where its activation is flat, once",
+        (Tunable("alpha", "first slope of the linear part", 0.0, 0.0, None, (0.0, 0.1, 0.5)),),
     ),
     MethodInfo(
         "fourier",
