@@ -1,5 +1,9 @@
 """Time of the analysis of large models, and cost of SWR in a step of a residual network."""
 
+import contextlib
+import io
+import multiprocessing
+import resource
 import time
 from collections.abc import Callable
 from typing import Any
@@ -68,6 +72,37 @@ def analysis_time(what: str, build: Callable[[], tuple[nn.Module, Any]]) -> None
     )
 
 
+def billion() -> None:
+    """Analyze a GPT of 1 B parameters, built on the meta device. To be run in a process of its own."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(GPT2Config(n_layer=33, n_embd=1536, n_head=16))
+        example = {"input_ids": torch.zeros(1, 64, dtype=torch.int64)}
+    torch.set_num_threads(1)
+    start = time.process_time()
+    graph = analyze(model, example)
+    graph.plan()
+    count = sum(parameter.numel() for parameter in model.parameters()) / 1e9
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(
+        f"GPT-2 of {count:.2f} B parameters on the meta device, {len(graph.blocks)} blocks: analysis and plan "
+        f"{time.process_time() - start:.1f} s of one core (limit 60), peak memory of the process {peak:.2f} GiB (limit 2)"
+    )
+
+
+def in_own_process(measure: Callable[[], None]) -> None:
+    """Call a function in a new process and print what it prints."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.apply(_printed, (measure,)), end="")
+
+
+def _printed(measure: Callable[[], None]) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        measure()
+    return printed.getvalue()
+
+
 def swr_on_resnet18() -> None:
     """Time SWR's own step and the training step separately.
 
@@ -87,5 +122,6 @@ def main() -> None:
     print("seconds of one core, limit 10:")
     analysis_time("GPT-2 small", gpt2_small)
     analysis_time("ResNet-50", resnet50)
+    in_own_process(billion)
     print()
     swr_on_resnet18()

@@ -268,8 +268,8 @@ class Walk:
 
 
 def _scaleless(constant: Tensor) -> bool:
-    """Say whether a constant holds only zeros and infinities."""
-    if not constant.is_floating_point():
+    """Say whether a constant is known to hold only zeros and infinities."""
+    if constant.is_meta or not constant.is_floating_point():
         return False
     return bool(((constant == 0) | constant.isinf()).all())
 

@@ -59,7 +59,9 @@ def plasticity_gates(
         >>> plasticity_gates([torch.tensor([2.0, 0.0]), torch.tensor([-2.0])])
         [tensor([0.2689, 0.5000]), tensor([0.7311])]
     """
-    maxima = [utility.max() if utility.numel() else utility.new_tensor(-torch.inf) for utility in utilities]
+    # A rank may hold empty shards, which have no maximum.
+    shown = [utility if utility.numel() else utility.new_tensor(-torch.inf) for utility in utilities]
+    maxima = list(torch._foreach_max(shown))
     if corrections is not None:
         maxima = [largest * factor for largest, factor in zip(maxima, corrections.unbind(), strict=True)]
     largest = torch.stack(largest_of_shards(maxima, parameters)).max()
@@ -143,24 +145,26 @@ class UPGD(AroundStep):
         if not names:
             return
         found_inf = found_inf_of(optimizer)
-        signs = [1.0 if name in ascending else -1.0 for name in names]
-        utilities = torch._foreach_mul([widen(gradients[name]) for name in names], signs)
-        torch._foreach_mul_(utilities, [widen(before[name]) for name in names])
+        old = [before[name] for name in names]
+        # In place where possible: on a CPU, allocating another copy of the weights costs more than the arithmetic.
+        utilities = torch._foreach_mul([widen(gradients[name]) for name in names], [widen(each) for each in old])
+        torch._foreach_mul_(utilities, [1.0 if name in ascending else -1.0 for name in names])
         update_averages_(self.averages, self.beta, names, {"utilities": utilities}, found_inf)
+        del utilities  # its memory serves the gates
         parameters: list[Tensor] = [self.parameters[name] for name in names]
         gates = self._gates(names)
         with seeded(self.seed, self.draws):
             noise = draw_normal(parameters)
         self.draws += 1
-        old = [before[name] for name in names]
         rates = [optimizer.param_groups[groups[name]]["lr"] for name in names]
         decayed = torch._foreach_mul(old, [1 - lr * self.weight_decay for lr in rates]) if self.weight_decay else old
-        # In place: on a CPU, allocating another copy of the weights costs more than the arithmetic.
         torch._foreach_mul_(noise, [lr * self.sigma for lr in rates])
         torch._foreach_sub_(parameters, old)
         torch._foreach_sub_(parameters, noise)
-        torch._foreach_mul_(gates, parameters)
-        torch._foreach_add_(gates, decayed)
+        torch._foreach_mul_(parameters, gates)
+        torch._foreach_add_(parameters, decayed)
         if found_inf is not None:
-            gates = [torch.where(found_inf == 0, new, kept) for new, kept in zip(gates, old, strict=True)]
-        torch._foreach_copy_(parameters, gates)
+            torch._foreach_copy_(
+                parameters,
+                [torch.where(found_inf == 0, new, kept) for new, kept in zip(parameters, old, strict=True)],
+            )

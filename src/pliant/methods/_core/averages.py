@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pliant._precision import widen
+from pliant.methods._core import host
 
 Averages = dict[str, Any]
 """`counts`, one number per parameter, and for each averaged quantity a dictionary of tensors by parameter name."""
@@ -78,8 +79,11 @@ def update_averages_(
         values = {key: [torch.where(found_inf == 0, value, 0) for value in each] for key, each in values.items()}
     for quantity, each in values.items():
         means = [averages[quantity][name] for name in names]
-        fitting = [weight.to(mean.dtype) for weight, mean in zip(weights.unbind(), means, strict=True)]
-        torch._foreach_lerp_(means, list(each), fitting)
+        if host.is_on_host(weights):
+            torch._foreach_lerp_(means, list(each), weights.tolist())  # numbers are faster than tensors of one entry
+        else:
+            fitting = [weight.to(mean.dtype) for weight, mean in zip(weights.unbind(), means, strict=True)]
+            torch._foreach_lerp_(means, list(each), fitting)
 
 
 def _positions(averages: Averages, names: Sequence[str]) -> slice | Tensor:
