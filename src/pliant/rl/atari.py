@@ -1,8 +1,8 @@
 """Atari games as agents see them: the frames of Mnih et al. 2015, by the wrappers of Stable-Baselines3.
 
 Random no-operations at the start, each action four times, gray frames of 84×84, the last four as channels, rewards
-clipped to their signs. A lost life does not end the episode (Machado et al. 2018): each episode then begins with a reset
-of the game, from which a resumed run can continue.
+clipped to their signs. A lost life does not end the episode (Machado et al. 2018): each episode begins with a reset of
+the game, from which a resumed run can continue.
 """
 
 from typing import Any

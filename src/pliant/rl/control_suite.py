@@ -1,7 +1,7 @@
 """Tasks of dm_control's suite as environments of Gymnasium: `dm_control/humanoid-walk`.
 
-Observations are one flat vector, actions lie in [-1, 1]. An episode depends on its seed alone. It is truncated where the
-suite's time limit ends it, after 1 000 steps in most tasks.
+Observations are one flat vector, actions lie in [-1, 1]. An episode depends on its seed alone. It is truncated by the
+suite's time limit, which is 1 000 steps in most tasks, or after `max_episode_steps`.
 """
 
 import functools
