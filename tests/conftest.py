@@ -42,7 +42,12 @@ FRAMEWORKS = {  # by what tests/integrations/conftest.py does not collect withou
     "sb3_contrib": ["test_stable_baselines3.py", "test_priming.py", "test_examples.py"],
     "trackio": ["test_loggers.py"],
     "torchrl": ["test_torchrl.py"],
+    "minatar": [],
+    "ale_py": [],
+    "dm_control": [],
 }
+SUITES = ("minatar", "ale_py", "dm_control")
+"""The packages of environments; tests/rl/conftest.py does not collect tests/rl/test_suites.py without them."""
 
 
 IMPORTERS = {
@@ -52,6 +57,9 @@ IMPORTERS = {
         "pliant.integrations._agents",
         "pliant.integrations._changed_agents",
         "pliant.rl.agents",
+        "pliant.rl.atari",
+        "pliant.rl.control_suite",
+        "pliant.rl.policies",
         "pliant.rl.agent_learner",
         "pliant.rl.environments",
         "pliant.rl.evaluation",

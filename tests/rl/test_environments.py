@@ -1,9 +1,13 @@
 """Environments: their episodes depend on the step alone, and tasks differ as they should."""
 
+import re
+import sys
+
 import gymnasium
 import numpy as np
 import pytest
 
+from pliant.rl.control_suite import _load_suite
 from pliant.rl.environments import ChangingEnvironment, SeededEpisodes, make_environment
 from pliant.streams import EnvironmentSequence, SingleEnvironment
 
@@ -63,3 +67,20 @@ def test_an_environment_without_a_time_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="whose episodes may never end; give max_episode_steps"):
         make_environment("Endless-v0", {}, SingleEnvironment(), 0)
     assert make_environment("Endless-v0", {"max_episode_steps": 9}, SingleEnvironment(), 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [
+        ("MinAtar/Breakout-v1", "minatar.gym", "minatar"),
+        ("ALE/Asterix-v5", "ale_py", "atari"),
+        ("dm_control/humanoid-walk", "dm_control", "dm-control"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(
+    name: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _load_suite.cache_clear()
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=re.escape(f"pip install 'pliant[{extra}]'")):
+        make_environment(name, {}, SingleEnvironment(), 0)

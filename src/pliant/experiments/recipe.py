@@ -206,7 +206,7 @@ class GridPart(_Strict):
     @functools.cached_property
     def variants(self) -> list[Part]:
         """Every combination of the grid's values."""
-        hints = _hints(methods.info(self.name).cls.__init__)
+        hints = _hints(methods.info(self.name).cls.__init__) | {"where": str | list[str] | None}
         return [
             Part(self.name, _fit(self.name, self.settings | dict(zip(self.grid, values, strict=True)), hints))
             for values in itertools.product(*self.grid.values())

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from pliant._names import check_names, keyword_options, suggest
+from pliant.methods._core.filters import match_names
 from pliant.methods._core.method import Kind, Method
 from pliant.methods.adalin import AdaptiveLinearity
 from pliant.methods.c_chain import CChain
@@ -462,7 +463,8 @@ def create(name: str, model: nn.Module, **settings: Any) -> Method:
     Args:
         name: One of `names()`.
         model: The model.
-        settings: The method's keyword arguments. `example` and `seed` may be given to any method.
+        settings: The method's keyword arguments. `example` and `seed` may be given to any method. `where` may be one or
+            several shell patterns of parameter names.
 
     Returns:
         The method, not attached yet.
@@ -480,4 +482,6 @@ def create(name: str, model: nn.Module, **settings: Any) -> Method:
     wanted = {key: value for key, value in settings.items() if key in accepted or key not in CONTEXT}
     check_names(f"method {name!r}", wanted, accepted)
     check_required(name, settings)
+    if isinstance(where := wanted.get("where"), str | list | tuple):
+        wanted["where"] = match_names(model, where)
     return cls(model, **wanted)

@@ -64,7 +64,9 @@ class AgentLearner:
         self.stream = stream
         self.stages = stream.stages()
         self.starts = [0, *accumulate(stage.steps for stage in self.stages)]
-        self.methods = PliantCallback(make_methods, measures=measures or MEASURES)
+        self.methods = PliantCallback(
+            make_methods, measures=measures or MEASURES, reset_temperature=stream.reset_temperature
+        )
         self.seed = seed
         self.make_fresh = make_fresh
         self.task = 0

@@ -16,10 +16,12 @@ from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 from stable_baselines3.common.utils import polyak_update
 
 from pliant._names import check_names, suggest
+from pliant.rl.policies import POLICIES
 
 AGENTS: dict[str, type[BaseAlgorithm]] = {"dqn": DQN, "sac": SAC, "td3": TD3, "ppo": PPO}
 
 _OURS = ("self", "policy", "env", "seed", "device", "_init_setup_model")
+_CLASSES = {"activation_fn": torch.nn, "optimizer_class": torch.optim}
 _COUNTERS = (
     "num_timesteps",
     "_episode_num",
@@ -37,7 +39,8 @@ def make_agent(
 
     Args:
         name: "dqn", "sac", "td3" or "ppo".
-        options: Arguments of the agent's class in Stable-Baselines3; `policy` is "MlpPolicy" by default.
+        options: Arguments of the agent's class in Stable-Baselines3. `policy` is "MlpPolicy" by default, or another of
+            its names, or one of `pliant.rl.policies`. Classes in `policy_kwargs` may be given by their names in torch.
         env: The environment.
         seed: Seed of networks, exploration and replay.
         device: Where the networks are.
@@ -52,12 +55,31 @@ def make_agent(
     given = {"policy": "MlpPolicy", **copy.deepcopy(dict(options))}  # The agent adds to its policy_kwargs.
     if isinstance(frequency := given.get("train_freq"), list):
         given["train_freq"] = tuple(frequency)  # JSON has no tuples.
+    given["policy"] = _find_policy(name, given["policy"])
+    for key, module in _CLASSES.items():
+        if isinstance(found := given.get("policy_kwargs", {}).get(key), str):
+            given["policy_kwargs"][key] = _find_class(f"policy_kwargs.{key}", found, module)
     try:
         agent = AGENTS[name](env=env, seed=seed, device=device, **given)
     except (TypeError, AssertionError, AttributeError) as error:
         raise ValueError(f"agent {name!r} with options {dict(options)}: {error}") from error
     agent.set_logger(Logger(None, []))
     return agent
+
+
+def _find_policy(agent: str, name: Any) -> Any:
+    """Return a policy of ours by its name; leave names of Stable-Baselines3 and classes to it."""
+    ours, theirs = POLICIES.get(agent, {}), AGENTS[agent].policy_aliases
+    if isinstance(name, str) and name not in {*ours, *theirs}:
+        raise ValueError(f"agent {agent!r}: policy is {name!r}; {suggest(name, (*theirs, *ours))}")
+    return ours.get(name, name) if isinstance(name, str) else name
+
+
+def _find_class(where: str, name: str, module: Any) -> Any:
+    found = getattr(module, name, None)
+    if not isinstance(found, type):
+        raise ValueError(f"{where} is {name!r}; it must be the name of a class in {module.__name__}")
+    return found
 
 
 def rollout_steps(agent: Any) -> int:

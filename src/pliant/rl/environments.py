@@ -1,4 +1,4 @@
-"""Environments whose episodes can be repeated, and whose tasks change."""
+"""Environments by name, with episodes that can be repeated and tasks that change."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -7,7 +7,10 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from pliant._importing import naming_extra
 from pliant._seeding import derive_seed
+from pliant.rl.atari import ATARI_OPTIONS, preprocess_atari
+from pliant.rl.control_suite import PREFIX, make_control_task
 from pliant.streams.environment_streams import EnvironmentSequence, EnvironmentStream
 
 
@@ -15,21 +18,45 @@ def make_environment(name: str, options: Mapping[str, Any], stream: EnvironmentS
     """Make an environment, with the changes of a stream's tasks.
 
     Args:
-        name: An id of Gymnasium, such as "CartPole-v1"; `module:id` imports a module that registers it.
-        options: Options of the environment.
+        name: An id of Gymnasium, such as "CartPole-v1", "MinAtar/Breakout-v1" or "ALE/Asterix-v5", or a task of
+            dm_control, such as "dm_control/humanoid-walk". `module:id` imports a module that registers the id.
+        options: Options of the environment. `preprocessing = "atari"` prepares the frames of an Atari game.
         stream: The stream.
         seed: Seed of the changes.
 
     Raises:
-        ValueError: If Gymnasium cannot make it, if its episodes may never end, or if the changes do not fit.
+        ValueError: If the environment cannot be made, if its episodes may never end, or if the changes do not fit.
+        ImportError: If its package is not installed.
     """
+    given = dict(options)
+    preprocessing = given.pop("preprocessing", None)
+    if preprocessing not in (None, "atari"):
+        raise ValueError(f"preprocessing is {preprocessing!r}; it must be 'atari', or be left out")
+    if preprocessing is not None:
+        given = ATARI_OPTIONS | given
+    _register(name)
+    make = make_control_task if name.startswith(PREFIX) else gymnasium.make
     try:
-        env = gymnasium.make(name, **options)
+        env = make(name, **given)
     except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
         raise ValueError(f"env is {name!r} with options {dict(options)}: {error}") from error
-    if env.spec is None or env.spec.max_episode_steps is None:
+    if not name.startswith(PREFIX) and (env.spec is None or env.spec.max_episode_steps is None):
         raise ValueError(f"env is {name!r}, whose episodes may never end; give max_episode_steps")
+    if preprocessing is not None:
+        env = preprocess_atari(env)
     return ChangingEnvironment(env, stream, seed) if isinstance(stream, EnvironmentSequence) else env
+
+
+def _register(name: str) -> None:
+    """Import the package whose environments a name means."""
+    if name.startswith("ALE/"):
+        with naming_extra("an Atari game", "atari"):
+            import ale_py  # noqa: F401
+    if name.startswith("MinAtar/"):
+        with naming_extra("MinAtar", "minatar"):
+            from minatar.gym import register_envs
+        if not any(each.startswith("MinAtar/") for each in gymnasium.registry):
+            register_envs()
 
 
 class SeededEpisodes(gymnasium.Wrapper):  # type: ignore[misc]
@@ -43,7 +70,7 @@ class SeededEpisodes(gymnasium.Wrapper):  # type: ignore[misc]
     Attributes:
         steps: The steps so far.
         length: The steps of the present episode.
-        returns: The returns of the finished episodes; the caller may clear them.
+        returns: The returns of the finished episodes, scores if rewards are clipped; the caller may clear them.
     """
 
     def __init__(self, env: gymnasium.Env, seed: int, cuts: Collection[int]) -> None:
@@ -66,7 +93,7 @@ class SeededEpisodes(gymnasium.Wrapper):  # type: ignore[misc]
         """Take a step."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self.steps, self.length = self.steps + 1, self.length + 1
-        self._return += float(reward)
+        self._return += float(info.get("score", reward))
         truncated = truncated or self.steps in self.cuts
         if terminated or truncated:
             self.returns.append(self._return)

@@ -20,7 +20,7 @@ class Evaluation:
     """What an agent achieves, and what it expected.
 
     Args:
-        returns: The undiscounted return of each episode.
+        returns: The undiscounted return of each episode; of the scores where the agent sees clipped rewards.
         overestimation: The mean over all steps of Q(s, a) minus the discounted return from there.
     """
 
@@ -39,20 +39,22 @@ def evaluate(agent: Any, envs: Sequence[gymnasium.Env], seeds: Sequence[int]) ->
     with undrawn():
         seen = [[env.reset(seed=seed)[0]] for env, seed in zip(envs, seeds, strict=True)]
         rewards: list[list[float]] = [[] for _ in envs]
+        scores: list[list[float]] = [[] for _ in envs]
         ended: list[bool | None] = [None for _ in envs]  # Whether the episode was truncated; None while it goes on.
         while alive := [index for index, end in enumerate(ended) if end is None]:
             chosen, _ = agent.predict(np.stack([seen[index][-1] for index in alive]), deterministic=True)
             for index, action in zip(alive, chosen, strict=True):
-                observation, reward, terminated, truncated, _ = envs[index].step(action)
+                observation, reward, terminated, truncated, info = envs[index].step(action)
                 seen[index].append(observation)
                 rewards[index].append(float(reward))
+                scores[index].append(float(info.get("score", reward)))
                 if terminated or truncated:
                     ended[index] = bool(truncated and not terminated)
         errors = [
             _find_errors(agent, np.stack(seen[index]), rewards[index], bootstraps=bool(ended[index]))
             for index in range(len(envs))
         ]
-    return Evaluation(tuple(map(math.fsum, rewards)), float(np.concatenate(errors).mean()))
+    return Evaluation(tuple(map(math.fsum, scores)), float(np.concatenate(errors).mean()))
 
 
 def _find_errors(

@@ -10,7 +10,8 @@ _LATE = 1 / 3
 _LATER_TASKS = 0.4
 """The last part of the tasks that `later_…` is the mean over."""
 _AT_ENDS = ("late_return", "task_return", "evaluation_return", "overestimation")
-RESULTS = tuple(f"{which}_{name}" for name in _AT_ENDS for which in ("final", "later", "mean"))
+_OF_RUNS = ("run_late_return", "run_return", "run_late_overestimation")
+RESULTS = (*(f"{which}_{name}" for name in _AT_ENDS for which in ("final", "later", "mean")), *_OF_RUNS)
 """The metrics of a run's result."""
 
 
@@ -32,7 +33,8 @@ def summarize(records: Sequence[dict[str, Any]]) -> dict[str, float]:
 
     Returns:
         `final_…`: the value at the end of the last task; `mean_…`: the mean over the ends of all tasks; `later_…`: the
-        mean over the last 40 % of the tasks.
+        mean over the last 40 % of the tasks. `run_…` does not depend on where tasks end: the mean over all evaluations
+        of the run, or over its last third.
     """
     ends = [record for record in records if "late_return" in record]
     result: dict[str, float] = {}
@@ -41,6 +43,10 @@ def summarize(records: Sequence[dict[str, Any]]) -> dict[str, float]:
         result[f"final_{name}"] = values[-1]
         result[f"later_{name}"] = fmean(_last(values, _LATER_TASKS))
         result[f"mean_{name}"] = fmean(values)
+    returns = [record["evaluation_return"] for record in records]
+    result["run_return"] = fmean(returns)
+    result["run_late_return"] = fmean(_last(returns, _LATE))
+    result["run_late_overestimation"] = fmean(_last([record["overestimation"] for record in records], _LATE))
     return result
 
 

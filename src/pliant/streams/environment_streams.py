@@ -37,11 +37,13 @@ class EnvironmentStream(ABC):
         steps: Environment steps; of each task if the environment changes.
         evaluate_every: Environment steps between evaluations.
         episodes: Episodes of each evaluation, played greedily.
+        reset_temperature: Whether the temperature of SAC starts anew when a method acts at a task boundary.
     """
 
     steps: int = 3000
     evaluate_every: int = 250
     episodes: int = 10
+    reset_temperature: bool = False
 
     paper: ClassVar[str]
     headline: ClassVar[str] = "final_late_return"

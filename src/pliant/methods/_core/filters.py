@@ -1,7 +1,7 @@
 """What a method acts on: the parameters and units of a model, and the strength for each name."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -51,6 +51,29 @@ def learnable_parameters(model: nn.Module, where: Filter | None = None) -> dict[
             "model: no parameter that requires a gradient" + (" passes the filter `where`" if where else "")
         )
     return chosen
+
+
+def match_names(model: nn.Module, patterns: str | Sequence[str]) -> Filter:
+    """Return a filter for the parameters whose names match one of these shell patterns, such as `head.*`.
+
+    Args:
+        model: The model.
+        patterns: One pattern or several.
+
+    Raises:
+        ValueError: If a pattern matches no parameter of the model.
+
+    Example:
+        >>> chosen = match_names(nn.Linear(2, 2), "w*")
+        >>> [name for name, p in nn.Linear(2, 2).named_parameters() if chosen(name, p)]
+        ['weight']
+    """
+    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"where: the pattern {pattern!r} matches no parameter; there are {', '.join(names)}")
+    return lambda name, p: any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def check_not_replaced(
