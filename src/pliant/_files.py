@@ -75,8 +75,9 @@ def write_atomically(path: Path, content: bytes) -> None:
     """
     # The process id keeps writers in several processes apart.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)  # A process with this id may have died here; or somebody put a link here.
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
