@@ -50,6 +50,20 @@ def read_regular(path: Path) -> bytes:
         return file.read()
 
 
+_EXPANSION, _FREE = 100, 100_000_000
+
+
+def check_expansion(path: Path, size: int) -> None:
+    """Raise a ValueError if the content of a compressed file is so large that it can only be meant to fill memory.
+
+    Args:
+        path: The file.
+        size: The bytes of its content, which may be 100 times as many as the file's, or 100 MB.
+    """
+    if size > max(_EXPANSION * path.stat().st_size, _FREE):
+        raise ValueError(f"{str(path)!r} swells to more than {size // 10**6} MB, over {_EXPANSION} times its size")
+
+
 def set_aside(path: Path) -> Path:
     """Rename what is in the way of a file to `NAME.bad`, and return the new name."""
     names = (path.with_name(f"{path.name}.bad{number or ''}") for number in itertools.count())
@@ -75,8 +89,9 @@ def write_atomically(path: Path, content: bytes) -> None:
     """
     # The process id keeps writers in several processes apart.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)  # A process with this id may have died here; or somebody put a link here.
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
@@ -9,6 +10,9 @@ from typing import Any, NoReturn
 _DEEPEST = 50
 """The most levels of nesting. Pliant's own files have fewer than ten."""
 _OPENING = re.compile(rb"[\[{]")
+_SMALLEST, _LARGEST = -(2**63), 2**63 - 1
+"""The whole numbers that are read: larger ones overflow where they meet a float."""
+_HUGE_POWER = re.compile(rb"[eE]\+?[0-9]{3}")
 _SEAL = re.compile(rb',\s*"digest": "([0-9a-f]{16})"\s*\}\s*\Z')
 _LONGEST_SEAL = 64
 
@@ -21,17 +25,29 @@ def parse_json(content: bytes | str) -> Any:
         Traceback (most recent call last):
         ValueError: it is nested more than 50 levels deep
     """
+    encoded = content if isinstance(content, bytes) else content.encode(errors="surrogatepass")
+    read_float = _read_float if _HUGE_POWER.search(encoded) else None  # Only 1e999 and the like become infinite.
     try:
-        value = json.loads(content, parse_constant=_refuse)
+        value = json.loads(content, parse_constant=_refuse, parse_int=_read_int, parse_float=read_float)
     except RecursionError:
         raise ValueError(f"it is nested more than {_DEEPEST} levels deep") from None
-    if len(_OPENING.findall(content if isinstance(content, bytes) else content.encode())) > _DEEPEST:
+    if len(_OPENING.findall(encoded)) > _DEEPEST:
         check_depth(value)  # Most texts open too few tables and lists to need it.
     return value
 
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a finite number")
+
+
+def _read_int(digits: str) -> int:
+    if _SMALLEST <= (value := int(digits)) <= _LARGEST:
+        return value
+    raise ValueError(f"{digits[:20]}… does not fit into 64 bits")
+
+
+def _read_float(digits: str) -> float:
+    return value if math.isfinite(value := float(digits)) else _refuse(digits)
 
 
 def check_depth(value: Any) -> None:

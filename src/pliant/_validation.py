@@ -35,14 +35,21 @@ def check_number(
         Traceback (most recent call last):
         ValueError: beta: 1 is not allowed; it must be a number that is in [0, 1)
     """
-    number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if number and low <= value <= high and not (above and value == low) and not (below and value == high):
+    if _is_finite(value) and low <= value <= high and not (above and value == low) and not (below and value == high):
         return float(value)
     if high < math.inf:
         allowed = f"in {'(' if above else '['}{low:g}, {high:g}{')' if below else ']'}"
     else:
         allowed = f"finite and {'>' if above else '≥'} {low:g}"
     raise ValueError(f"{argument}: {value!r} is not allowed; it must be a number that is {allowed}{otherwise}")
+
+
+def _is_finite(value: object) -> bool:
+    """Return whether a value is a number that a float can hold."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def check_choice(argument: str, value: object, allowed: Sequence[object]) -> None:

@@ -463,6 +463,7 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # A terminal without a letter shows a question mark.
+    vars(importlib.import_module("typer.rich_utils"))["Console"] = SafeConsole  # Prints wrong arguments.
     write_warning = warnings.formatwarning
     warnings.formatwarning = lambda *arguments, **options: printable(write_warning(*arguments, **options))
     try:

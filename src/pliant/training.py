@@ -206,6 +206,15 @@ class Learner:
         Raises:
             ValueError: If the state does not fit.
         """
+        position = state["position"]
+        for name in _COUNTS:
+            if type(position[name]) is not int or position[name] < 0:
+                raise ValueError(f"{name} is {position[name]!r}; it must be an integer ≥ 0")
+        if not isinstance(position["start"], dict) or not isinstance(position["measured"], dict | None):
+            raise ValueError("start and measured must be records")
+        sums = [position[name] for name in ("online_correct", "online_loss", "loss_sum", "correct")]
+        if not all(isinstance(each, int | float) or (isinstance(each, Tensor) and each.ndim == 0) for each in sums):
+            raise ValueError(f"the sums over the epoch are {sums}; they must be numbers")
         try:
             self.model.load_state_dict(state["model"])
         except RuntimeError as error:
@@ -214,7 +223,7 @@ class Learner:
         for method, saved in zip(self._stateful(), state["methods"], strict=True):
             method.load_state_dict(saved)
         for name in _POSITION:
-            setattr(self, name, state["position"][name])
+            setattr(self, name, position[name])
         self.loss_sum, self.correct = (each.to(_device(self.model)) for each in (self.loss_sum, self.correct))
         if self.reference is not None:
             self.reference.load_state_dict(state["reference"])
@@ -266,10 +275,8 @@ class ReferenceNetwork:
             getattr(self, name).load_state_dict(saved)
 
 
-_POSITION = (
-    "task", "epoch", "step", "answers", "online_correct", "online_loss",
-    "start", "batch", "loss_sum", "correct", "measured",
-)  # fmt: skip
+_COUNTS = ("task", "epoch", "step", "answers", "batch")
+_POSITION = (*_COUNTS, "online_correct", "online_loss", "start", "loss_sum", "correct", "measured")
 
 
 def train(

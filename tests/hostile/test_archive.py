@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from pliant._json import parse_json
 from pliant.experiments.archive import pack, unpack
 from pliant.experiments.experiment import run_experiment
 from pliant.experiments.journal import Journal, write_lines
 from pliant.experiments.recipe import make_recipe
+from pliant.experiments.report.document import make_report
 from pliant.experiments.run import execute
 from pliant.experiments.run_config import RunConfig
 from tests.hostile.attacks import assert_refused, flip_bit, pliant
@@ -85,6 +87,11 @@ FORGERIES: dict[str, Callable[[list[dict[str, Any]]], object]] = {
     "unfinished": lambda lines: lines[1].update(status="unfinished", result={}),
     "unknown status": lambda lines: lines[1].update(status="best"),
     "result as text": lambda lines: lines[1].update(result={"final_test_accuracy": "0.99"}),
+    "result beyond all floats": lambda lines: lines[1].update(result={"final_test_accuracy": 10**400}),
+    "rate beyond all floats": lambda lines: rename(lines[1], training=lines[1]["config"]["training"] | {"lr": 10**400}),
+    "score beyond all floats": lambda lines: lines[0]["selection"]["labels"]["l2"].update(
+        scores={"l2(lam=0.1)": 10**400}
+    ),
     "result as truth": lambda lines: lines[1].update(result={"final_test_accuracy": True}),
     "result as list": lambda lines: lines[1].update(result=[1.0]),
     "seed as path": lambda lines: (lines[1]["config"].update(seed="../../x"), lines[1].update(id="l2-s../../x-0")),
@@ -172,6 +179,30 @@ def test_deep_nesting_is_one_line(packed: Path, tmp_path: Path) -> None:
     lines[1]["metrics"]["loss"] = [value, value]
     write(tmp_path / "bad.gz", lines)
     assert_refused(pliant("unpack", "bad.gz", "got", cwd=tmp_path), "nested more than 50 levels deep")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("task", 10**12), ("task", -1), ("task", 0.5), ("epoch", -1), ("epoch", "1"), ("loss", [1.0])]
+)
+def test_a_forged_record_costs_only_its_run(packed: Path, tmp_path: Path, key: str, value: Any) -> None:
+    """A task of that number would take terabytes; none of it may end in a traceback."""
+    lines = lines_of(packed)
+    next(line for line in lines[1:] if line["config"]["purpose"] == "result")["metrics"][key] = [value]
+    write(tmp_path / "bad.gz", lines)
+    unpack(tmp_path / "bad.gz", tmp_path / "got")
+    report = make_report([tmp_path / "got"])
+    assert str(report)
+    report.save(tmp_path / "report.md")
+    if key != "loss":
+        (section,) = report.sections
+        assert f"{key} is {value!r}" in section.failures[0].reason
+
+
+def test_infinite_numbers_are_not_json(tmp_path: Path) -> None:
+    for text in ("1e999", "-1E+1000", "NaN", "1" * 30, "-" + "9" * 30):
+        with pytest.raises(ValueError, match=r"is not a finite number|does not fit into 64 bits"):
+            parse_json(f'{{"loss": {text}}}')
+    assert parse_json('{"seed": 9223372036854775807, "digest": "1e9991234567890123456789012", "x": 1e-999}')["x"] == 0
 
 
 def test_an_archive_from_before_digests_is_read(packed: Path, tmp_path: Path) -> None:

@@ -1,18 +1,22 @@
 """Damaged caches, and names that lead to pipes, devices and the kernel instead of files."""
 
+import json
 import os
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import numpy
+import pyarrow
+import pyarrow.parquet as parquet
 import pytest
 import torch
 
-from pliant import data
+from pliant import _files, data
 from pliant._files import NotRegularError, open_regular
 from pliant.data import hub
 from pliant.diagnostics.checkpoints import load_weights
@@ -145,3 +149,61 @@ def test_a_changed_file_of_the_hub_is_refused(tmp_path: Path, own_cache: Path, m
     hub.load_from_hub.cache_clear()
     with pytest.raises(ValueError, match=r"has the SHA-256 .* is known to have beb1514598138db4"):
         data.load("mnist")
+
+
+def test_npz_and_parquet_files_that_swell_are_refused_before_they_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small files that would be 2 MB: of zeros, of one row meant 200 times, and of one long text."""
+    monkeypatch.setattr(_files, "_FREE", 1_000_000)  # As if memory were small: a test must not write large files.
+    numpy.savez_compressed(tmp_path / "a.npz", x=numpy.zeros((20, 1, 320, 320), numpy.uint8), y=numpy.arange(20) % 2)
+    parquet.write_table(pyarrow.table({"text": ["x" * 10_000] * 200}), tmp_path / "b.parquet")
+    long = pyarrow.table({"text": ["x" * 2_000_000]})
+    parquet.write_table(long, tmp_path / "c.parquet", compression="zstd", use_dictionary=False)
+    for name in ("a.npz", "b.parquet", "c.parquet"):
+        assert (tmp_path / name).stat().st_size < 10_000
+        with pytest.raises(ValueError, match=rf"{name}' swells to more than \d+ MB, over 100 times its size"):
+            data.load(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("column", [[1, 2, 3], [[1], [2]], [b"\xff\xfe"]])
+def test_a_column_that_is_not_text_is_named(tmp_path: Path, column: list[Any]) -> None:
+    parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"column 'text' of .*a\.parquet' is not readable text"):
+        data.load(str(tmp_path / "a.parquet"))
+
+
+def vocabulary(**changes: Any) -> str:
+    model = {"type": "WordLevel", "vocab": {"some": 0, "text": 1, "?": 2}, "unk_token": "?"}
+    return json.dumps({"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": model | changes})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{}",
+        "null",
+        "[" * 100_000,
+        "\udcff",
+        vocabulary(type="Evil"),
+        vocabulary(vocab={"some": 0, "text": 4_000_000_000}),
+        vocabulary(vocab={"some": 0, "text": 0, "?": 1}),
+        vocabulary(unk_token="nowhere"),
+    ],
+)
+def test_a_vocabulary_that_does_not_work_is_named(tmp_path: Path, content: str) -> None:
+    """A code beyond the vocabulary would be a row that no network has."""
+    (tmp_path / "a.txt").write_text("some text, and other " * 50)
+    (tmp_path / "tokenizer.json").write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(ValueError, match=r"vocabulary is .*tokenizer\.json', which is not a tokenizer that works"):
+        data.load(str(tmp_path / "a.txt"), window=8, vocabulary=str(tmp_path / "tokenizer.json"))
+
+
+@pytest.mark.parametrize(
+    "options", [{"vocabulary": [1]}, {"vocabulary": 1.5}, {"then": 3}, {"column": None, "then": 7}]
+)
+def test_options_of_text_are_checked(tmp_path: Path, options: dict[str, Any]) -> None:
+    (tmp_path / "a.txt").write_text("some text, and other " * 50)
+    with pytest.raises(ValueError, match=r"vocabulary|then"):
+        data.load(str(tmp_path / "a.txt"), window=8, **options)

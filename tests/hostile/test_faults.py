@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from pliant.experiments.recipe import RecipeError, make_recipe
 from pliant.experiments.recipe_files import load_recipe
 from pliant.experiments.run import execute
 from pliant.experiments.scheduler import run_all
-from pliant.experiments.store import load_recipe_values, load_runs, load_selection
+from pliant.experiments.store import environment, load_recipe_values, load_runs, load_selection
 from pliant.training import Settings
 from tests.experiments.helpers import outputs, small
 from tests.experiments.test_scheduler import Notebook, write_network
@@ -95,6 +96,51 @@ def test_hostile_names_are_one_line(tmp_path: Path) -> None:
         assert str(told.value)
     (tmp_path / "r.json").write_text(json.dumps(RECIPE | {"data": long}))
     assert_refused(pliant("run", "r.json", cwd=tmp_path))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"name": "swr", "grid": {key: list(range(1, 100)) for key in ("lam", "lam_classifier", "every")}},
+        {"parts": [{"name": name, "grid": {"lam": [n / 100 for n in range(100)]}} for name in ("l2", "l2_init")]},
+    ],
+)
+def test_grids_that_multiply_are_refused_before_they_fill_memory(tmp_path: Path, entry: dict[str, Any]) -> None:
+    (tmp_path / "r.json").write_text(json.dumps(RECIPE | {"methods": [entry]}))
+    with pytest.raises(RecipeError, match=r"combinations of values; it must have at most 1000"):
+        load_recipe(tmp_path / "r.json")
+
+
+def test_seeds_that_fill_memory_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text(json.dumps(RECIPE | {"selection": {"seeds": 10**12}}))
+    with pytest.raises(RecipeError, match=r"selection\.seeds is 1000000000000"):
+        load_recipe(tmp_path / "r.json")
+
+
+def test_a_repository_with_commands_in_its_settings_runs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run notes the commit of the current folder. Git would run what the folder's own settings name."""
+
+    def git(*arguments: str) -> None:
+        subprocess.run(
+            ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@y", *arguments], check=True
+        )
+
+    git("init", "--quiet")
+    (tmp_path / "file").write_text("content")
+    (tmp_path / ".gitattributes").write_text("file filter=evil\n")
+    git("add", "file", ".gitattributes")
+    git("commit", "--quiet", "--message", "A file")
+    monkeypatch.chdir(tmp_path)
+    environment.cache_clear()
+    before = environment()["git"]
+    assert len(before) == 40
+    for name in ("core.fsmonitor", "filter.evil.clean", "filter.evil.process"):
+        git("config", name, f"touch '{tmp_path / 'it ran'}'; cat")
+    os.utime(tmp_path / "file", (0, 0))
+    environment.cache_clear()
+    assert environment()["git"] == f"{before}-dirty"
+    assert not (tmp_path / "it ran").exists()
+    environment.cache_clear()
 
 
 def test_a_recipe_of_a_hundred_megabytes_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from pliant._files import write_atomically
 from pliant.experiments.report.grouping import compare_folders
 from pliant.experiments.report.histories import read_histories
 from pliant.experiments.run import execute
@@ -146,6 +147,11 @@ def test_lost_lines_at_the_end_of_a_finished_run_are_noticed(tmp_path: Path, und
         ("no state", lambda saved: saved.pop("state")),
         ("state of nothing", lambda saved: saved.update(state={})),
         ("position as text", lambda saved: saved["state"].update(position="nowhere")),
+        ("task that is not there", lambda saved: saved["state"]["position"].update(task=99)),
+        ("epoch as text", lambda saved: saved["state"]["position"].update(epoch="2")),
+        ("step before the first", lambda saved: saved["state"]["position"].update(step=-1)),
+        ("sum as text", lambda saved: saved["state"]["position"].update(online_loss="0.5")),
+        ("record as list", lambda saved: saved["state"]["position"].update(start=[])),
         ("methods as number", lambda saved: saved["state"].update(methods=7)),
         ("no generators", lambda saved: saved["state"].update(random=None)),
         ("weights of another shape", lambda saved: saved["state"].update(model={"x": torch.zeros(3)})),
@@ -208,6 +214,36 @@ def test_metrics_that_are_not_a_file_start_the_run_over(
     assert execute(REFERENCE, tmp_path).status == "finished"
     assert outputs(tmp_path, REFERENCE) == undisturbed
     assert (tmp_path / "precious").read_text() == "of the user"
+
+
+def test_a_link_in_place_of_a_run_is_not_followed(tmp_path: Path) -> None:
+    """A folder of runs that somebody sent may lead into the home folder, where other programs keep a config.json."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "config.json").write_text("of the user")
+    (tmp_path / "home" / ".mine.tmp").write_text("of the user")
+    (tmp_path / "runs").mkdir()
+    folder = tmp_path / "runs" / small().id
+    folder.symlink_to(tmp_path / "home")
+    outcome = execute(small(), tmp_path)
+    assert outcome.status == "finished"
+    assert "was a link to another folder; it is removed" in outcome.notes[0]
+    assert {path.name: path.read_text() for path in (tmp_path / "home").iterdir()} == {
+        "config.json": "of the user",
+        ".mine.tmp": "of the user",
+    }
+    shutil.rmtree(folder)
+    folder.write_text("a file")
+    outcome = execute(small(), tmp_path)
+    assert outcome.status == "finished"
+    assert "is not a folder; it is set aside as" in outcome.notes[0]
+
+
+def test_a_link_in_place_of_a_temporary_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("of the user")
+    (tmp_path / f".recipe.json.{os.getpid()}.tmp").symlink_to(tmp_path / "precious")
+    write_atomically(tmp_path / "recipe.json", b"{}")
+    assert (tmp_path / "precious").read_text() == "of the user"
+    assert (tmp_path / "recipe.json").read_text() == "{}"
 
 
 def test_a_damaged_log_costs_only_the_log(interrupted: Path, tmp_path: Path, undisturbed: dict[str, bytes]) -> None:

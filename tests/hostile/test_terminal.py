@@ -1,5 +1,6 @@
 """Names in files may hold terminal escapes: no output passes them on."""
 
+import csv
 import io
 import json
 import os
@@ -21,7 +22,7 @@ from pliant.experiments.report.document import make_report
 from tests.experiments.report.stores import config, write_recipe, write_run
 from tests.hostile.attacks import ESCAPE, assert_refused, pliant
 
-OBEYED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202e]")
+OBEYED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What a terminal would obey; rich's own colors are off in these outputs."""
 
 
@@ -91,6 +92,54 @@ def test_errors_and_warnings_print_no_escapes(tmp_path: Path) -> None:
     assert_harmless(refused.stderr)
     (tmp_path / "r.json").write_text(json.dumps({"model": f"evil{ESCAPE}:f", f"key{ESCAPE}": 1}))
     assert_harmless(pliant("run", "r.json", cwd=tmp_path).stderr)
+
+
+def test_wrong_arguments_print_no_escapes(tmp_path: Path) -> None:
+    for arguments in (
+        ("run", "r.toml", f"--{ESCAPE}\u202e"),
+        (f"run{ESCAPE}\u202e",),
+        ("diagnose", f"--\u202e{ESCAPE}"),
+    ):
+        refused = pliant(*arguments, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert r"\u202e" in refused.stderr
+        assert_harmless(refused.stderr)
+
+
+ODD = "half\ud800 line\u2028 right\u202e mark\u200f [link=https://evil.example]click[/link]"
+
+
+def test_halves_of_characters_and_markup_are_shown_in_every_format(tmp_path: Path) -> None:
+    """JSON may hold half a character, which no file can; rich would turn the markup into a link."""
+    write_recipe(tmp_path, title=ODD, methods=["vanilla", {"name": "l2", "label": ODD, "lam": 0.1}])
+    for seed in range(3):
+        write_run(tmp_path, config("vanilla", seed), [0.5, 0.5], measures={ODD: [1.0, 2.0]})
+        write_run(tmp_path, config(ODD, seed), [0.6 + seed / 100] * 2, measures={ODD: [1.0, 2.0]})
+    report = make_report([tmp_path])
+    shown = io.StringIO()
+    report.print(SafeConsole(file=shown, width=300, force_terminal=True))
+    assert "[link=https://evil.example]" in shown.getvalue()
+    assert "\x1b]8" not in shown.getvalue()
+    for ending in ("md", "csv", "tex", "html"):
+        (file,) = report.save(tmp_path / f"report.{ending}")
+        content = file.read_text(encoding="utf-8")
+        assert "ud800" in content
+        if ending != "html":
+            assert_harmless(content)
+
+
+@pytest.mark.parametrize("label", ["=cmd|' /C calc'!A0", "@SUM(1)", "+1+1", "-2+3", "\t=1"])
+def test_a_spreadsheet_computes_no_label(tmp_path: Path, label: str) -> None:
+    write_recipe(tmp_path, title=label, methods=["vanilla", {"name": "l2", "label": label, "lam": 0.1}])
+    for seed in range(3):
+        write_run(tmp_path, config("vanilla", seed), [0.5])
+        write_run(tmp_path, config(label, seed), [0.6 + seed / 100])
+    (file,) = make_report([tmp_path]).save(tmp_path / "report.csv")
+    with file.open(newline="", encoding="utf-8") as table:
+        lines = list(csv.DictReader(table))
+    assert {line["comparison"] for line in lines} == {f"'{label}"}
+    assert {line["method"] for line in lines} == {"vanilla", f"'{label}"}
+    assert all(float(line["mean"]) > 0 for line in lines)
 
 
 def test_progress_and_tables_pass_through_the_same_place() -> None:

@@ -9,7 +9,7 @@ import pytest
 from pliant.experiments.archive import pack, unpack
 from pliant.experiments.experiment import run_experiment
 from pliant.experiments.recipe import Recipe, RecipeError, make_recipe
-from pliant.experiments.recipe_files import PARTS, load_recipe
+from pliant.experiments.recipe_files import PARTS, find_code, load_recipe
 from pliant.experiments.run import execute
 from pliant.experiments.run_config import Part
 from tests.hostile.attacks import assert_refused, pliant
@@ -58,6 +58,48 @@ def test_a_recipe_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(RecipeError, match=r"r\.json names code that would run here: '(own|os).*--trust"):
         load_recipe(tmp_path / "r.json", scale="quick" if "quick" in changes else "paper")
     assert not (tmp_path / "it ran").exists()
+
+
+AGENT: dict[str, Any] = {
+    "domain": "rl",
+    "env": "CartPole-v1",
+    "agent": "dqn",
+    "stream": "environment",
+    "methods": ["vanilla"],
+    "seeds": 1,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"env": "own:Env-v0"},
+        {"env": {"name": "own:Env-v0"}},
+        {"agent": "own:Agent"},
+        # Gymnasium makes this environment by importing what an option names.
+        {"env": {"name": "GymV26Environment-v0", "env_id": "own:Env-v0"}},
+        {"env": {"name": "x", "options": {"model": {"inner": "own:Env-v0"}}}},
+        {"env": {"name": "x", "wrappers": [["own:Wrapper"]]}},
+        {"env": None, "data": {"name": "GymV26Environment-v0", "options": {"env_id": "own:Env-v0"}}},
+        {"methods": [{"name": "vanilla", "env": {"env_id": "own:Env-v0"}}]},
+    ],
+)
+def test_a_recipe_of_an_agent_runs_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_code(tmp_path)
+    values = {key: value for key, value in (AGENT | changes).items() if value is not None}
+    (tmp_path / "r.json").write_text(json.dumps(values))
+    with pytest.raises(RecipeError, match=r"r\.json names code that would run here: 'own:.*--trust"):
+        load_recipe(tmp_path / "r.json")
+    assert not (tmp_path / "it ran").exists()
+
+
+def test_data_on_the_hub_is_not_code_but_a_network_of_that_name_is() -> None:
+    name = "hub:owner/name/file.parquet"
+    assert not list(find_code({"data": name, "old_data": {"name": name}, "methods": [{"data": {"name": name}}]}))
+    assert list(find_code({"model": name, "methods": [{"name": name}]})) == [name, name]
 
 
 def test_a_file_named_like_code_does_not_make_it_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pliant._files import open_regular
+from pliant._files import check_expansion, open_regular
 from pliant._importing import naming_extra
 from pliant.data.cache import digest_file
 from pliant.data.dataset import Dataset, from_tensors, split_off_test
@@ -36,6 +36,7 @@ def load_npz(path: Path) -> Dataset:
 
     try:
         with open_regular(path) as source, numpy.load(source, allow_pickle=False) as file:
+            check_expansion(path, sum(member.file_size for member in file.zip.infolist()))
             names = set(file.files)
             wanted = next((each for each in (_SPLIT_ARRAYS, _ARRAYS) if names >= set(each)), ())
             arrays = {name: torch.from_numpy(file[name]) for name in wanted}

@@ -5,14 +5,15 @@ characters, or byte pairs (BPE) of Hugging Face's `tokenizers`. A folder of `.tx
 adds one: streams may train on one text after the other.
 """
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pliant._files import open_regular, read_regular
+from pliant._files import check_expansion, open_regular, read_regular
 from pliant._importing import naming_extra
 from pliant._validation import check_positive_int
 from pliant.data.dataset import Dataset, Examples
@@ -31,6 +32,9 @@ TEXTS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
 }
 """Texts by name: a summary, and the files on the hub."""
+
+_ROWS = 256
+"""How many rows of a Parquet file are decoded at once."""
 
 Encode = Callable[[str], list[int]]
 
@@ -69,6 +73,9 @@ def load_text(
     Returns:
         The data set. The last tenth of each text's windows is the test set.
     """
+    for argument, value in {"column": column, "then": then}.items():
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"{argument} is {value!r}; it must be a text")
     texts = [text for each in (name, then) if each is not None for text in read_texts(each, column)]
     if characters is not None:
         check_positive_int("characters", characters)
@@ -121,7 +128,17 @@ def _read_column(path: Path, column: str) -> str:
         raise ValueError(
             f"column is {column!r}, which {path.name} does not have; it has {', '.join(file.schema_arrow.names)}"
         )
-    return "".join(text or "" for batch in file.iter_batches(columns=[column]) for text in batch.column(0).to_pylist())
+    parts: list[str] = []
+    size = 0
+    try:
+        for group in range(file.num_row_groups):
+            check_expansion(path, file.metadata.row_group(group).total_byte_size)
+        for batch in file.iter_batches(_ROWS, columns=[column]):  # One text may be stored once and meant often.
+            check_expansion(path, size := size + batch.nbytes)
+            parts += (text or "" for text in batch.column(0).to_pylist())
+        return "".join(parts)
+    except (pyarrow.ArrowException, OSError, TypeError) as error:
+        raise ValueError(f"column {column!r} of {str(path)!r} is not readable text: {error}") from error
 
 
 def make_vocabulary(texts: Sequence[str], vocabulary: int | str | None) -> tuple[tuple[str, ...], Encode]:
@@ -141,8 +158,13 @@ def make_vocabulary(texts: Sequence[str], vocabulary: int | str | None) -> tuple
     if isinstance(vocabulary, str):
         if not Path(vocabulary).is_file():
             raise ValueError(f"vocabulary is {vocabulary!r}; it must be a size, or an existing tokenizer.json")
-        tokenizer = Tokenizer.from_str(read_regular(Path(vocabulary)).decode("utf8"))
+        content = read_regular(Path(vocabulary))
+        with _naming_vocabulary(vocabulary):
+            tokenizer = Tokenizer.from_str(content.decode("utf8"))
+            if sorted(tokenizer.get_vocab().values()) != list(range(tokenizer.get_vocab_size())):
+                raise ValueError("the codes of its tokens are not 0, 1, … without gaps")
     else:
+        check_positive_int("vocabulary", vocabulary)
         if vocabulary < 256:
             raise ValueError(f"vocabulary is {vocabulary}; byte pairs need at least the 256 bytes")
         tokenizer = Tokenizer(models.BPE())
@@ -152,7 +174,22 @@ def make_vocabulary(texts: Sequence[str], vocabulary: int | str | None) -> tuple
         trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
         tokenizer.train_from_iterator(texts, trainer)
     tokens = tuple(tokenizer.id_to_token(code) or "" for code in range(tokenizer.get_vocab_size()))
-    return tokens, lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode(text: str) -> list[int]:
+        with _naming_vocabulary(vocabulary):
+            codes: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+            return codes
+
+    return tokens, encode
+
+
+@contextlib.contextmanager
+def _naming_vocabulary(vocabulary: int | str) -> Iterator[None]:
+    """Name the vocabulary in whatever `tokenizers` raises: it has no errors of its own."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"vocabulary is {vocabulary!r}, which is not a tokenizer that works: {error}") from error
 
 
 def cut_windows(name: str, texts: Sequence[str], window: int, vocabulary: int | str | None = None) -> Dataset:

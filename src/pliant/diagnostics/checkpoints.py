@@ -1,8 +1,10 @@
 """Load weights and optimizer state from a file without running code from the file."""
 
+import contextlib
 import re
 import textwrap
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,22 +70,35 @@ def read_checkpoint(path: str | Path) -> Mapping[str, Any]:
     return content
 
 
-def _state_dicts(content: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield all state dicts in a checkpoint with their keys, joined by dots."""
+def _state_dicts(
+    content: Mapping[Any, Any], path: tuple[str, ...] = (), seen: set[int] | None = None
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield all state dicts in a checkpoint with their keys, joined by dots; a table under several keys is walked once.
+
+    A pickle can hold a table within itself, or twice at each of many levels.
+    """
+    seen = set() if seen is None else seen
     if path and _is_state_dict(content):
         yield ".".join(path), content
         return
+    if id(content) in seen:
+        return
+    seen.add(id(content))
     for key, value in content.items():
         if isinstance(key, str) and isinstance(value, Mapping):  # an optimizer numbers its parameters
-            yield from _state_dicts(value, (*path, key))
+            yield from _state_dicts(value, (*path, key), seen)
 
 
-def _find(content: Mapping[Any, Any]) -> Mapping[str, Any] | None:
+def _find(content: Mapping[Any, Any], seen: set[int] | None = None) -> Mapping[str, Any] | None:
     """Return the first state dict at one of `_PLACES`, in their order."""
+    seen = set() if seen is None else seen
     if _is_state_dict(content):
         return content
+    if id(content) in seen:
+        return None
+    seen.add(id(content))
     inside = (content[place] for place in _PLACES if isinstance(content.get(place), Mapping))
-    return next((found for found in map(_find, inside) if found is not None), None)
+    return next((found for each in inside if (found := _find(each, seen)) is not None), None)
 
 
 def load_into(model: nn.Module, path: str | Path, key: str = "") -> nn.Module:
@@ -121,6 +136,16 @@ def load_optimizer_into(optimizer: Optimizer, path: str | Path, key: str) -> Opt
         content = content.get(step) if isinstance(content, Mapping) else None
     if not isinstance(content, Mapping) or not {"state", "param_groups"} <= content.keys():
         raise ValueError(f"{str(path)!r} holds no optimizer state under {key!r}; save optimizer.state_dict() there")
+    try:
+        _load_state(optimizer, content, f"the optimizer state under {key!r} of {str(path)!r}")
+    except (TypeError, KeyError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"the optimizer state under {key!r} of {str(path)!r} is malformed ({reason})") from error
+    return optimizer
+
+
+def _load_state(optimizer: Optimizer, content: Mapping[str, Any], what: str) -> None:
+    """Load a state dict into an optimizer, by the order of its parameters; `what` names it in errors."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in content["param_groups"] for number in group["params"]]
     # An optimizer numbers its parameters in their order; the file may have numbered them in another way.
@@ -132,15 +157,11 @@ def load_optimizer_into(optimizer: Optimizer, path: str | Path, key: str) -> Opt
         if isinstance(value, Tensor)
     )
     if not fits:
-        raise ValueError(f"the optimizer state under {key!r} of {str(path)!r} belongs to another network")
+        raise ValueError(f"{what} belongs to another network")
     held = {name for entries in state.values() for name in entries}
     if held and held != _STATE_OF.get(type(optimizer), held):
-        raise ValueError(
-            f"the optimizer state under {key!r} of {str(path)!r} holds {', '.join(sorted(held))}: it is not the state "
-            f"of {type(optimizer).__name__}"
-        )
+        raise ValueError(f"{what} holds {', '.join(sorted(held))}: it is not the state of {type(optimizer).__name__}")
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    return optimizer
 
 
 _STATE_OF: dict[type[Optimizer], set[str]] = {
@@ -190,6 +211,8 @@ def _read(path: Path) -> Any:
         raise ValueError(
             f"{str(path)!r} is not a checkpoint: {begins}. Pass a file written by torch.save or safetensors"
         )
+    if _swells(path):
+        raise ValueError(f"{str(path)!r} is not a checkpoint: it is compressed, which torch.save does not do")
     try:
         with warnings.catch_warnings(action="ignore"):  # of pickle protocols; what cannot be read raises an error
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -203,6 +226,16 @@ def _read(path: Path) -> Any:
             ) from None
         reason = re.split(r"\n|\. ", text)[0] or "it is cut off"
         raise ValueError(f"{str(path)!r} is damaged and cannot be read as a checkpoint ({reason})") from None
+
+
+def _swells(path: Path) -> bool:
+    """Return whether a zip file would take more memory than it has bytes."""
+    with (
+        contextlib.suppress(zipfile.BadZipFile, OSError, ValueError, NotImplementedError),
+        zipfile.ZipFile(path) as file,
+    ):
+        return sum(member.file_size for member in file.infolist()) > path.stat().st_size
+    return False  # A damaged file is named by its reader.
 
 
 def _is_state_dict(content: Mapping[Any, Any]) -> bool:

@@ -49,6 +49,7 @@ class AgentSession:
         self.config, self.root = config, root
         self.learner = make_agent_learner(config)
         self.sources: Sources = {}
+        self.notes: list[str] = []
         self.state_dict = self.learner.state_dict
         self.load_state_dict = self.learner.load_state_dict
 
@@ -60,7 +61,7 @@ class AgentSession:
     def run(self, append: Callable[[Record], None], save: Callable[[], None]) -> None:
         """Train to the end."""
         if self.learner.step == 0 and self.learner.stream.shares_first_task:
-            state, records = train_first_task(self.config, self.root)
+            state, records = train_first_task(self.config, self.root, notes=self.notes)
             self.learner.load_state_dict(state)
             for record in records:
                 append(record)
@@ -79,7 +80,7 @@ class AgentSession:
 
 
 def train_first_task(
-    config: RunConfig, root: Path, checkpoint_seconds: float = 30.0
+    config: RunConfig, root: Path, checkpoint_seconds: float = 30.0, notes: list[str] | None = None
 ) -> tuple[dict[str, Any], list[Record]]:
     """Train the first task without the methods that act at task boundaries, or read it if it is done.
 
@@ -87,6 +88,7 @@ def train_first_task(
         config: The run that needs it.
         root: The folder of the experiment.
         checkpoint_seconds: The least time between two checkpoints.
+        notes: Gets one message for each damaged file.
 
     Returns:
         The state at its end, and its records.
@@ -95,7 +97,10 @@ def train_first_task(
     folder = RunFolder(root / _FIRST_TASKS, replace(config, label="first task", methods=acting, fresh=False))
     with folder.open(patience=math.inf):  # Another run of the same seed may be training it.
         learner = make_agent_learner(folder.config)
-        if not folder.load_checkpoint(learner.load_state_dict, {}) and folder.troubles:
+        loaded = folder.load_checkpoint(learner.load_state_dict, {})
+        if notes is not None:
+            notes += folder.troubles
+        if not loaded and folder.troubles:
             learner = make_agent_learner(folder.config)  # The failed loading may have changed the learner.
         saved = time.monotonic()
 

@@ -39,6 +39,8 @@ from pliant.rl.results import RESULTS as RL_RESULTS
 from pliant.training import RESULTS, Reference, Settings
 
 _MOST_SEEDS = 10_000
+_MOST_VARIANTS = 1000
+"""The most combinations of a method's, or an entry's, values of grids."""
 
 
 BASELINES = {"vanilla": "plain training, nothing attached", "fresh": "an untrained network at every task"}
@@ -198,6 +200,7 @@ class GridPart(_Strict):
         for key, values in self.grid.items():
             if not values:
                 raise ValueError(f"grid of {self.name}.{key} is empty; it must hold at least one value")
+        _check_variants(f"grid of {self.name}", map(len, self.grid.values()))
         for number, variant in enumerate(self.variants):
             if variant in self.variants[:number]:
                 raise ValueError(f"grid of {self.name} has the same settings twice: {dict(variant.options)}")
@@ -211,6 +214,11 @@ class GridPart(_Strict):
             Part(self.name, _fit(self.name, self.settings | dict(zip(self.grid, values, strict=True)), hints))
             for values in itertools.product(*self.grid.values())
         ]
+
+
+def _check_variants(what: str, lengths: Iterable[int]) -> None:
+    if (combinations := math.prod(lengths)) > _MOST_VARIANTS:
+        raise ValueError(f"{what} has {combinations} combinations of values; it must have at most {_MOST_VARIANTS}")
 
 
 def label_of(entry: Any) -> str | None:
@@ -278,6 +286,7 @@ class Entry(_Strict):
 
     @model_validator(mode="after")
     def _check(self) -> "Entry":
+        _check_variants(f"{self.label}: the grids", (len(part.variants) for part in self.parts))
         for info in (methods.info(part.name) for part in self.parts if self.fresh):
             if info.kind == "architecture" or info.cls.saved:
                 does = "changes" if info.kind == "architecture" else "remembers"
@@ -304,7 +313,7 @@ class Selection(_Strict):
 
     on: Literal["validation", "test"] = "validation"
     fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    seeds: Annotated[int, Field(ge=1)] = 3
+    seeds: Annotated[int, Field(ge=1, le=_MOST_SEEDS)] = 3
 
     @property
     def drawn(self) -> range:

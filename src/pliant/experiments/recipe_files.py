@@ -1,7 +1,7 @@
 """Find recipe files, and read them at a scale and with overrides."""
 
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,7 +117,9 @@ def _check_trust(
 ) -> None:
     """Raise a RecipeError if the file itself names code, unless it is trusted."""
     typed = set(find_code(override({}, overrides)))
-    found = [name for name in dict.fromkeys(find_code(values)) if name not in typed]
+    # Gymnasium imports the module of an environment's name, and some of its environments take such a name as an option.
+    is_rl = values.get("domain") in ("rl", {"name": "rl"})
+    found = [name for name in dict.fromkeys(find_code(values, ("env", "data") if is_rl else ())) if name not in typed]
     if found and not trust:
         raise RecipeError(
             f"{path} names code that would run here: {', '.join(map(repr, found))}. Read that code, then allow it "
@@ -128,8 +130,14 @@ def _check_trust(
         tell(f"trusted code: {name}" + (f" in {Path(file).resolve()}" if file.endswith(".py") else ""))
 
 
-def find_code(value: Any, key: str = "") -> Iterator[str]:
-    """Find the names in a recipe that lead to code outside Pliant: every part's name with a colon.
+def find_code(value: Any, whole: Sequence[str] = (), key: str = "", part: str = "") -> Iterator[str]:
+    """Find the names in a recipe that lead to code outside Pliant: those with a colon, except data on the hub.
+
+    Args:
+        value: The recipe, or a value in it.
+        whole: The parts whose options may name code too.
+        key: The key of the value.
+        part: The part that the value belongs to.
 
     Example:
         >>> list(find_code({"data": "os:system", "methods": ["l2:lam=0.1", {"model": {"name": "net.py:build"}}]}))
@@ -137,12 +145,16 @@ def find_code(value: Any, key: str = "") -> Iterator[str]:
     """
     if isinstance(value, Mapping):
         for inner, each in value.items():
-            yield from find_code(each, str(inner))
+            yield from find_code(each, whole, str(inner), inner if inner in PARTS and part not in whole else part)
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from find_code(each)
-    elif isinstance(value, str) and ":" in value and key in ("name", *PARTS):
+            yield from find_code(each, whole, "", part)
+    elif isinstance(value, str) and ":" in value and (part in whole or _names_code(value, key, part)):
         yield value
+
+
+def _names_code(value: str, key: str, part: str) -> bool:
+    return key in ("name", *PARTS) and not (value.startswith("hub:") and part in ("data", "old_data"))
 
 
 def _pick_methods(entries: Any, wanted: Any) -> Any:

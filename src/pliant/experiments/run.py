@@ -71,6 +71,8 @@ class Session(Protocol):
 
     sources: Sources
     """Digests of the user's own data and code."""
+    notes: list[str]
+    """Further messages for the user."""
 
     @property
     def position(self) -> dict[str, int]:
@@ -106,8 +108,15 @@ class SupervisedSession:
         self.learner = make_learner(config, self.stream)
         seed_everything(config.seed)  # Again: the user's data and networks may draw, or seed.
         self.sources = find_sources(config, self.stream.dataset)
+        self.notes: list[str] = []
         self.state_dict = self.learner.state_dict
-        self.load_state_dict = self.learner.load_state_dict
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state; raise a KeyError, TypeError or ValueError if it does not fit."""
+        task, epoch = state["position"]["task"], state["position"]["epoch"]
+        if not (task in range(len(self.stream)) and epoch in range(self.stream[task].epochs + 1)):
+            raise ValueError(f"the stream has no epoch {epoch!r} of task {task!r}")
+        self.learner.load_state_dict(state)
 
     @property
     def position(self) -> dict[str, int]:
@@ -193,7 +202,10 @@ def _train(
             folder.save_checkpoint(session.state_dict(), session.position["step"], sources)
             saved = time.monotonic()
 
-    session.run(folder.append, save)
+    try:
+        session.run(folder.append, save)
+    finally:
+        folder.troubles += session.notes
     return {"seconds": time.monotonic() - begun, "steps": session.position["step"] - first_step} | session.facts()
 
 

@@ -240,6 +240,11 @@ class RunFolder:
         Raises:
             BusyError: If another process writes there.
         """
+        if self.path.is_symlink():  # What it leads to is not ours to write, and stays.
+            self.path.unlink()
+            self._tell(f"{self.path} was a link to another folder; it is removed, and the run gets its own folder")
+        elif self.path.exists() and not self.path.is_dir():
+            self._tell(f"{self.path} is not a folder; it is set aside as {set_aside(self.path).name}")
         self.path.mkdir(parents=True, exist_ok=True)
         self._clear("lock")
         with exclusive(self.path / "lock", patience):
@@ -466,8 +471,16 @@ def environment() -> dict[str, Any]:
 
 def _git_state() -> str | None:
     """The commit of the current folder, marked if files differ from it; None outside a repository."""
+
+    def ask(*arguments: str) -> str:
+        # The settings of a repository may name commands: as a file monitor, for filters, to fetch what is missing.
+        # Comparing times and sizes alone needs none of them; a file that was only touched then counts as changed.
+        command = ["git", "-c", "core.fsmonitor=false", *arguments]
+        variables = os.environ | {"GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"}
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=variables).stdout.strip()
+
     try:
-        command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        commit = ask("describe", "--always", "--abbrev=40", "--exclude=*")
+        return commit + ("-dirty" if ask("diff-index", "--raw", "HEAD") else "")
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -109,6 +109,11 @@ class AgentLearner:
                 self.pause()
         except _ReachedEnd:
             pass
+        except ValueError as error:  # Distributions refuse values that are not finite.
+            parameters = (p for network in self.methods.networks for p in network.module.parameters())
+            if all(p.isfinite().all() for p in parameters):
+                raise
+            raise DivergedError(f"the agent's weights are not finite after {self.env.steps} steps") from error
 
     def pause(self) -> None:
         """Record, evaluate and begin the next task if it is time; then let the state be saved.
@@ -146,6 +151,7 @@ class AgentLearner:
         Raises:
             ValueError: If the state does not fit.
         """
+        self._check_position(state["position"], state["env"])
         load_agent_state(self.agent, state["agent"])
         for name, saved in state["methods"].items():
             self.methods.methods[name].load_state_dict(saved)
@@ -156,6 +162,21 @@ class AgentLearner:
         if self.begun:
             for env in (self.env.env, *self.test_envs):
                 begin_task(env, self.task)
+
+    def _check_position(self, position: Mapping[str, Any], env: Mapping[str, Any]) -> None:
+        """Raise a ValueError if no run can be at this position."""
+        types = {"task": int, "epoch": int, "begun": bool, "pending": dict, "evaluations": list}
+        if {name: type(value) for name, value in position.items()} != types or type(env["steps"]) is not int:
+            raise ValueError(f"the position after {env['steps']!r} steps is malformed")
+        task, epoch = position["task"], position["epoch"]
+        if not 0 <= task < len(self.stages):
+            raise ValueError(f"task is {task}; the stream has tasks 0 … {len(self.stages) - 1}")
+        done = env["steps"] - self.starts[task]
+        if not 0 <= done < self.stages[task].steps or epoch != done // self.stream.evaluate_every:
+            raise ValueError(f"task {task}, epoch {epoch} does not fit {env['steps']} steps")
+        numbers = [*position["evaluations"], *env["returns"]]
+        if len(position["evaluations"]) != epoch or not all(isinstance(value, float) for value in numbers):
+            raise ValueError(f"the evaluations are {position['evaluations']!r} after {epoch} epochs")
 
     def _check_lengths(self) -> None:
         rollout = rollout_steps(self.agent)

@@ -144,32 +144,52 @@ def load_agent_state(agent: Any, state: Mapping[str, Any]) -> None:
     Raises:
         ValueError: If the state is of another agent.
     """
+    own = {name: getattr(agent, name) for name in _COUNTERS if hasattr(agent, name)}
+    if {name: type(value) for name, value in state["counters"].items()} != {name: type(own[name]) for name in own}:
+        raise ValueError(f"counters are {state['counters']!r}; the agent has {own!r}")
+    variables = [name for name in agent._get_torch_save_params()[1] if hasattr(agent, name)]
+    if sorted(state["variables"]) != sorted(variables):
+        raise ValueError(f"variables are {sorted(state['variables'])}; the agent has {sorted(variables)}")
     try:
         agent.set_parameters(state["parameters"], device=agent.device)
     except RuntimeError as error:
         raise ValueError(" ".join(str(error).split())) from error
-    for name, value in state["variables"].items():
-        getattr(agent, name).data.copy_(value)
-    for name, value in state["counters"].items():
-        setattr(agent, name, value)
+    for name in variables:
+        getattr(agent, name).data.copy_(state["variables"][name])
+    for name in own:
+        setattr(agent, name, state["counters"][name])
     agent.action_space.np_random.bit_generator.state = state["actions"]
     agent._last_obs = None
-    if state["buffer"] is not None:
-        _load_buffer_state(agent.replay_buffer, state["buffer"])
+    buffer = getattr(agent, "replay_buffer", None)
+    if (state["buffer"] is None) != (buffer is None):
+        raise ValueError(f"the state has {'no' if buffer is not None else 'a'} replay buffer, unlike the agent")
+    if buffer is not None:
+        _load_buffer_state(buffer, state["buffer"])
 
 
 def _buffer_state(buffer: Any) -> dict[str, Any]:
-    # One more, as with optimize_memory_usage the last transition's next observation lies there.
-    filled = buffer.buffer_size if buffer.full else min(buffer.pos + 1, buffer.buffer_size)
-    arrays = {name: value for name, value in vars(buffer).items() if isinstance(value, np.ndarray)}
     return {
         "pos": buffer.pos,
         "full": buffer.full,
-        "arrays": {name: torch.from_numpy(array[:filled].copy()) for name, array in arrays.items()},
+        "arrays": {name: torch.from_numpy(array.copy()) for name, array in _filled_arrays(buffer).items()},
     }
 
 
+def _filled_arrays(buffer: Any) -> dict[str, Any]:
+    # One more, as with optimize_memory_usage the last transition's next observation lies there.
+    filled = buffer.buffer_size if buffer.full else min(buffer.pos + 1, buffer.buffer_size)
+    return {name: value[:filled] for name, value in vars(buffer).items() if isinstance(value, np.ndarray)}
+
+
 def _load_buffer_state(buffer: Any, state: Mapping[str, Any]) -> None:
-    buffer.pos, buffer.full = state["pos"], state["full"]
-    for name, saved in state["arrays"].items():
-        getattr(buffer, name)[: len(saved)] = saved.numpy()
+    pos, full = state["pos"], state["full"]
+    if type(pos) is not int or type(full) is not bool or not 0 <= pos < buffer.buffer_size:
+        raise ValueError(f"the replay buffer is at {pos!r}, full: {full!r}; it has {buffer.buffer_size} places")
+    buffer.pos, buffer.full = pos, full
+    arrays, saved = _filled_arrays(buffer), {name: array.numpy() for name, array in state["arrays"].items()}
+    if {name: (each.shape, each.dtype) for name, each in saved.items()} != {
+        name: (each.shape, each.dtype) for name, each in arrays.items()
+    }:
+        raise ValueError("the arrays of the replay buffer are not those of the agent's")
+    for name, array in arrays.items():
+        array[:] = saved[name]

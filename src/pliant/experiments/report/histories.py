@@ -59,7 +59,7 @@ def read_history(run: Run) -> History:
     records = read_records(run)
     rows: list[tuple[int, int, Mapping[str, Any], Mapping[str, Any]]] = []
     for record in records:
-        task, epoch = int(record["task"]), int(record["epoch"])
+        task, epoch = _place(record, "task", len(records)), _place(record, "epoch", 2**62)
         entry = {key.removeprefix(ENTRY): value for key, value in record.items() if key.startswith(ENTRY)}
         measured = record.get(MEASURES) or {}  # Taken at the first step, i.e. at the end of the epoch before.
         if rows and rows[-1][:2] == (task, epoch - 1):
@@ -84,6 +84,14 @@ def read_history(run: Run) -> History:
         values=_columns([row[2] for row in rows], skip=_BOOKKEEPING),
         measures=_columns([row[3] for row in rows]),
     )
+
+
+def _place(record: Mapping[str, Any], key: str, end: int) -> int:
+    """Return where a record lies; raise a ValueError if no run can write a record there."""
+    value = record[key]
+    if isinstance(value, int) and 0 <= value < end:
+        return value
+    raise ValueError(f"{key} is {value!r}; it must be 0 … {end - 1}")
 
 
 def _is_of_agent(run: Run) -> bool:
@@ -158,7 +166,7 @@ def read_histories(comparison: Comparison) -> Histories:
                 continue
             try:
                 found[contender.name].append(read_history(run))
-            except (ValueError, KeyError, TypeError, OSError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
                 broken.append(Broken(run.path / "metrics.jsonl", f"{type(error).__name__}: {error}"))
     return Histories(found, broken, "environment steps" if comparison.is_of_agents else "epochs")
 

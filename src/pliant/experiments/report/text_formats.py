@@ -40,7 +40,7 @@ def print_section(section: "Section", console: Console | None = None) -> None:
         shown = Table(title=escape(section.title), title_justify="left", caption_justify="left")
         shown.add_column("method", overflow="fold")
         for column in kept:
-            shown.add_column(textwrap.fill(table.columns[column], _HEADING), justify="right", no_wrap=True)
+            shown.add_column(escape(textwrap.fill(table.columns[column], _HEADING)), justify="right", no_wrap=True)
         for name, cells in zip(table.contenders, table.cells, strict=True):
             settings = table.settings.get(name, "")
             named = f"{escape(name)}\n[dim]{escape(settings)}[/dim]" if settings else escape(name)
@@ -95,7 +95,7 @@ def _markdown_section(section: "Section") -> str:
     if section.choices:
         lines += ["", _plain(" ".join(section.choices))]
     lines += ["", "## Configuration", ""]
-    lines += [f"- {key}: {_plain(value)}" for key, value in (section.setting | section.environment).items()]
+    lines += [f"- {_plain(key)}: {_plain(value)}" for key, value in (section.setting | section.environment).items()]
     return "\n".join([*lines, ""])
 
 
@@ -106,7 +106,7 @@ def _markdown_table(table: ResultTable) -> list[str]:
         return " ".join(filter(None, [value, cell.mark and f"*{cell.mark}*", details]))
 
     rows = [[_plain(name), *map(write, cells)] for name, cells in zip(_named(table), table.cells, strict=True)]
-    header = f"| {' | '.join(table.columns)} |"
+    header = f"| {' | '.join(map(_plain, table.columns))} |"
     rule = f"|---|{'---:|' * (len(table.columns) - 1)}"
     return [header, rule, *(f"| {' | '.join(row)} |" for row in rows)]
 
@@ -174,7 +174,13 @@ def _contrast_columns(contrast: Contrast | None) -> dict[str, object]:
     }
 
 
+_FORMULA = ("=", "+", "-", "@", "\t")
+"""Spreadsheets compute a text that begins like this, unless an apostrophe stands before it."""
+
+
 def _blank(value: object) -> object:
+    if isinstance(value, str):
+        return f"'{value}" if value.startswith(_FORMULA) else value
     return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
 
 
