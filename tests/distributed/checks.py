@@ -270,9 +270,21 @@ def check_other_ways_to_shard_are_refused_by_name() -> None:
     hybrid = fully_shard(networks.build("mlp"), mesh=init_device_mesh("cpu", (1, 2), mesh_dim_names=("copy", "shard")))
     message = error_of(lambda: make_method("l2", hybrid, "mlp"))
     assert "mesh of 2 dimensions" in message, message
-    flat = FullyShardedDataParallel(networks.build("mlp"), device_id=torch.device("cpu"))
-    message = error_of(lambda: make_method("l2", flat, "mlp"))
-    assert "FullyShardedDataParallel (FSDP1)" in message, message
+    for keep in (True, False):
+        model = networks.build("mlp")
+        made = [make_method(name, model, "mlp") for name in ("l2", "fire")]
+        flat = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=keep)
+        optimizer = SGD(flat.parameters(), lr=0.1)
+        for refused in (
+            partial(make_method, "l2", flat, "mlp"),
+            partial(made[0].attach, optimizer),
+            partial(made[1].apply, optimizer),
+            partial(pliant.Monitor, flat, optimizer),
+            partial(measure, flat, networks.batch("mlp", 0), networks.loss),
+            partial(pliant.diagnose, flat, networks.batch("mlp", 0), networks.loss),
+        ):
+            message = error_of(refused)
+            assert "FullyShardedDataParallel (FSDP1)" in message, message
     sharded = fully_shard(networks.build("mlp"))
     message = error_of(lambda: make_method("crelu", sharded, "mlp"))
     assert "make crelu before sharding" in message, message

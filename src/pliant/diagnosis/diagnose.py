@@ -16,8 +16,8 @@ from pliant._validation import check_number
 from pliant.diagnosis.remedies import Remedy, choose_remedies
 from pliant.diagnostics import Measurement, measure
 from pliant.diagnostics.batches import LossFn
-from pliant.diagnostics.probe import Statistics, unwrap
-from pliant.distributed import Group, call_on_first, find_group, group_of, is_sharded, whole_model
+from pliant.diagnostics.probe import Statistics
+from pliant.distributed import Group, call_on_first, find_group, group_of, is_sharded, unwrap_model, whole_model
 from pliant.methods import FullReset
 from pliant.trial import EXAMPLES, Labels, MakeOptimizer, gather_new
 from pliant.trial import trial as hold_trial
@@ -173,7 +173,7 @@ def diagnose(
     given = {name: value for name, value in locals().items() if name not in ("model", "group")}
     if budget is not None:
         check_number("budget", budget, above=True)
-    bare = unwrap(model)
+    bare = unwrap_model(model)
     ranks = find_group(group if group is not None else group_of(model))
     if ranks is not None or any(map(is_sharded, bare.parameters())):
         with whole_model(bare):  # in there, the first rank is alone with an ordinary model

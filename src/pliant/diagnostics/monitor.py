@@ -29,9 +29,18 @@ from pliant.diagnostics.probe import (
     check_initialized,
     note_statistics,
     resting,
-    unwrap,
 )
-from pliant.distributed import Group, find_group, gather_whole, group_of, held, is_sharded, share_first, whole_model
+from pliant.distributed import (
+    Group,
+    find_group,
+    gather_whole,
+    group_of,
+    held,
+    is_sharded,
+    share_first,
+    unwrap_model,
+    whole_model,
+)
 from pliant.running import check_callable
 
 _LACKING: dict[Need, str] = {
@@ -133,7 +142,7 @@ class Monitor:
         if budget is not None:
             check_number("budget", budget, above=True, otherwise=", or None")
         check_choice("statistics", statistics, get_args(Statistics))
-        self.model = unwrap(model)
+        self.model = unwrap_model(model)
         self.group = find_group(group if group is not None else group_of(model))
         self.every = every
         self.budget = budget
