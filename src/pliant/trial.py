@@ -28,7 +28,7 @@ from pliant._examples import Examples, gather
 from pliant._losses import class_loss
 from pliant._seeding import drawing_for, generator, permutation
 from pliant._validation import check_choice, check_number, check_positive_int, check_seed
-from pliant.diagnostics.probe import unwrap
+from pliant.distributed import unwrap_model
 from pliant.methods import FullReset, PlasticityInjection
 from pliant.running import call_with, check_callable, eval_mode, left_as_it_was
 from pliant.trial_result import Pair, Trial, Value, Verdict, area, decide, have_learned, list_looks, mean, measure_gap
@@ -106,7 +106,7 @@ def trial(
         >>> trial(model, (inputs, (inputs[:, 0] > 0).long()), steps=200, stress=False).verdict
         'lost'
     """
-    model = unwrap(model)
+    model = unwrap_model(model)
     check_callable(model)
     check_choice("labels", labels, ("given", "random"))
     if check_positive_int("seeds", seeds) < 2:

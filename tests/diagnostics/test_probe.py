@@ -8,7 +8,8 @@ from torch.nn.functional import cross_entropy
 
 from pliant.diagnostics.batches import Batch
 from pliant.diagnostics.measurement import measure
-from pliant.diagnostics.probe import batch_statistics, count_non_finite, find_batch_norms, unwrap
+from pliant.diagnostics.probe import batch_statistics, count_non_finite, find_batch_norms
+from pliant.distributed import unwrap_model
 from pliant.running import undisturbed
 from tests.diagnostics.networks import BATCH, IMAGES
 
@@ -17,8 +18,8 @@ X, Y = torch.randn(16, 6), torch.randint(0, 4, (16,))
 
 def test_wrappers_of_every_kind_and_depth_are_taken_off() -> None:
     model = nn.Sequential(nn.Linear(6, 4))
-    assert unwrap(nn.DataParallel(model)) is model
-    assert unwrap(torch.compile(nn.DataParallel(torch.compile(model)))) is model
+    assert unwrap_model(nn.DataParallel(model)) is model
+    assert unwrap_model(torch.compile(nn.DataParallel(torch.compile(model)))) is model
     found = measure(nn.DataParallel(model), (X, Y), cross_entropy, copy.deepcopy(model), measures=["weight_growth"])
     assert found.values["weight_growth/0"] == 1
 

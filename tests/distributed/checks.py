@@ -82,7 +82,13 @@ def check_models_of_different_seeds_are_an_error() -> None:
 
 
 def check_different_settings_are_an_error() -> None:
-    for name, settings in (("redo", {"tau": 0.1 * dist.get_rank()}), ("swr", {"lam": 0.1 + 0.1 * dist.get_rank()})):
+    rank = dist.get_rank()
+    for name, settings in (
+        ("redo", {"tau": 0.1 * rank}),
+        ("swr", {"lam": 0.1 + 0.1 * rank}),
+        ("fire", {"iterations": 5 + rank}),
+        ("shrink", {"proportional": rank == 0}),
+    ):
         model = networks.build("mlp")
         made = make_method(name, model, "mlp", **settings)
         message = error_of(lambda made=made, model=model: made.attach(SGD(model.parameters(), lr=0.1)))
@@ -113,6 +119,21 @@ def check_a_group_of_one_trains_alone() -> None:
     made = make_method("l2_init", model, "mlp")
     made.attach(SGD(model.parameters(), lr=0.1), group=groups[dist.get_rank()])
     assert made.group is None
+
+
+def check_the_group_is_that_of_the_model() -> None:
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    shard = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("copy", "shard"))["shard"]
+    for wrap in (
+        lambda model: DistributedDataParallel(model, process_group=alone),
+        lambda model: torch.compile(DistributedDataParallel(model, process_group=alone)),
+        lambda model: fully_shard(model, mesh=shard),
+    ):
+        model = wrap(networks.build("mlp", seed=dist.get_rank()))
+        made = make_method("l2_init", model, "mlp")
+        optimizer = SGD(model.parameters(), lr=0.1)
+        assert made.attach(optimizer).group is None
+        assert pliant.Monitor(model, optimizer, loss_fn=networks.loss).group is None
 
 
 def check_running_statistics_of_each_rank_return_together() -> None:
@@ -249,9 +270,21 @@ def check_other_ways_to_shard_are_refused_by_name() -> None:
     hybrid = fully_shard(networks.build("mlp"), mesh=init_device_mesh("cpu", (1, 2), mesh_dim_names=("copy", "shard")))
     message = error_of(lambda: make_method("l2", hybrid, "mlp"))
     assert "mesh of 2 dimensions" in message, message
-    flat = FullyShardedDataParallel(networks.build("mlp"), device_id=torch.device("cpu"))
-    message = error_of(lambda: make_method("l2", flat, "mlp"))
-    assert "FullyShardedDataParallel (FSDP1)" in message, message
+    for keep in (True, False):
+        model = networks.build("mlp")
+        made = [make_method(name, model, "mlp") for name in ("l2", "fire")]
+        flat = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=keep)
+        optimizer = SGD(flat.parameters(), lr=0.1)
+        for refused in (
+            partial(make_method, "l2", flat, "mlp"),
+            partial(made[0].attach, optimizer),
+            partial(made[1].apply, optimizer),
+            partial(pliant.Monitor, flat, optimizer),
+            partial(measure, flat, networks.batch("mlp", 0), networks.loss),
+            partial(pliant.diagnose, flat, networks.batch("mlp", 0), networks.loss),
+        ):
+            message = error_of(refused)
+            assert "FullyShardedDataParallel (FSDP1)" in message, message
     sharded = fully_shard(networks.build("mlp"))
     message = error_of(lambda: make_method("crelu", sharded, "mlp"))
     assert "make crelu before sharding" in message, message
@@ -277,6 +310,17 @@ def check_state_of_a_sharded_method_is_sharded() -> None:
         assert torch.equal(state.full_tensor(), networks.build("mlp").get_parameter("0.weight"))
         held = made.parameters["0.weight"]
         assert held.numel() < state.numel()  # only a shard stays in memory
+
+
+def check_state_of_the_shape_of_a_shard_is_not_sharded() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)).double()  # shards [3, 6] and [2, 6]
+    for parameter in model.parameters():
+        dist.broadcast(parameter.detach(), 0)
+    made = methods.create("trac", fully_shard(model))
+    made.attach(SGD(model.parameters(), lr=0.1))
+    tuners = made.state_dict()["state"]["tuners"]["0.weight"]
+    assert type(tuners) is torch.Tensor
+    assert tuners.shape == (3, 6)  # one per statistic and decay
 
 
 def check_the_code_of_the_page_runs() -> None:

@@ -11,6 +11,8 @@ from tests.distributed.cells import cells
 from tests.distributed.launching import launch
 
 Cell = tuple[str, str, str]
+Results = dict[Cell, dict[str, Any]]
+"""What a rank ends with in each cell."""
 
 SETTINGS = [("ddp", 2), ("ddp", 3), ("fsdp", 2), ("fsdp", 3), ("tp", 2)]
 
@@ -34,9 +36,7 @@ def refusal(setting: str, cell: Cell) -> str | None:
     return REFUSED.get(method)
 
 
-def wrong(
-    setting: str, ranks: Sequence[dict[Cell, dict[str, Any]]], reference: dict[Cell, dict[str, Any]]
-) -> list[str]:
+def wrong(setting: str, ranks: Sequence[Results], reference: Results) -> list[str]:
     """Return what is wrong with the cells, a line each."""
     lines = []
     for cell, expected in reference.items():

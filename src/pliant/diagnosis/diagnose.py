@@ -16,8 +16,8 @@ from pliant._validation import check_number
 from pliant.diagnosis.remedies import Remedy, choose_remedies
 from pliant.diagnostics import Measurement, measure
 from pliant.diagnostics.batches import LossFn
-from pliant.diagnostics.probe import Statistics, unwrap
-from pliant.distributed import Group, call_on_first, find_group, is_sharded, whole_model
+from pliant.diagnostics.probe import Statistics
+from pliant.distributed import Group, call_on_first, find_group, group_of, is_sharded, unwrap_model, whole_model
 from pliant.methods import FullReset
 from pliant.trial import EXAMPLES, Labels, MakeOptimizer, gather_new
 from pliant.trial import trial as hold_trial
@@ -157,8 +157,9 @@ def diagnose(
         statistics: What BatchNorm layers normalize with while the network is measured.
         seed: Decides the fresh networks and the order of the data.
         progress: Whether to show a progress bar on stderr; by default if that is a terminal.
-        group: The ranks that train this model together, all of which call this; all ranks if None. The first one
-            diagnoses, on its data, and the others get its answer.
+        group: The ranks that train this model together, all of which call this; by default those of its
+            DistributedDataParallel or mesh, else all. The first one diagnoses, on its data, and the others get its
+            answer.
 
     Raises:
         ValueError: If an argument is invalid.
@@ -172,8 +173,8 @@ def diagnose(
     given = {name: value for name, value in locals().items() if name not in ("model", "group")}
     if budget is not None:
         check_number("budget", budget, above=True)
-    bare = unwrap(model)
-    ranks = find_group(group)
+    bare = unwrap_model(model)
+    ranks = find_group(group if group is not None else group_of(model))
     if ranks is not None or any(map(is_sharded, bare.parameters())):
         with whole_model(bare):  # in there, the first rank is alone with an ordinary model
             found: Diagnosis = call_on_first(lambda: diagnose(bare, **given), ranks)

@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pliant._files import is_regular, open_regular
 from pliant._importing import naming_extra
-from pliant.diagnostics.probe import unwrap
+from pliant.distributed import unwrap_model
 
 _PLACES = ("model", "state_dict", "model_state_dict", "module", "state")
 """The keys under which training loops store a model's state dict; `pliant run` uses "state"."""
@@ -111,7 +111,7 @@ def load_into(model: nn.Module, path: str | Path, key: str = "") -> nn.Module:
         ValueError: If the weights cannot be read, or do not fit the model.
     """
     weights = load_weights(path, key)
-    bare = unwrap(model)
+    bare = unwrap_model(model)
     try:
         bare.load_state_dict(_named_alike(weights, bare.state_dict(keep_vars=True)))
     except RuntimeError as error:

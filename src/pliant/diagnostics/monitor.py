@@ -29,9 +29,18 @@ from pliant.diagnostics.probe import (
     check_initialized,
     note_statistics,
     resting,
-    unwrap,
 )
-from pliant.distributed import Group, find_group, gather_whole, held, is_sharded, share_first, whole_model
+from pliant.distributed import (
+    Group,
+    find_group,
+    gather_whole,
+    group_of,
+    held,
+    is_sharded,
+    share_first,
+    unwrap_model,
+    whole_model,
+)
 from pliant.running import check_callable
 
 _LACKING: dict[Need, str] = {
@@ -94,9 +103,9 @@ class Monitor:
         on_record: Called with every record.
         log: `log(values, step)` receives the values of every record, keyed `monitor/measure/layer`: `wandb.log`,
             `trackio.log` and `mlflow.log_metrics` fit as they are.
-        group: The ranks that train this model together, each with a monitor; all ranks if None. They record the values
-            of the first rank, on its probe batch. `budget` then sets the steps to the next measurement at each
-            measurement, by the first rank's clock.
+        group: The ranks that train this model together, each with a monitor; by default those of its
+            DistributedDataParallel or mesh, else all. They record the values of the first rank, on its probe batch.
+            `budget` then sets the steps to the next measurement at each measurement, by the first rank's clock.
 
     Raises:
         ValueError: If an argument is out of range, or a need of a named measure is not met.
@@ -133,8 +142,8 @@ class Monitor:
         if budget is not None:
             check_number("budget", budget, above=True, otherwise=", or None")
         check_choice("statistics", statistics, get_args(Statistics))
-        self.model = unwrap(model)
-        self.group = find_group(group)
+        self.model = unwrap_model(model)
+        self.group = find_group(group if group is not None else group_of(model))
         self.every = every
         self.budget = budget
         self.loss_fn = loss_fn

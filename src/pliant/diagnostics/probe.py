@@ -22,6 +22,7 @@ from pliant.diagnostics.per_sample.derivatives import derivatives, learnable
 from pliant.diagnostics.per_sample.gradient_gram import GradientGram, gradient_gram
 from pliant.diagnostics.spectra import GramSpectrum, decompose_gram, singular_values
 from pliant.diagnostics.weights import l2_norm
+from pliant.distributed import unwrap_model
 from pliant.running import check_callable, undisturbed
 
 Statistics = Literal["batch", "running"]
@@ -35,20 +36,6 @@ Notes = dict[str, str]
 """Sentences that a reader of the values must know, by kind."""
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model inside wrappers of `torch.compile` and data parallelism.
-
-    A compiled forward pass cannot be watched, and a parallel model waits for other processes.
-    """
-    while True:
-        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model
-
-
 def check_initialized(model: nn.Module, argument: str) -> nn.Module:
     """Return a model without its wrappers.
 
@@ -56,7 +43,7 @@ def check_initialized(model: nn.Module, argument: str) -> nn.Module:
         ValueError: If a lazy parameter has no shape yet, a tensor is on the device "meta", or a weight has no entries.
             The message names the argument.
     """
-    model = unwrap(model)
+    model = unwrap_model(model)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise ValueError(f"{argument} must be initialized, but {name} has no shape yet: call it on a batch first")

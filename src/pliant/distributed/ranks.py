@@ -15,11 +15,16 @@ BUCKET = 2**26
 
 _alone = ContextVar("alone", default=False)
 
+_FSDP1 = (
+    "FullyShardedDataParallel (FSDP1) hides the parameters in flat vectors; shard the model with "
+    "torch.distributed.fsdp.fully_shard (FSDP2) instead"
+)
+
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
-    """Return the model inside DistributedDataParallel and `torch.compile`.
+    """Return the model inside wrappers of data parallelism and `torch.compile`.
 
     Raises:
         ValueError: If the model is wrapped by FullyShardedDataParallel, whose flat parameters have no shapes.
@@ -27,16 +32,19 @@ def unwrap_model(model: nn.Module) -> nn.Module:
     while True:
         names = {kind.__name__ for kind in type(model).__mro__}
         if "FullyShardedDataParallel" in names:
-            raise ValueError(
-                "model: FullyShardedDataParallel (FSDP1) hides the parameters in flat vectors; shard the model with "
-                "torch.distributed.fsdp.fully_shard (FSDP2) instead"
-            )
-        if "DistributedDataParallel" in names:
+            raise ValueError(f"model: {_FSDP1}")
+        if names & {"DistributedDataParallel", "DataParallel"}:
             model = model.module  # type: ignore[assignment]
         elif "OptimizedModule" in names:
             model = model._orig_mod  # type: ignore[assignment]
         else:
             return model
+
+
+def check_not_flat(parameters: Iterable[Tensor]) -> None:
+    """Raise a ValueError if FullyShardedDataParallel made an optimizer's parameters flat."""
+    if any(getattr(parameter, "_fsdp_flattened", False) for parameter in parameters):
+        raise ValueError(f"optimizers: {_FSDP1}")
 
 
 def find_group(group: Group | None = None) -> Group | None:

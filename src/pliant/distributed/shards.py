@@ -15,6 +15,17 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")  # the module of DTensor is slow to import
 
 
+def group_of(model: nn.Module) -> Group | None:
+    """Return the ranks that hold a model: those of its DistributedDataParallel, or of its shards; None if neither."""
+    names = {kind.__name__ for kind in type(model).__mro__}
+    if "OptimizedModule" in names:  # torch.compile
+        return group_of(model._orig_mod)  # type: ignore[arg-type]
+    if "DistributedDataParallel" in names:
+        return model.process_group  # type: ignore[return-value]
+    sharded: Any = next(filter(is_sharded, model.parameters()), None)
+    return None if sharded is None or sharded.device_mesh.ndim > 1 else sharded.device_mesh.get_group()
+
+
 def held(parameter: Tensor) -> Tensor:
     """Return what the model and its optimizers hold where a method sees this parameter: a DTensor, or itself."""
     return getattr(parameter, "sharded", parameter)

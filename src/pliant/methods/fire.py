@@ -28,7 +28,8 @@ from pliant._warnings import warn_user
 from pliant.anatomy.parameters import Matrix, Packed, find_computed, find_matrices, role_of
 from pliant.distributed import held, merge_over_ranks, whole_norms
 from pliant.methods._core.filters import Filter, learnable_parameters
-from pliant.methods._core.method import Batches, LossFunction, Sharding
+from pliant.methods._core.method import Batches, LossFunction
+from pliant.methods._core.on_ranks import Sharding
 from pliant.methods._core.orthogonal import (
     Iteration,
     Orthogonalized,

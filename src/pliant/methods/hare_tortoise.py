@@ -23,7 +23,8 @@ from pliant.distributed import Group, broadcast_
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, check_timing, count_step, found_inf_of, is_due
 from pliant.methods._core.filters import Filter
-from pliant.methods._core.method import Batches, LossFunction, Receipt, Sharding, Targets
+from pliant.methods._core.method import Batches, LossFunction, Receipt, Targets
+from pliant.methods._core.on_ranks import Sharding
 from pliant.methods._core.surgery import check_targets, copy_targets_
 
 

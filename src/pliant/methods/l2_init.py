@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pliant.methods._core.filters import Filter, Strength
 from pliant.methods._core.learning_rate import Schedule
-from pliant.methods._core.method import Sharding
+from pliant.methods._core.on_ranks import Sharding
 from pliant.methods._core.penalty import Penalty, add_scaled_, half_squared_norm
 
 

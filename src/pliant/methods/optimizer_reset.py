@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 from pliant._validation import check_choice
 from pliant._warnings import warn_user
 from pliant.methods._core.filters import Filter
-from pliant.methods._core.method import Batches, LossFunction, Sharding
+from pliant.methods._core.method import Batches, LossFunction
+from pliant.methods._core.on_ranks import Sharding
 from pliant.methods._core.reinitializer import Reinitializer, Steps
 from pliant.methods._core.surgery import forget_state_, reset_steps_, state_tensors, zero_moments_
 

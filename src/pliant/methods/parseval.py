@@ -21,7 +21,7 @@ from pliant._validation import check_number
 from pliant.anatomy.parameters import Role, as_matrix, members, role_of, stack_dims
 from pliant.methods._core.filters import Filter, Strength, having_role, warn_of_computed
 from pliant.methods._core.learning_rate import Schedule
-from pliant.methods._core.method import Sharding
+from pliant.methods._core.on_ranks import Sharding
 from pliant.methods._core.orthogonal import gram
 from pliant.methods._core.penalty import Penalty, add_scaled_, half_squared_norm
 

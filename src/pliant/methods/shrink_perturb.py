@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from pliant._validation import check_choice, check_number, check_seed
 from pliant.methods._core.filters import Filter
 from pliant.methods._core.initial import Init, check_redrawable, draw_fresh, draw_normal, seeded
-from pliant.methods._core.method import Batches, LossFunction, Sharding
+from pliant.methods._core.method import Batches, LossFunction
+from pliant.methods._core.on_ranks import Sharding
 from pliant.methods._core.reinitializer import OptimizerState, Reinitializer, Steps
 
 Toward = Literal["initial", "fresh", "noise"]

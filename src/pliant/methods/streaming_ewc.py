@@ -21,7 +21,7 @@ from pliant._validation import check_number
 from pliant.methods._core.averages import start_averages, update_averages_
 from pliant.methods._core.filters import Filter, Strength
 from pliant.methods._core.learning_rate import Schedule
-from pliant.methods._core.method import Sharding
+from pliant.methods._core.on_ranks import Sharding
 from pliant.methods._core.penalty import Penalty, add_scaled_, half_squared_norm
 
 

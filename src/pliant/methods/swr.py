@@ -34,7 +34,8 @@ from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, count_step, found_inf_of
 from pliant.methods._core.filters import Filter, Strength, check_not_frozen, resolve_strengths
 from pliant.methods._core.learning_rate import LearningRateSchedule, Schedule
-from pliant.methods._core.method import Receipt, Sharding
+from pliant.methods._core.method import Receipt
+from pliant.methods._core.on_ranks import Sharding
 
 Number = TypeVar("Number", float, Tensor)
 LogFactors = Tensor | Sequence[float]

@@ -26,7 +26,8 @@ from pliant.distributed import sum_shards
 from pliant.methods._core.after_step import AroundStep
 from pliant.methods._core.attachment import Attachment, ascending_names, found_inf_of
 from pliant.methods._core.filters import Filter
-from pliant.methods._core.method import Receipt, Sharding
+from pliant.methods._core.method import Receipt
+from pliant.methods._core.on_ranks import Sharding
 
 DISCOUNTS = (0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
 _EPS = 1e-8

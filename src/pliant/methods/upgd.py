@@ -37,7 +37,8 @@ from pliant.methods._core.attachment import Attachment, ascending_names, check_r
 from pliant.methods._core.averages import bias_corrections, start_averages, update_averages_
 from pliant.methods._core.filters import Filter
 from pliant.methods._core.initial import draw_normal, seeded
-from pliant.methods._core.method import Receipt, Sharding
+from pliant.methods._core.method import Receipt
+from pliant.methods._core.on_ranks import Sharding
 
 Normalizer = Literal["corrected", "authors"]
 

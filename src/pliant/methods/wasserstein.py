@@ -24,7 +24,7 @@ from pliant._validation import check_choice, check_positive_int
 from pliant.anatomy.parameters import members, stack_dims
 from pliant.methods._core.filters import Filter, Strength
 from pliant.methods._core.learning_rate import Schedule
-from pliant.methods._core.method import Sharding
+from pliant.methods._core.on_ranks import Sharding
 from pliant.methods._core.penalty import Penalty, add_scaled_, half_squared_norm
 
 Reduction = Literal["sum", "mean"]

@@ -22,7 +22,8 @@ from pliant.anatomy.parameters import is_linear, role_of, stack_dims, stack_layo
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, count_step
 from pliant.methods._core.filters import Filter, learnable_parameters, warn_of_computed
-from pliant.methods._core.method import Receipt, Sharding
+from pliant.methods._core.method import Receipt
+from pliant.methods._core.on_ranks import Sharding
 from pliant.running import eval_mode
 
 

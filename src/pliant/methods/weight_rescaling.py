@@ -21,7 +21,8 @@ from pliant.distributed import held, is_shard, sum_shards, whole_norms
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, check_timing, count_step, found_inf_of
 from pliant.methods._core.filters import Filter, having_role, warn_of_computed
-from pliant.methods._core.method import Receipt, Sharding
+from pliant.methods._core.method import Receipt
+from pliant.methods._core.on_ranks import Sharding
 
 
 def standard_deviation(weight: Tensor, stacked: int = 0) -> Tensor:

@@ -19,7 +19,8 @@ from pliant.anatomy.units import Passage, UnitGroup
 from pliant.distributed import splits_units
 from pliant.methods._core.attachment import Attachment
 from pliant.methods._core.filters import Filter, choose_units, learnable_parameters
-from pliant.methods._core.method import Kind, Method, Receipt, Sharding
+from pliant.methods._core.method import Kind, Method, Receipt
+from pliant.methods._core.on_ranks import Sharding
 from pliant.running import call_with, eval_mode
 
 

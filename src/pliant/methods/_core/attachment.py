@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pliant._validation import check_positive_int
 from pliant._warnings import warn_user
-from pliant.distributed import held
+from pliant.distributed import check_not_flat, held
 from pliant.methods._core.surgery import keeper_of
 
 
@@ -119,7 +119,7 @@ def is_due(step: int, every: int | None, first: int | None = None) -> bool:
 
 
 def check_optimizer(optimizer: Any, advice: str = "") -> None:
-    """Raise a TypeError if this is not an optimizer, or only wraps the optimizer that steps (SAM).
+    """Raise a TypeError if this is not an optimizer, or only wraps the optimizer that steps (SAM), or is of FSDP1.
 
     Args:
         optimizer: What the user passed.
@@ -132,6 +132,7 @@ def check_optimizer(optimizer: Any, advice: str = "") -> None:
     if not hasattr(optimizer, "_optimizer_step_post_hooks") or (inner and keeper_of(optimizer) is optimizer):
         named = f" ({inner[0]!r})" if inner else ""
         raise TypeError(f"optimizers: this {kind} wraps an optimizer{named}; pass the inner optimizer instead")
+    check_not_flat(parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def check_rates(optimizer: Optimizer, purpose: str) -> None:

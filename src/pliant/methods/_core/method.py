@@ -13,10 +13,8 @@ A method acts through the optimizer's own hooks, so any training loop can use it
 
 from __future__ import annotations
 
-import functools
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 from weakref import WeakKeyDictionary
@@ -28,37 +26,20 @@ from torch.utils.hooks import RemovableHandle
 
 from pliant._step_hooks import before_step, owners_of_hooks, place_hook, unwrap_optimizer
 from pliant._warnings import warn_user
-from pliant.distributed import (
-    Group,
-    Shards,
-    as_shard,
-    as_sharded,
-    check_same,
-    find_group,
-    gather_whole,
-    held,
-    is_shard,
-    is_sharded,
-    local,
-    own_part,
-    share_seed,
-    unwrap_model,
-)
+from pliant.distributed import Group, as_shard, as_sharded, held
 from pliant.methods._core.attachment import Attachment, check_optimizer, free_slot, warn_of_average
 from pliant.methods._core.filters import Filter, check_not_replaced, learnable_parameters, warn_of_unknown
 from pliant.methods._core.learning_rate import LearningRateSchedule
+from pliant.methods._core.on_ranks import OnRanks
 from pliant.methods._core.state_trees import (
     check_same_shapes,
     check_same_structure,
     copy_state_,
     leave_out,
-    named_leaves,
-    nested_tensors,
     replace_values,
     value_at,
 )
 
-Sharding = Literal["entries", "norms", "owned", "whole", "never"]
 Kind = Literal["penalty", "after_step", "reinitializer", "recycler", "architecture"]
 Batches = Iterable[tuple[Any, Any]]
 Targets = Sequence[tuple[nn.Module, nn.Module]]
@@ -102,7 +83,7 @@ def _write(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-class Method(ABC):
+class Method(OnRanks):
     """A way to keep a model able to learn.
 
     Args:
@@ -117,7 +98,6 @@ class Method(ABC):
         group: The ranks that share the model, since the last `attach()` or `apply()`; None if there is only one.
     """
 
-    name: ClassVar[str]
     kind: ClassVar[Kind]
     order: ClassVar[int] = 20
     """The place among the methods of one optimizer; methods of equal order act in order of attachment.
@@ -133,27 +113,8 @@ class Method(ABC):
     """Whether parameters must keep the dtype and device that they had at construction."""
     joint: ClassVar[bool] = False
     """Whether an action also concerns parameters that the stepping optimizer does not hold."""
-    sharding: Sharding = "whole"
-    """What the method sees of a sharded parameter when it acts.
-
-    "entries": this rank's shard, also at construction, for formulas that hold entry by entry. "norms": this rank's
-    shard, but whole parameters at construction; sums over entries go through `pliant.distributed`. "owned": the whole
-    parameters that this rank owns, a batch at a time (`_in_batches`), for formulas that hold parameter by parameter
-    and do not change state of the parameters' shapes. "whole": all parameters, whole, which holds for every formula and
-    costs the memory of the whole model. "never": the method cannot be made once the model is sharded.
-    """
     takes_complex: ClassVar[bool] = False
     """Whether the method's formula holds for complex parameters too."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        own: dict[str, Any] = {name: vars(cls)[name] for name in _ENTRIES if name in vars(cls)}
-        for name, function in own.items():
-            if isinstance(function, property):
-                setattr(cls, name, property(_on_plain_model(function.fget, reads=True)))
-            elif not getattr(function, "__isabstractmethod__", False):
-                wrap = _made_on_plain_model if name == "__init__" else _on_plain_model
-                setattr(cls, name, wrap(function))
 
     def __init__(self, model: nn.Module, *, where: Filter | None = None) -> None:
         if torch.is_inference_mode_enabled():
@@ -161,11 +122,7 @@ class Method(ABC):
                 f"{self.name} cannot be made under torch.inference_mode(), because its tensors could not change "
                 "afterwards; make it outside, or under torch.no_grad()"
             )
-        self.model = model
-        self.group: Group | None = None
-        self._given_group: Group | None = None
-        self._shards: Shards | None = None
-        self._sharded_state: list[tuple[str, ...]] = []
+        super().__init__(model)
         self.parameters = learnable_parameters(model, where)
         for name, parameter in self.parameters.items():
             if parameter.is_complex() and not self.takes_complex:
@@ -187,7 +144,8 @@ class Method(ABC):
         Args:
             optimizers: One or more. A loop that makes a new optimizer detaches the old one and attaches the new one. On
                 resuming, attach several optimizers in the same order again, because the order identifies their counts.
-            group: The ranks that train this model together; all ranks if it was never given.
+            group: The ranks that train this model together. By default those of the mesh of a sharded model, or of a
+                DistributedDataParallel that the method was made on, else all ranks.
 
         Returns:
             The method itself.
@@ -317,113 +275,6 @@ class Method(ABC):
         where = f"attached to {attached}" if attached else "not attached"
         return f"<{type(self).__name__} of {type(self.model).__name__}, {where}, {sum(self.steps)} steps>"
 
-    def _find_shards(self) -> None:
-        """Find the parameters again by name if the model was sharded since the method was made."""
-        if self._shards is None and any(map(is_sharded, self.model.parameters())):
-            group = find_group(self._given_group)
-            check_same(dict(named_leaves(self._facts())), group, self._advice())
-            self._adopt(Shards(self.model, self.parameters))
-
-    def _adopt(self, shards: Shards, *, whole: bool = True) -> None:
-        """Act on sharded parameters from now on, and keep this rank's part of the state that has their shapes.
-
-        Args:
-            shards: The sharded parameters.
-            whole: Whether the state has the shapes of whole parameters, not of this rank's shards.
-        """
-        sharded = shards.held()
-        shapes = {name: p.shape if whole else local(p).shape for name, p in sharded.items()}
-        for path, tensor in list(nested_tensors(self._state())):
-            if shapes.get(path[-1]) == tensor.shape:
-                self._sharded_state.append(path)
-                if whole:
-                    self._place_state(path, own_part(tensor, sharded[path[-1]]).clone())
-        self._shards = shards
-
-    @contextmanager
-    def _acting(self, *, reads: bool = False) -> Iterator[None]:
-        """Let the model hold plain parameters while the method acts, if its parameters are sharded.
-
-        Args:
-            reads: Whether the method only measures: then it sees whole parameters, and nothing is written.
-        """
-        shards = self._shards
-        if shards is None or shards.is_open:
-            yield
-            return
-        if self.sharding != "whole" and not reads:
-            with shards.standing_in(whole=False):
-                yield
-            return
-        sharded = shards.held()
-        own = {path: value_at(self._state(), path) for path in self._sharded_state}
-        wholes = gather_whole([as_sharded(own[path], sharded[path[-1]]) for path in own])
-        with shards.standing_in(whole=True, write=not reads):
-            try:
-                for path, whole in zip(own, wholes, strict=True):
-                    self._place_state(path, whole)
-                yield
-                if not reads:
-                    own = {path: own_part(value_at(self._state(), path), sharded[path[-1]]).clone() for path in own}
-            finally:
-                for path, tensor in own.items():
-                    self._place_state(path, tensor)
-
-    def _in_batches(self, names: Sequence[str], *, gradients: bool) -> Iterator[Sequence[str]]:
-        """Yield the parameters to act on: all at once, or in batches that this rank owns if `sharding` is "owned".
-
-        Args:
-            names: The parameters.
-            gradients: Whether the method changes gradients, rather than values.
-        """
-        owned = [name for name in names if self.sharding == "owned" and is_shard(self.parameters[name])]
-        yield [name for name in names if name not in owned]
-        if not owned:
-            return
-        assert self._shards is not None
-        paths = {name: [path for path in self._sharded_state if path[-1] == name] for name in owned}
-        state = {name: {path: value_at(self._state(), path) for path in paths[name]} for name in owned}
-        sharded = {n: [as_sharded(t, held(self.parameters[n])) for t in own.values()] for n, own in state.items()}
-        for batch in self._shards.owned(owned, sharded, gradients=gradients):
-            for name, wholes in batch.items():
-                for path, whole in zip(paths[name], wholes, strict=True):
-                    self._place_state(path, whole)
-            try:
-                yield list(batch)
-            finally:
-                for name in batch:
-                    for path, own in state[name].items():
-                        self._place_state(path, own)
-
-    def _place_state(self, path: tuple[str, ...], tensor: Tensor) -> None:
-        value_at(self._state(), path[:-1])[path[-1]] = tensor
-
-    def _agree(self, group: Group | None) -> None:
-        """Agree with the other ranks on the seed, and check that parameters, state and settings are the same."""
-        self._given_group = self._given_group if group is None else group
-        self.group = find_group(self._given_group)
-        if self.group is None:
-            return
-        if hasattr(self, "seed"):
-            self.seed: int | None = share_seed(self.seed, self.group)
-        check_same(dict(named_leaves(self._facts())), self.group, self._advice())
-
-    def _advice(self) -> str:
-        return (
-            f"Give all ranks the same model and settings, or make {self.name} after DistributedDataParallel, which "
-            "copies the parameters of rank 0"
-        )
-
-    def _facts(self) -> dict[str, Any]:
-        """Return what must be the same on all ranks: parameters, state and public settings."""
-        settings = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        facts = {**settings, "lam": getattr(self, "lam", None), "parameters": self.parameters, **self._state()}
-        if self._shards is None or self._shards.whole:
-            return facts
-        # Each rank holds its own part of these.
-        whole = {name: p for name, p in self.parameters.items() if name not in self._shards.plain}
-        return dict(leave_out({**facts, "parameters": whole}, self._sharded_state))
-
     def _acts_before(self, owner: object) -> bool:
         """Return whether this method acts before the owner of another hook."""
         return (owner.order if isinstance(owner, Method) else Method.order) > self.order
@@ -535,48 +386,3 @@ class Method(ABC):
                 "a copy"
             )
         return attachment
-
-
-_ENTRIES = ("__init__", "step", "apply", "value", "receipt")
-"""What a user calls; each runs while the model holds plain parameters."""
-
-
-def _made_on_plain_model(init: Callable[..., None]) -> Callable[..., None]:
-    """Let a constructor see an ordinary model: inside DDP or `torch.compile`, and with plain parameters."""
-
-    @functools.wraps(init)
-    def construct(self: Method, model: nn.Module, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"model: {model!r} is not allowed; it must be a torch.nn.Module")
-        inner = unwrap_model(model)
-        if not any(map(is_sharded, inner.parameters())):
-            init(self, inner, *args, **kwargs)
-            return
-        if self.sharding == "never":
-            raise ValueError(f"model: its parameters are sharded; make {self.name} before sharding the model")
-        shards = Shards(inner, {})
-        whole = self.sharding != "entries"
-        with shards.standing_in(whole=whole, write=False):
-            init(self, inner, *args, **kwargs)
-        self._adopt(shards, whole=whole)
-
-    return construct
-
-
-def _on_plain_model(function: Callable[..., Any] | None, *, reads: bool = False) -> Callable[..., Any]:
-    """Let a method act while the model holds plain parameters.
-
-    Args:
-        function: The action.
-        reads: Whether it only reads; then it sees whole parameters.
-    """
-    assert function is not None
-    reads = reads or function.__name__ == "value"
-
-    @functools.wraps(function)
-    def act(self: Method, *args: Any, **kwargs: Any) -> Any:
-        self._find_shards()
-        with self._acting(reads=reads):
-            return function(self, *args, **kwargs)
-
-    return act

@@ -15,7 +15,7 @@ from pliant.distributed import held, is_shard, own_rows_and_columns, sum_shards
 from pliant.methods._core import host
 from pliant.methods._core.filters import Filter, Strength, warn_of_computed
 from pliant.methods._core.learning_rate import Schedule
-from pliant.methods._core.method import Sharding
+from pliant.methods._core.on_ranks import Sharding
 from pliant.methods._core.penalty import Penalty
 
 _TINY = 1e-18
