@@ -406,3 +406,19 @@ def test_an_example_that_the_model_cannot_take_is_an_error() -> None:
         analyze(model, torch.zeros(1, 4))
     with pytest.raises(GraphError, match="example: Sequential cannot be called with it: RuntimeError: mat1 and mat2"):
         analyze(model, torch.zeros(2, 5))
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_a_graph_that_is_traced_once_has_the_same_plan(mode: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(
+        nn.Linear(12, 8), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(8, 8),
+        nn.LayerNorm(8), nn.Linear(8, 3),
+    ).train(mode)  # fmt: skip
+    once = analyze(model, torch.randn(2, 12))
+    monkeypatch.setattr("pliant.anatomy.export._is_functional", lambda node: False)
+    twice = analyze(model, torch.randn(2, 12))
+    operators = [{graph.graph.operator(node) for node in graph.graph.nodes} for graph in (once, twice)]
+    assert ("dropout" in operators[0]) and ("dropout" not in operators[1])
+    for field in ("wishes", "targets"):
+        assert getattr(once.plan(), field) == getattr(twice.plan(), field)
+    assert torch.equal(once.plan().matrix, twice.plan().matrix)

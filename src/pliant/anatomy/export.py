@@ -6,8 +6,8 @@
   listed in `mutations`. These composite calls are not decomposed: `linear`, `conv2d`, `layer_norm`, `group_norm`,
   `rms_norm`, `embedding`, `scaled_dot_product_attention`, `softmax`, `einsum`, `matmul`, `lstm`. Batch norm appears as
   `_native_batch_norm_legit_functional` (training) or `_native_batch_norm_legit_no_training` (eval), dropout as
-  `native_dropout` or `clone`. A call with several results is followed by `getitem` calls. Bodies of `no_grad` are
-  inlined, and `autocast` has no effect.
+  `dropout`, `native_dropout` or `clone`. A call with several results is followed by `getitem` calls. Bodies of
+  `no_grad` are inlined, and `autocast` has no effect.
 - `parameters`, `buffers`, `constants`, `inputs`: the meaning of each placeholder. A tied weight has one name: its name
   in `model.named_parameters()`.
 - `outputs`: the tensors that the model returns, by a path such as `logits` or `heads.0`.
@@ -43,6 +43,11 @@ _ALIASES = {
     "special_erf": "erf", "special_softmax": "softmax", "subtract": "sub", "true_divide": "div",
 }  # fmt: skip
 """Second names of calls with the same arguments."""
+_FUNCTIONAL_ALIASES = {
+    "reshape": "view", "flatten": "view", "contiguous": "clone", "lift_fresh_copy": "clone", "to": "_to_copy",
+    "detach_": "detach", "dropout": "dropout",
+}  # fmt: skip
+"""Calls that may return their own operand, and the calls whose entries they share."""
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s+(?P<code>.*)')
 
 
@@ -73,7 +78,7 @@ class ModelGraph:
         target = node.target
         if isinstance(target, torch._ops.OpOverload):
             name = target._schema.name.removeprefix("aten::")
-            return _ALIASES.get(name, name)
+            return _ALIASES.get(name) or _FUNCTIONAL_ALIASES.get(name, name)
         return getattr(target, "__name__", str(target))
 
     def argument(self, node: fx.Node, name: str) -> Any:
@@ -174,6 +179,31 @@ def _export(shell: nn.Module, arguments: tuple[Any, ...]) -> ExportedProgram:
     return exported
 
 
+def _functional(exported: ExportedProgram) -> ExportedProgram:
+    """Return the program without calls that write to their operands.
+
+    `run_decompositions` traces the model a second time, which takes longer than the export. Most models need it only
+    for calls that a graph may hold as they are.
+    """
+    exported.graph.eliminate_dead_code()
+    calls = [node for node in exported.graph.nodes if node.op not in ("placeholder", "output")]
+    return exported if all(map(_is_functional, calls)) else exported.run_decompositions({})
+
+
+def _is_functional(node: fx.Node) -> bool:
+    """Say whether a call is known to write to none of its operands, and is not made of calls that do."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return target is operator.getitem
+    schema = target._schema
+    if schema.name.removeprefix("aten::") in _FUNCTIONAL_ALIASES:
+        return True
+    if schema.is_mutable or torch.Tag.maybe_aliasing_or_mutating in target.tags:
+        return False
+    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
+    return not (is_composite and any(argument.alias_info for argument in schema.arguments))
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep what torch.export prints and logs when it fails, such as the graph so far, from the user's terminal."""
@@ -235,7 +265,7 @@ def export_graph(model: nn.Module, example: Example) -> ModelGraph:
         with _quiet(), warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
             exported = _export(shell, (arguments, keywords))
-            program = exported.run_decompositions({})
+            program = _functional(exported)
     except Exception as error:
         check_runs(model, example)
         first = str(error).strip().partition("\n")[0]

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 # Elementwise operators: each entry of the result depends on one entry of each operand.
 
-HOMOGENEOUS = ("relu", "leaky_relu", "rrelu", "neg", "abs", "nan_to_num")
+HOMOGENEOUS = ("relu", "leaky_relu", "rrelu", "neg", "abs", "nan_to_num", "dropout")
 """h(kx) = k h(x) for every k > 0."""
 
 POWERS = {"square": Fraction(2), "sqrt": Fraction(1, 2), "rsqrt": Fraction(-1, 2), "reciprocal": Fraction(-1)}

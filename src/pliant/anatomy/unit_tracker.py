@@ -198,7 +198,7 @@ class _Tracker:
             self._note_passage(node)
             return self._follow_norm(node)
         if name in ELEMENTWISE and (name == "prelu" or self._are_alike(node)):
-            if name != "native_dropout":  # only present in training mode
+            if "dropout" not in name:  # it acts in training mode only
                 self._note_passage(node)
             return self._first_of(node, self._of(node.all_input_nodes[0]).expand(_first_shape(node)))
         if name in RESHAPES:

@@ -136,6 +136,8 @@ def _compare(
     distinct, where = torch.unique(lb.compact(labels), return_inverse=True)
     powers = [0.0 if n == lb.ANY else float(_evaluate(system.table[n], exponents)) for n in distinct.tolist()]
     factor = (2.0 ** torch.tensor(powers, dtype=torch.float64))[where].reshape(lb.compact(labels).shape)
+    if torch.equal(after, before * factor.to(before)):
+        return  # nearly always; what follows treats NaN, and ranges that the type of the values does not have
     expected = before.double() * factor.to(before.device)
     same = (after.double() == expected) | (after.isnan() & before.isnan())
     if bool(same.all()):
@@ -158,7 +160,10 @@ def _is_half(value: Any) -> bool:
 
 def _generic(tensor: Tensor, generator: torch.Generator) -> Tensor:
     """Add noise to a constant tensor, such as a bias of zeros, so that its scale shows."""
-    if not tensor.is_floating_point() or tensor.numel() == 0 or bool((tensor != tensor.reshape(-1)[0]).any()):
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return tensor
+    flat = tensor.reshape(-1)
+    if any(bool((part != flat[0]).any()) for part in (flat[:8], flat)):  # the first entries nearly always tell
         return tensor
     noise = torch.rand(tensor.shape, generator=generator).to(tensor) / 2 + 0.1
     return tensor + noise
