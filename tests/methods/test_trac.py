@@ -1,5 +1,6 @@
 """TRAC: the distance from the initial weights is learned."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,11 +85,33 @@ def test_a_scale_below_zero_returns_to_the_initial_weights() -> None:
     start = model.weight.detach().clone()
     optimizer = SGD(model.parameters(), lr=0.1)
     method = TRAC(model, scale=1.0).attach(optimizer)
-    for sign in (1.0, -1.0, -1.0, -1.0):
+
+    def take_step(sign: float) -> None:
         model.weight.grad = sign * torch.ones_like(model.weight)
         optimizer.step()
+
+    take_step(1.0)
+    with pytest.warns(UserWarning, match="trac: by step 2 .* back there and stay; detach it"):
+        take_step(-1.0)
     assert float(method.receipt.details["scale"]) < 0
     torch.testing.assert_close(model.weight.detach(), start, rtol=0, atol=1e-12)
+    with warnings.catch_warnings(action="error"):  # said once
+        for sign in (-1.0, -1.0, *12 * [1.0]):
+            take_step(sign)
+    assert torch.equal(model.weight.detach(), start)  # for good, although moving away would pay now
+    assert method.receipt.details["distance"] == 0
+
+
+def test_the_authors_package_stays_at_the_initial_weights_too(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1, bias=False)
+    start = model.weight.detach().clone()
+    optimizer = package.start_trac(str(tmp_path / "log"), SGD, s_prev=1.0)(model.parameters(), lr=0.1)
+    moved = []
+    for sign in (1.0, -1.0, -1.0, -1.0, *12 * [1.0]):
+        model.weight.grad = sign * torch.ones_like(model.weight)
+        optimizer.step()
+        moved.append(not torch.equal(model.weight.detach(), start))
+    assert moved == [True, *15 * [False]]
 
 
 def test_settings_that_make_no_sense_are_errors() -> None:

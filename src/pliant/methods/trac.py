@@ -9,6 +9,9 @@ initial weights, Δ the optimizer's own move, g the gradient and S ≥ 0 a learn
 with one tuner j for each discount β_j. S grows while moving away from θ_r pays, and falls back when it does not: the
 network returns toward its initial, plastic weights. All parameters of an optimizer share S.
 
+If every σ_j falls below zero, the weights return to θ_r, D and h are zero from then on, and no σ_j changes its sign
+again: the network stays at θ_r for good. The authors' code does the same. This method warns.
+
 Where we deviate. θ_r are the weights at construction; the authors take those before the first step. The tuners are in
 float64, and erfi is its power series.
 """
@@ -22,6 +25,7 @@ from torch.optim import Optimizer
 
 from pliant._precision import widen
 from pliant._validation import check_number
+from pliant._warnings import warn_user
 from pliant.distributed import sum_shards
 from pliant.methods._core.after_step import AroundStep
 from pliant.methods._core.attachment import Attachment, ascending_names, found_inf_of
@@ -97,6 +101,7 @@ class TRAC(AroundStep):
         self.reference = {name: p.detach().clone() for name, p in self.parameters.items()}
         start = torch.tensor([[0.0], [1e-8], [0.0]], dtype=torch.float64).repeat(1, len(DISCOUNTS))
         self.tuners = {name: start.to(p.device, copy=True) for name, p in self.parameters.items()}
+        self._warned = False
 
     @property
     def receipt(self) -> Receipt | None:
@@ -139,3 +144,14 @@ class TRAC(AroundStep):
         kept = tuners if found_inf is None else torch.where(found_inf == 0, tuners, old)
         for name in attachment.names:
             self.tuners[name].copy_(kept)
+        self._warn_if_stuck(kept[1], self.steps[attachment.slot])
+
+    def _warn_if_stuck(self, sigma: Tensor, step: int) -> None:
+        """Warn once if the weights are at θ_r for good; only after 2, 4, 8 … steps, because it waits for the device."""
+        if self._warned or step & (step - 1) or bool((sigma >= 0).any()):
+            return
+        self._warned = True
+        warn_user(
+            f"trac: by step {step} moving away from the initial weights has not paid, so they are back there and stay; "
+            "detach it, or detach it and attach a new one to try again"
+        )
