@@ -78,9 +78,7 @@ def diagnose_command(
     ] = 0,
     measures: Annotated[
         str | None,
-        typer.Option(
-            help="Measures, separated by commas. By default, all except those that need a full matrix or a step."
-        ),
+        typer.Option(help="Measures, separated by commas. By default, all that need neither a full matrix nor a step."),
     ] = None,
     setting: Annotated[
         list[str] | None,

@@ -146,7 +146,7 @@ def treat(
     checkpoint_seconds: float = 30.0,
     progress: bool | Console = True,
 ) -> Treatment:
-    """Find out what to do with a checkpoint before it learns new data: continue, apply a remedy, or start anew.
+    """Find out what to do with a checkpoint before it learns new data: continue, apply a remedy, or start over.
 
     Runs are saved in a folder. The same call resumes what was interrupted, with the same answer.
 

@@ -21,7 +21,7 @@ TOLERATED = 0.02
 """A network is called plastic only if its gap in the best held-out result is smaller than this for certain."""
 DRAWS = 2.0
 """A network is called lost by its best result only if its gap is also larger than this many standard deviations of the
-gap over pairs. Each pair has another fresh network: some draws learn a little worse than others, and are not worn.
+gap over pairs. Each pair has another fresh network, and some draws learn a little worse than others.
 """
 SLOWER = 0.1
 """A network is called lost if its gap in area is larger than this for certain, and plastic only if it is smaller."""

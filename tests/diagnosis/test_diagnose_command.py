@@ -92,7 +92,7 @@ def test_a_resume_is_checked(tmp_path: Path) -> None:
     files = ["--before", str(tmp_path / "before.pt"), "--after", str(tmp_path / "after.pt")]
     result = run(*files, "--model", "mlp", "--data", "digits")
     assert result.stdout.startswith("optimizer state: the optimizer's state was lost")
-    assert "the optimizer began anew: 5 steps before, 2 after" in result.stdout
+    assert "the optimizer started over: 5 steps before, 2 after" in result.stdout
     for wrong in ([], files[:2], [str(tmp_path / "before.pt"), *files]):
         with pytest.raises(ValueError, match="give a checkpoint, or two checkpoints around a resume"):
             run(*wrong, "--model", "mlp", "--data", "digits")

@@ -70,9 +70,9 @@ def before(tmp_path_factory: pytest.TempPathFactory, digits: Data) -> Path:
 @pytest.mark.parametrize(
     ("parts", "cause", "says"),
     [
-        (("model", "scheduler"), "optimizer state", "the optimizer began anew: 300 steps before, 60 after"),
-        (("model", "optimizer"), "schedule", "the schedule began anew: at 300 before, 60 after"),
-        (("model",), "optimizer state", "the schedule began anew: at 300 before, 60 after"),
+        (("model", "scheduler"), "optimizer state", "the optimizer started over: 300 steps before, 60 after"),
+        (("model", "optimizer"), "schedule", "the schedule started over: at 300 before, 60 after"),
+        (("model",), "optimizer state", "the schedule started over: at 300 before, 60 after"),
     ],
 )
 def test_lost_state_is_found_in_the_files(

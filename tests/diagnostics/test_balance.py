@@ -256,7 +256,7 @@ def test_arguments_out_of_range_are_named() -> None:
         balance([torch.ones(3, 2), torch.ones(2, 5)])
     with pytest.raises(ValueError, match="finite"):
         balance([torch.tensor([[math.nan]])])
-    with pytest.raises(ValueError, match="connect some input with some output"):
+    with pytest.raises(ValueError, match="connect at least one input with an output"):
         balance([torch.zeros(2, 2), torch.zeros(2, 2)])
     with pytest.raises(ArithmeticError, match="did not reach tolerance"):
         balance(layers([2, 5, 2]), iterations=1)

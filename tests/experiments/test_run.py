@@ -89,7 +89,7 @@ def test_sigkill_at_twenty_random_moments_changes_nothing(tmp_path: Path, refere
 
 
 @pytest.mark.parametrize(("name", "content"), [("config.json", b""), ("result.json", b'{"status": 1}')])
-def test_damaged_files_are_named_and_written_anew(
+def test_damaged_files_are_named_and_written_again(
     tmp_path: Path, reference: dict[str, bytes], name: str, content: bytes
 ) -> None:
     folder = RunFolder(tmp_path, small())

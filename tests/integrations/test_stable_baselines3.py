@@ -235,7 +235,9 @@ def test_changed_layers_and_another_make(tmp_path: Path) -> None:
     agent.learn(48, callback=PliantCallback(rebuild_layers))
     agent.save(tmp_path / "agent.zip")
     loaded = type(agent).load(tmp_path / "agent.zip", env=gymnasium.make("Pendulum-v1"))
-    with pytest.raises(ValueError, match="make: it changes the layers of the agent in another way than before"):
+    with pytest.raises(
+        ValueError, match="make: it changes the layers of the agent in another way than in the saved agent"
+    ):
         loaded.learn(8, callback=PliantCallback(lambda network, example: [pliant.LayerNormInsertion(network, example)]))
     loaded.learn(32, callback=PliantCallback(lambda network: [pliant.L2(network)]))  # the layers stay
     assert any(isinstance(module, nn.LayerNorm) for module in loaded.policy.modules())
@@ -268,7 +270,7 @@ def test_the_actors_pass_through_the_critic_is_not_watched(name: str) -> None:
     assert all(p.requires_grad for p in agent.policy.critic.parameters())
 
 
-def test_temperature_starts_anew_if_asked() -> None:
+def test_temperature_is_reset_if_asked() -> None:
     temperatures = {}
     for reset in (False, True):
         agent = AGENTS["SAC"](ent_coef="auto_0.5")

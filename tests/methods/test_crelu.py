@@ -188,7 +188,7 @@ class FixedSizes(nn.Module):
 
 
 def test_model_that_fails_after_the_conversion_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"with crelu behind conv it no longer runs .*view\(-1, 256\)"):
+    with pytest.raises(ValueError, match=r"with crelu behind conv the model does not run .*view\(-1, 256\)"):
         CReLUConversion(FixedSizes(), torch.zeros(2, 3, 8, 8))
 
 

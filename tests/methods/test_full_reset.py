@@ -142,7 +142,9 @@ def test_moments_of_attached_and_given_optimizers_are_reset() -> None:
 def test_rewriting_parameters_outside_the_optimizers_warns() -> None:
     policy = Policy()
     optimizer = SGD(policy.mean.parameters(), lr=0.1)
-    with pytest.warns(UserWarning, match=r"rewrote what no given or attached optimizer holds: target.weight, target.b"):
+    with pytest.warns(
+        UserWarning, match=r"rewrote parameters that no given or attached optimizer holds: target.weight, target.b"
+    ):
         FullReset(policy).apply(optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -54,7 +54,7 @@ def changed_since(before: dict[str, Tensor], model: nn.Module) -> list[str]:
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 def test_model_with_a_weight_computed_by_a_hook() -> None:
     model = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 2))
-    with pytest.raises(ValueError, match="of module '0' leaves its parameter 'weight_g' as it is"):
+    with pytest.raises(ValueError, match="of module '0' does not write its parameter 'weight_g'"):
         FullReset(model)
     before = snapshot(model)
     HeadReset(model, head=["2"], optimizer_state="keep").apply()

@@ -139,7 +139,7 @@ class Decided(TiedToEmbedding):
 def test_tied_weights_with_two_initializers_warn() -> None:
     model = TiedToEmbedding()
     message = "'embed.weight' is shared by Embedding 'embed' and Linear 'head', which .* the last of them .* pass init="
-    with pytest.raises(ValueError, match="head: head shares a parameter with 'embed', which a reset would draw anew"):
+    with pytest.raises(ValueError, match="head: head shares a parameter with 'embed', which a reset would draw again"):
         HeadReset(model, head=["head"])
     for make in (FullReset, lambda m: ShrinkPerturb(m, toward="fresh")):
         with pytest.warns(UserWarning, match=message) as caught:
@@ -165,7 +165,7 @@ def test_module_without_initializer_is_an_error() -> None:
 
 def test_parameter_that_reset_parameters_does_not_write_is_an_error() -> None:
     model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 2))
-    with pytest.raises(ValueError, match=r"of module '0' leaves its parameter 'weight_orig' as it is"):
+    with pytest.raises(ValueError, match=r"of module '0' does not write its parameter 'weight_orig'"):
         FullReset(model)
 
 

@@ -355,7 +355,7 @@ def test_a_renewed_unit_is_born_without_a_past_and_alive(make: Any) -> None:
     assert model[2].weight[old][:, units].any()
 
 
-def test_a_batch_norm_starts_anew() -> None:
+def test_a_batch_norm_is_reset() -> None:
     model = zoo.build("cnn_bn")
     optimizer = SGD(model.parameters(), lr=1e-2, momentum=0.9)
     x, y = zoo.batch("cnn_bn")

@@ -1,4 +1,4 @@
-"""Selective weight reinitialization: the entries of least utility are drawn anew."""
+"""Selective weight reinitialization: the entries of least utility are drawn again."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""SWR beside a learning rate that changes: the strength that follows it, and norms that start anew at a decay."""
+"""SWR beside a learning rate that changes: the strength that follows it, and norms that are reset at a decay."""
 
 from collections.abc import Callable
 

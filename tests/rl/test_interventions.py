@@ -97,7 +97,7 @@ def test_a_pattern_that_matches_nothing_is_named() -> None:
 
 
 @pytest.mark.parametrize("resets", [True, False])
-def test_a_stream_says_whether_the_temperature_starts_anew(resets: bool) -> None:
+def test_a_stream_says_whether_the_temperature_is_reset(resets: bool) -> None:
     stream = Part(
         "intervention", {"steps": 60, "at": [30], "evaluate_every": 30, "episodes": 1, "reset_temperature": resets}
     )

@@ -122,7 +122,7 @@ def compare_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple
             steps[0] is not None and steps[1] is not None and steps[1] < steps[0]
         ):
             lost.append("optimizer state")
-            evidence.append(f"the optimizer began anew: {steps[0] or 0} steps before, {steps[1] or 0} after")
+            evidence.append(f"the optimizer started over: {steps[0] or 0} steps before, {steps[1] or 0} after")
         elif None in steps:
             evidence.append("the optimizer does not count its steps, so its state is taken to be kept")
         else:
@@ -134,7 +134,7 @@ def compare_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple
         counts = [schedules[i][place]["last_epoch"] for i in (0, 1)]
         kept = counts[1] >= counts[0]
         evidence.append(
-            f"the schedule {'continued' if kept else 'began anew'}: at {counts[0]} before, {counts[1]} after"
+            f"the schedule {'continued' if kept else 'started over'}: at {counts[0]} before, {counts[1]} after"
         )
         if not kept:
             lost.append("schedule")

@@ -90,7 +90,7 @@ def balance(
     norm = _norm([power.sum(1) for power in powers], p, q)
     powers = _without_lone_units(powers, fans)
     if not any(float(power.sum()) for power in powers):
-        raise ValueError("weights must connect some input with some output, got none that does")
+        raise ValueError("weights must connect at least one input with an output, got none")
     logs = [power.new_zeros(len(power)) for power in powers[:-1]]
     for step in range(iterations + 1):
         # The rescaled |W_ij|^p is left_i |W_ij|^p right_j, so products with vectors suffice.
@@ -217,7 +217,7 @@ def _without_lone_units(powers: list[Tensor], fans: list[int]) -> list[Tensor]:
 def _scale_units(layers: list[nn.Module]) -> None:
     """Scale every hidden unit by a power of two, in place. Powers of two are exact in every precision.
 
-    The powers are drawn anew for each layer, so that the sum of two layers around a shortcut changes.
+    The powers are drawn for each layer, so that the sum of two layers around a shortcut changes.
     """
     for place, (layer, following) in enumerate(pairwise(layers)):
         weight, bias = layer.get_parameter("weight"), getattr(layer, "bias", None)

@@ -47,7 +47,7 @@ def load_weights(path: str | Path, key: str = "") -> dict[str, Any]:
     found = held.get(key) if key else _find(content)
     if found is None:
         where = f"under {key!r}" if key else f"at the top or under one of {', '.join(_PLACES)}"
-        others = f"; choose one that it holds (--key): {', '.join(held)}" if held else ""
+        others = f"; choose one of these (--key): {', '.join(held)}" if held else ""
         raise ValueError(f"{str(path)!r} holds no state dict {where}{others}")
     return dict(found)
 

@@ -56,8 +56,8 @@ def measure(
 
     - Layers are linear layers, products with a parameter (`@`, `addmm`) and convolutions. A layer that is written in
       another way, such as with `einsum`, is not seen.
-    - An activation that Pliant does not know (`x * (x > 0)`, a function of your own) is not seen. The layer before it is
-      then missing from the measures of hidden units. Without any activation, the layers' outputs are measured.
+    - An activation that Pliant does not know, such as `x * (x > 0)`, is not seen. The layer before it is then missing
+      from the measures of hidden units. Without any activation, the layers' outputs are measured.
     - A parameter of three or more dimensions outside convolutions may hold several matrices. Singular values leave it
       out.
     - If a parametrization computes a weight, the computed weight is measured. If a hook computes it, the stored one is.
@@ -76,8 +76,8 @@ def measure(
             weights in the samples' gradients.
         reference: The network to compare with: the same network at its start, or a fresh one. Its gradients are taken
             by the parameters that are learnable in `model`.
-        measures: Names from `pliant.diagnostics.measures.names()`. By default, all except those that need a full matrix
-            of curvature or an optimizer's step.
+        measures: Names from `pliant.diagnostics.measures.names()`. By default, all that need neither a full matrix
+            of curvature nor an optimizer's step.
         samples: How many samples to take from a loader.
         statistics: What BatchNorm layers normalize with. "batch" uses the statistics of this batch, held constant, as a
             training step would. "running" uses the running statistics, which are meaningless for a fresh reference.

@@ -404,7 +404,7 @@ def select(chosen: Sequence[str] | None) -> tuple[Measure, ...]:
     """Return the records of the named measures.
 
     Args:
-        chosen: The names. `None` selects all measures except those that need an optimizer's step or a full matrix.
+        chosen: The names. `None` selects all measures that need neither an optimizer's step nor a full matrix.
 
     Raises:
         ValueError: If a name is unknown, or `chosen` is a string.

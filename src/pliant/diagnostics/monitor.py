@@ -89,8 +89,8 @@ class Monitor:
         model: The model.
         optimizer: The optimizer that trains it.
         every: The smallest number of steps between measurements.
-        measures: Names from `pliant.diagnostics.measures.names()`. By default, those that read weights, gradients and
-            updates and, with a probe batch, those that need a forward pass.
+        measures: Names from `pliant.diagnostics.measures.names()`. By default, measures of weights, gradients and
+            updates and, with a probe batch, measures that need a forward pass.
         probe: The batch to measure on, or a loader whose first samples form one. It stays the same at every step.
         loss_fn: `loss_fn(output, target)`, for measures of the loss on the probe batch.
         reference: The model to compare with.
@@ -196,7 +196,7 @@ class Monitor:
         self._reference = check_initialized(reference, "reference") if reference is not None else None
 
     def set_probe(self, probe: Any) -> None:
-        """Measure on another batch from now on, such as that of a new task."""
+        """Measure on another batch from now on, such as a new task's."""
         self._batch = gather(probe, self._samples)
 
     @property

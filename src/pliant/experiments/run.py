@@ -290,7 +290,7 @@ def load_old_test(config: RunConfig, stream: Stream) -> Examples | None:
     new, old = stream.dataset, data.load(config.old_data.name, **config.old_data.options)
     if old.shape != new.shape or old.test.x.dtype != new.train.x.dtype:
         raise ValueError(
-            f"old_data: inputs of {old.name} are {old.test.x.dtype} of shape {old.shape}, those of {new.name} are "
+            f"old_data: inputs of {old.name} are {old.test.x.dtype} of shape {old.shape}, inputs of {new.name} are "
             f"{new.train.x.dtype} of shape {new.shape}; they must be alike"
         )
     if unknown := [name for name in old.classes if name not in new.classes]:

@@ -114,7 +114,7 @@ def load_runs(root: Path) -> list[Run]:
 
 def load_recipe_values(root: Path) -> dict[str, Any]:
     """Read the recipe of an experiment."""
-    with _naming(Path(root) / "recipe.json", "run the recipe again with this folder as --out to write it anew") as file:
+    with _naming(Path(root) / "recipe.json", "run the recipe again with this folder as --out") as file:
         return unseal(read_regular(file))
 
 

@@ -60,7 +60,7 @@ class PliantCallback(BaseCallback):  # type: ignore[misc]
         at: Environment steps at which reinitializers act: integers, or floats as fractions of the run. They act between
             an update and the next rollout, at the first opportunity from that step on.
         measure_every: Environment steps between measurements; they go to the agent's logger under `pliant/`.
-        reset_temperature: Whether the temperature of SAC or TQC and its optimizer start anew when reinitializers act.
+        reset_temperature: Whether to reset the temperature of SAC or TQC and its optimizer when reinitializers act.
         measures: What to measure of each network; names of `pliant.diagnostics.measures.names()`.
         samples: How many observations to measure on.
         verbose: 1 prints the receipts of reinitializers.
@@ -185,8 +185,8 @@ class PliantCallback(BaseCallback):  # type: ignore[misc]
         except (RuntimeError, ValueError) as error:
             replace_policy(model, policy)
             raise ValueError(
-                "make: it changes the layers of the agent in another way than before; change them as at first, or not "
-                f"at all ({str(error).partition(chr(10))[0]})"
+                "make: it changes the layers of the agent in another way than in the saved agent; make the same "
+                f"changes, or none ({str(error).partition(chr(10))[0]})"
             ) from error
         return True
 
@@ -397,7 +397,7 @@ def _watches(methods: Mapping[str, Method], network: str) -> bool:
 
 @torch.no_grad()
 def _reset_temperature(model: Any) -> None:
-    """Start the temperature of SAC or TQC, and its optimizer, anew."""
+    """Reset the temperature of SAC or TQC, and its optimizer."""
     if getattr(model, "ent_coef_optimizer", None) is None:
         return
     _, _, start = str(model.ent_coef).partition("_")

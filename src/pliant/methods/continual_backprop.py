@@ -258,7 +258,7 @@ class ContinualBackprop(Recycler):
         chosen = least_useful(utilities, ages > self.maturity, count)
         watched = self._watched_at[name]
         self._move_means(group, self.means[name] / _at_inputs(corrections, watched), chosen)
-        self._make_anew(name, chosen, [self._draw(weight) for weight in group.weights])
+        self._rewrite(name, chosen, [self._draw(weight) for weight in group.weights])
         self._zero_outgoing(name, chosen)
         for average in (self.utilities[name], ages):
             average.masked_fill_(chosen, 0)

@@ -88,6 +88,6 @@ def _check_not_tied(model: nn.Module, head: Sequence[str], parameters: Collectio
         inside = any(name == top or name.startswith(top + ".") for top in head)
         if not inside and any(id(p) in parameters for p in module.parameters(recurse=False)):
             raise ValueError(
-                f"head: {', '.join(head)} shares a parameter with {name!r}, which a reset would draw anew too; "
+                f"head: {', '.join(head)} shares a parameter with {name!r}, which a reset would draw again too; "
                 "name other modules with head=[module names], or untie the weights"
             )

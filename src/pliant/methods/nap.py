@@ -6,7 +6,7 @@ weight does: it shrinks as the weight grows. The projection removes this hidden 
 schedule of one's own may be needed. The paper's networks have a norm layer before every nonlinearity: use `layer_norm`
 beside this method if yours have not.
 
-The projection is that of hard weight rescaling, by norms. `per="unit"` keeps the norm of every unit's incoming weights,
+The projection is hard weight rescaling, by norms. `per="unit"` keeps the norm of every unit's incoming weights,
 as SimbaV2 does. `SWR` with λ = 1 also keeps norms, and the function too.
 """
 
@@ -48,7 +48,7 @@ class NormalizeAndProject(WeightRescaling):
 
     Args:
         model: The model; its weights' present norms are kept.
-        per: "tensor" keeps the norm of each weight, "unit" that of each unit's incoming weights.
+        per: "tensor" keeps the norm of each weight, "unit" the norm of each unit's incoming weights.
         every: Act only on every n-th step.
         first: The step of the first action, counted from 1; `every` if None.
         where: Which weights to project; all learnable ones if None. Biases and norm layers are left alone.

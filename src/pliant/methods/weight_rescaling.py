@@ -3,8 +3,8 @@
 Paper: "Weight Rescaling: Applying Initialization Strategies During Training". Every n steps, W ← W·std(W₀)/std(W).
 Biases are not rescaled, so the function of the network changes. SWR with λ = 1 rescales norms and keeps the function.
 
-Where we deviate. The paper uses the standard deviation of the initializer's distribution; here it is that of the weight
-at construction, which also works for weights that were initialized in other ways.
+Where we deviate. The paper uses the standard deviation of the initializer's distribution. Here it is the standard
+deviation of the weight at construction, which also works for weights that were initialized in other ways.
 """
 
 from collections.abc import Sequence

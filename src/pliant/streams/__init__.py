@@ -121,5 +121,5 @@ def create(name: str, dataset: Dataset, seed: int = 0, **settings: Any) -> Strea
     check_names(f"stream {name!r}", settings, options(name))
     cls = stream_class(name)
     if issubclass(cls, EnvironmentStream):
-        raise ValueError(f"stream is {name!r}, whose tasks are those of an agent; use it in a recipe with domain 'rl'")
+        raise ValueError(f"stream is {name!r}, which is for agents; use it in a recipe with domain 'rl'")
     return cls(dataset, seed, **settings)

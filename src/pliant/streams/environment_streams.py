@@ -20,7 +20,7 @@ class Stage:
     Args:
         steps: Environment steps.
         updates: Further updates on the replay buffer after the last step.
-        is_new: Whether the environment differs from the one before. The agent then starts anew with an empty replay
+        is_new: Whether the environment differs from the one before. The agent then starts with an empty replay
             buffer and its first exploration rate; its networks and optimizers stay.
     """
 
@@ -37,7 +37,7 @@ class EnvironmentStream(ABC):
         steps: Environment steps; of each task if the environment changes.
         evaluate_every: Environment steps between evaluations.
         episodes: Episodes of each evaluation, played greedily.
-        reset_temperature: Whether the temperature of SAC starts anew when a method acts at a task boundary.
+        reset_temperature: Whether to reset the temperature of SAC when a method acts at a task boundary.
     """
 
     steps: int = 3000

@@ -1,7 +1,7 @@
 """Aggregates of agents' scores over seeds and environments.
 
 Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice". Scores are tables of seeds
-× environments. Intervals are percentile bootstrap intervals that draw seeds anew in each environment.
+× environments. Intervals are percentile bootstrap intervals that draw seeds separately in each environment.
 """
 
 from collections.abc import Callable, Sequence

@@ -212,7 +212,7 @@ def task_ends(comparison: Comparison, histories: Histories, series: Sequence[Ser
         figures.append(
             Figure(
                 name="fresh_gap",
-                title=f"{name_of(shown_as).capitalize()} minus that of a fresh network",
+                title=f"{name_of(shown_as).capitalize()} minus a fresh network's",
                 note=f"{'Below' if direction(shown_as) > 0 else 'Above'} the line: worse than a network trained from "
                 "scratch on the same task, paired by seed.",
                 chart=lines(
@@ -233,7 +233,7 @@ def _note_on_tasks(alike: bool, better: int) -> str:
         return f"The line of a network that keeps its plasticity stays level; it {moves} if plasticity is lost."
     return (
         "Tasks of this stream differ in difficulty, so a line may rise or fall whether or not plasticity is lost: "
-        "compare it with that of a fresh network."
+        "compare it with a fresh network's line."
     )
 
 

@@ -174,7 +174,7 @@ def _notes(analysis: Analysis) -> list[str]:
     if any(row.published for row in analysis.rows):
         notes.append("Published: the source's mean and spread.")
     if any(row.cost for row in analysis.rows):
-        notes.append("Memory is that of weights, optimizer and method between steps, relative to plain training.")
+        notes.append("Memory counts weights, optimizer and method between steps, relative to plain training.")
     if analysis.comparison.untuned and not analysis.comparison.choices:
         notes.append("No method was tuned here: each ran with the settings beside its name.")
     chosen_on = {"validation": "held-out training data", "test": "the test data, so the results are optimistic"}

@@ -209,7 +209,7 @@ class TreatmentSection(Section):
         notes = [
             "Means over seeds with 95 % intervals. Differences are paired by seed; p-values are from paired t-tests. "
             "They and the intervals of differences are corrected by Holm's procedure for the number of comparisons.",
-            "Time is that of the training without its evaluations, relative to training from scratch. What a method "
+            "Time is training time without evaluations, relative to training from scratch. What a method "
             "adds was measured on steps with and without it in alternation.",
         ]
         before = {"new": self._before(NEW), "old": self._before(OLD)}

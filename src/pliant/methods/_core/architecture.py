@@ -145,7 +145,7 @@ def _check_runs(model: nn.Module, example: Any, name: str, changed: list[str]) -
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(
-            f"model: with {name} behind {', '.join(changed)} it no longer runs ({reason}): its forward() probably has "
-            "sizes as numbers, as in view(-1, 256). Leave those layers out with `where`, and build the model anew: "
-            "this one is changed"
+            f"model: with {name} behind {', '.join(changed)} the model does not run ({reason}): its forward() probably "
+            "has sizes as numbers, as in view(-1, 256). Leave these layers out with `where`, and build the model "
+            "again, since this one is changed"
         ) from error

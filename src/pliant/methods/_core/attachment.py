@@ -75,7 +75,8 @@ class Attachment:
 def free_slot(attachments: Iterable[Attachment], names: tuple[str, ...]) -> int:
     """Return the place of a new optimizer's step count: the first that no attached optimizer uses.
 
-    An optimizer with the same parameters as an attached one takes its place: the loop made it anew without `detach()`.
+    An optimizer with the same parameters as an attached one takes its place: the loop made a new one without
+    `detach()`.
     """
     taken = {attachment.slot: attachment.names for attachment in attachments}
     same = [slot for slot, others in taken.items() if others == names]

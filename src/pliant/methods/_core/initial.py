@@ -111,8 +111,8 @@ def _check_resets(model: nn.Module, names: Iterable[str]) -> None:
             written[path] = _parameters_written(module, shown, _reset)
         if leaf not in written[path]:
             raise ValueError(
-                f"model: reset_parameters() of module {shown} leaves its parameter {leaf!r} as it is (that of a hook "
-                "such as spectral_norm?); pass init=, a function that initializes a model in place"
+                f"model: reset_parameters() of module {shown} does not write its parameter {leaf!r}, which a "
+                "hook such as spectral_norm may own; pass init=, a function that initializes a model in place"
             )
 
 

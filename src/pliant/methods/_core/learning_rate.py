@@ -21,8 +21,8 @@ class LearningRateSchedule:
     first rate above 0 takes its place.
 
     Args:
-        kind: "constant": nothing. "coupled": strengths are multiplied by lr/lr₀. "reinit": what the method calls
-            initial starts anew when a rate decays.
+        kind: "constant": nothing. "coupled": strengths are multiplied by lr/lr₀. "reinit": the present
+            values become the initial ones when a rate decays.
         names: The parameters, one name for each entry of the results. A name may appear several times.
         allowed: The kinds that the method supports.
 

@@ -278,7 +278,7 @@ class Recycler(Method):
         """Return whether to act after this step, counted from 1; only passes before such a step are watched."""
         return True
 
-    def _make_anew(self, name: str, chosen: Tensor, incoming: Sequence[Tensor]) -> None:
+    def _rewrite(self, name: str, chosen: Tensor, incoming: Sequence[Tensor]) -> None:
         """Rewrite all parts of the chosen units except their outgoing weights.
 
         Args:
@@ -391,7 +391,7 @@ class Recycler(Method):
                 f"{reader!r}, was not called in training mode with gradients of its weight, only inside torch.func, or "
                 "was compiled before attach()"
             )
-        if self.watches and not seen:  # the receipt stays that of the last action
+        if self.watches and not seen:  # the receipt of the last action stays
             return
         self._stepped = frozenset(names)
         self._act([group for group in groups if not self.watches or group.name in seen], seen, step)
@@ -401,8 +401,8 @@ class Recycler(Method):
             unheld = self._unheld()
             if unheld:
                 warn_user(
-                    f"{self.name} is attached to no optimizer that holds {', '.join(unheld)}, parts of units that it "
-                    "renews: one that does would go on with what it remembers of the old units; attach it too"
+                    f"{self.name} renews units with parts that no attached optimizer holds: {', '.join(unheld)}. An "
+                    "optimizer that holds them keeps its state of the old units; attach it too"
                 )
 
     def _seen_on_all_ranks(self, names: Sequence[str]) -> dict[str, Activity]:

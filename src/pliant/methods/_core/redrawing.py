@@ -43,7 +43,7 @@ class RedrawingRecycler(Recycler):
         self._chosen = dict(chosen)
         with seeded(self.seed, self.draws):
             for name, units in chosen.items():
-                self._make_anew(name, units, [self._draw(weight.tensor) for weight in self.groups[name].weights])
+                self._rewrite(name, units, [self._draw(weight.tensor) for weight in self.groups[name].weights])
         # Only after all draws: a later layer's draw must not overwrite these zeros.
         for name, units in chosen.items() if self.renews_outgoing else ():
             self._zero_outgoing(name, units)

@@ -167,8 +167,9 @@ class Reinitializer(Method):
         if trained and unheld:
             more = f" and {len(unheld) - 3} more" if len(unheld) > 3 else ""
             warn_user(
-                f"{self.name}.apply() rewrote what no given or attached optimizer holds: {', '.join(unheld[:3])}{more}"
-                "; pass all optimizers, or leave out with where= what is not trained (a target network)"
+                f"{self.name}.apply() rewrote parameters that no given or attached optimizer holds: "
+                f"{', '.join(unheld[:3])}{more}; pass all optimizers, or leave out untrained parameters (a target "
+                "network) with where="
             )
 
     def _rewritten(self) -> Iterable[nn.Parameter]:
