@@ -91,13 +91,13 @@ def treat_command(
             device=device,
             progress=console,
         )
+        (page,) = treatment.save(treatment.folder / "treatment.html")
+        treatment.report.print(console)
+        console.print(f"\n{treatment.code}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"page: {page}", markup=False, highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
         console.print("stopped; the same command resumes")
         raise typer.Exit(130) from None
-    (page,) = treatment.save(treatment.folder / "treatment.html")
-    treatment.report.print(console)
-    console.print(f"\n{treatment.code}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"page: {page}", markup=False, highlight=False, soft_wrap=True)
     if any(status != "finished" for status in treatment.statuses.values()):
         console.print("some runs did not finish; result.json in their folders says why")
     if treatment.action == "none":
