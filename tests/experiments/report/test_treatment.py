@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.experiments.halving import Tried
+from pliant.experiments.report import page
 from pliant.experiments.report.comparison import Comparison, Contender
 from pliant.experiments.report.treatment import CONTINUE, SCRATCH, Action, TreatmentSection
 from pliant.experiments.store import Run
@@ -182,3 +183,9 @@ def test_missing_runs_give_no_answer() -> None:
     assert (section.action, section.code, section.answer.certainty) == ("none", "", "none")
     assert section.answer.verdict == f"There is no answer: {REMEDY} has no finished run."
     assert [cell.text for cell in section.table.cells[-1]] == ["–", "", "", "×1.00"]
+
+
+def test_labels_on_the_page_break_between_words() -> None:
+    results = {CONTINUE: around(0.6), REMEDY: around(0.7, OTHER), SCRATCH: around(0.7, THIRD)}
+    assert "shrink_<wbr>perturb<wbr>(lam=0.4)" in page.render_page([make_section(results)], "")
+    assert page._breakable("<b>(x)") == "&lt;b&gt;<wbr>(x)"

@@ -57,8 +57,8 @@ def _unbroken(text: str) -> str:
 
 
 def _breakable(label: str) -> Markup:
-    """Let a label break before its settings."""
-    return Markup(str(escape(printable(label))).replace("(", "<wbr>("))
+    """Let a label break between words and before its settings."""
+    return Markup(str(escape(printable(label))).replace("(", "<wbr>(").replace("_", "_<wbr>"))
 
 
 def _charts(sections: "Sequence[Section]") -> dict[str, Any]:
