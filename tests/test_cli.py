@@ -260,6 +260,42 @@ def test_help_answers_without_torch() -> None:
     assert done.stdout.endswith("False\n")
 
 
+_WAIT_AND_RAISE = """import pathlib, time
+try:
+    pathlib.Path(__file__).with_name("waits").touch()
+    time.sleep(600)
+except KeyboardInterrupt:
+    raise {error} from None
+"""
+
+
+def test_ctrl_c_before_there_is_a_command_line(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(_WAIT_AND_RAISE.format(error="ImportError"))
+    code, printed = interrupt([sys.executable, "-m", "pliant", "compare"], tmp_path)
+    assert (code, printed) == (130, "stopped; nothing was done yet\n")
+
+
+def test_ctrl_c_that_an_import_turns_into_another_error(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(_WAIT_AND_RAISE.format(error="RecursionError"))
+    code, printed = interrupt([*PLIANT, "compare"], tmp_path)
+    assert (code, printed) == (130, "preparing …\nstopped; the same command starts over\n")
+
+
+_WAIT_AS_WORKER = """import pathlib, signal, sys, time
+if any("spawn_main" in argument for argument in sys.orig_argv):
+    blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    pathlib.Path(__file__).with_name("waits").write_text(f"blocked: {blocked}")
+    time.sleep(600)
+"""
+
+
+def test_ctrl_c_while_a_worker_starts(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_WAIT_AS_WORKER)
+    code, printed = interrupt([*PLIANT, *TINY], tmp_path)
+    assert (code, printed) == (130, "preparing …\nstopped; the same command resumes\n")
+    assert (tmp_path / "waits").read_text() == "blocked: True"  # else it may print a traceback
+
+
 def test_ctrl_c_while_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(_WAIT)
     code, printed = interrupt([*PLIANT, "compare"], tmp_path)

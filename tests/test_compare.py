@@ -211,6 +211,16 @@ def test_examples_of_the_help_are_accepted(asked: list[tuple[Recipe, Path]]) -> 
     assert recipe.methods[3].parts[0].settings == {"tau": 0.1, "every": 97}
 
 
+def test_a_comparison_from_a_checkpoint_names_it(asked: list[tuple[Recipe, Path]], tmp_path: Path) -> None:
+    path = tmp_path / "tuesday.pt"
+    path.touch()
+    for start in (str(path), path, {"path": str(path)}):
+        with pytest.raises(AskedError):
+            pliant.compare("vanilla", start=start)
+    assert {folder for _, folder in asked} == {Path("runs/single-digits-mlp-tuesday")}
+    assert {recipe.title for recipe, _ in asked} == {"single on digits with mlp, from tuesday.pt"}
+
+
 def test_same_method_twice_is_rejected() -> None:
     with pytest.raises(RecipeError, match=r"'l2:lam=0.1' occurs 2 times"):
         pliant.compare("l2:lam=0.1,l2:lam=0.1")

@@ -313,6 +313,10 @@ def test_checkpoints_that_are_none_are_told(
     code, printed = command("treat", "text.pt", *FLAGS)
     assert code == 2
     assert printed.splitlines()[-1].startswith("error: 'text.pt' ")
+    write_checkpoint(Path("worn.pt"), 6.0)
+    code, printed = command("treat", "worn.pt", *FLAGS, "--methods", "fier")
+    assert code == 2
+    assert printed.splitlines()[-1].startswith("error: --methods: there is no method 'fier'")
     assert not Path("runs").exists()
 
 

@@ -15,6 +15,7 @@ from torch.optim import SGD, Adam
 from torch.utils.data import DataLoader, TensorDataset
 
 import pliant
+from pliant.diagnostics import measure
 from pliant.trial import trial
 from pliant.trial_result import NOTICEABLE, Gap, Pair, Trial, decide, measure_gap
 from tests.loops import assert_same, snapshot
@@ -240,11 +241,19 @@ def test_the_bar_goes_to_stderr(digits: tuple[Tensor, Tensor], capsys: pytest.Ca
         ({"steps": -1}, "steps: -1"),
         ({"labels": "none"}, "labels"),
         ({"budget": 0}, "budget"),
+        ({"fresh": build()}, "fresh: a Sequential is not allowed; it must be a function that returns a new network"),
+        ({"optimizer": "adam"}, "optimizer: 'adam' is not allowed; it must be an optimizer, or a function"),
     ],
 )
 def test_bad_arguments_are_named(digits: tuple[Tensor, Tensor], change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         trial(build(), **{"data": digits, **QUICK, **change})
+
+
+def test_no_network_is_named() -> None:
+    for ask in (pliant.trial, pliant.diagnose, measure):
+        with pytest.raises(ValueError, match=r"model: None is not allowed; it must be a torch.nn.Module"):
+            ask(None, (torch.zeros(4, 64), torch.zeros(4).long()))
 
 
 def test_the_public_names() -> None:

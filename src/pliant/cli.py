@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 try:
@@ -37,11 +38,27 @@ class _Commands(TyperGroup):
     """The commands; Ctrl-C ends each of them in one line."""
 
     def invoke(self, ctx: Any) -> Any:
+        pressed = False
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            nonlocal pressed
+            pressed = True
+            signal.default_int_handler(number, frame)
+
+        before = signal.getsignal(signal.SIGINT)
+        if before is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, interrupt)
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
+        except typer.Exit:
+            raise
+        except (KeyboardInterrupt, Exception) as error:  # an import may turn the one into another
+            if not pressed and isinstance(error, Exception):
+                raise
             _print(STOPPED)
             raise typer.Exit(130) from None
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 STOPPED = "stopped; the same command starts over"

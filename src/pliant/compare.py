@@ -190,7 +190,7 @@ def compare(
         seeds: The number of seeds, or the seeds.
         measures: Names of measures to record during training.
         tune: Whether to choose the main setting of each method without settings from its published sweep.
-        out: The folder of the runs; by default `runs/STREAM-DATA-MODEL`.
+        out: The folder of the runs; by default `runs/STREAM-DATA-MODEL`, or `…-CHECKPOINT` with `start`.
         workers: The number of processes; by default the number of cores.
         engine: Where to run instead of processes, e.g. `pliant.experiments.engines.RayEngine()`. It is closed at the
             end.
@@ -240,14 +240,19 @@ def compare(
         measures=measures,
         **settings,
     )
-    values["title"] = (
-        settings.get("title") or f"{names['stream'].replace('_', ' ')} on {names['data']} with {names['model']}"
-    )
+    titled = f"{names['stream'].replace('_', ' ')} on {names['data']} with {names['model']}"
+    values["title"] = settings.get("title") or titled
     values["methods"] = _read_methods(methods, tune)
     recipe = make_recipe(values)
+    parts = [names[key] for key in ("stream", "data", "model")]
+    if recipe.start is not None:
+        checkpoint = Path(recipe.start.path)
+        title = settings.get("title") or f"{titled}, from {checkpoint.name}"
+        recipe = recipe.model_copy(update={"title": title})
+        parts.append(checkpoint.stem)
     if tune and (fixed := [entry.label for entry in recipe.methods if entry.parts and len(entry.variants()) == 1]):
         console.print(f"not tuned: {', '.join(fixed)}", markup=False, soft_wrap=True)
-    default = Path("runs") / "-".join(names[key] for key in ("stream", "data", "model")).replace(":", "_")
+    default = Path("runs") / "-".join(parts).replace(":", "_")
     return run_recipe(
         recipe, Path(out or default), engine or ProcessEngine(workers), checkpoint_seconds=checkpoint_seconds,
         console=console,

@@ -108,6 +108,11 @@ def trial(
     """
     model = unwrap_model(model)
     check_callable(model)
+    check_builder(fresh)
+    if not (optimizer is None or isinstance(optimizer, Optimizer) or callable(optimizer)):
+        raise ValueError(
+            f"optimizer: {optimizer!r} is not allowed; it must be an optimizer, or a function that makes one"
+        )
     check_choice("labels", labels, ("given", "random"))
     if check_positive_int("seeds", seeds) < 2:
         raise ValueError(f"seeds: {seeds} is not allowed; an interval needs 2 pairs at least")
@@ -149,6 +154,14 @@ def trial(
         setup.points, tuple(pairs), areas, time.monotonic() - begun, whole if setup.steps < whole else None,
         restored,
     )  # fmt: skip
+
+
+def check_builder(fresh: object) -> None:
+    """Raise a ValueError if `fresh` is not a function that builds a network: a network itself cannot be drawn again."""
+    if fresh is not None and (isinstance(fresh, nn.Module) or not callable(fresh)):
+        raise ValueError(
+            f"fresh: a {type(fresh).__name__} is not allowed; it must be a function that returns a new network"
+        )
 
 
 @dataclass(frozen=True)

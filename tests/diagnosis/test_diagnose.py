@@ -134,6 +134,11 @@ def test_a_network_that_cannot_be_drawn_again_is_measured_alone() -> None:
     assert pliant.diagnose(Own(), fresh=Own, measures=["weight_l2"]).signs.reference["weight_l2"] == 3
 
 
+def test_a_network_given_as_its_builder_is_refused() -> None:
+    with pytest.raises(ValueError, match="fresh: a Sequential is not allowed; it must be a function"):
+        pliant.diagnose(build(), fresh=build(), measures=["weight_l2"])
+
+
 @pytest.mark.parametrize("method", _CODE)
 def test_the_lines_to_paste_run(method: str) -> None:
     names = {
@@ -143,6 +148,8 @@ def test_the_lines_to_paste_run(method: str) -> None:
     assert method in registry.names()
     _, *lines = _CODE[method]
     assert len(lines) == 2
+    for main in registry.info(method).tunables[:1]:
+        assert f"{main.name}=" not in lines[0], "the default is a value that worked"
     for line in lines:
         exec(line, names)
     cross_entropy(names["model"](names["x"]), torch.zeros(8).long()).backward()

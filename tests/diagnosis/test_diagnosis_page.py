@@ -66,6 +66,11 @@ def test_the_verdict_the_curves_the_layers_and_the_code_are_on_the_page(found: p
     assert 'id="theme"' in text
 
 
+def test_commands_are_written_without_backticks(found: pliant.Diagnosis) -> None:
+    assert "run pliant treat, or call pliant.treat." in found.to_html()
+    assert "`" not in found.to_html().partition("<main>")[2].partition("</main>")[0]
+
+
 def test_absent_signs_are_not_written_as_present(found: pliant.Diagnosis) -> None:
     bare = pliant.diagnose(zoo.build("mlp"), measures=["weight_l2", "spectral_norm"])
     text = bare.to_html("weights alone")

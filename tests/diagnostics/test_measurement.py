@@ -63,7 +63,7 @@ def test_unjudged_signs_are_named_and_not_called_absent() -> None:
     listed = ", ".join(f"{name} ({why})" for name, why in reasons.items())
     assert found.describe_signs()[-1] == f"not judged: {listed}."
     assert not any(line.startswith("fine") for line in found.describe_signs())
-    assert found.summary == "Of 1 signs of lost plasticity, 1 is severe."
+    assert found.summary == "Of 1 sign of lost plasticity, 1 is severe."
 
 
 def test_a_sign_in_a_single_layer_is_reported() -> None:

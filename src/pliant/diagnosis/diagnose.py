@@ -19,13 +19,13 @@ from pliant.diagnostics.batches import LossFn
 from pliant.diagnostics.probe import Statistics
 from pliant.distributed import Group, call_on_first, find_group, group_of, is_sharded, unwrap_model, whole_model
 from pliant.methods import FullReset
-from pliant.trial import EXAMPLES, Labels, MakeOptimizer, gather_new
+from pliant.trial import EXAMPLES, Labels, MakeOptimizer, check_builder, gather_new
 from pliant.trial import trial as hold_trial
 from pliant.trial_result import Trial, Verdict
 
 BUDGET = 120.0
 """The seconds that a trial may take by default."""
-COMPARE = "Which of them works best from this network, `pliant treat` (`pliant.treat`) finds out."
+COMPARE = "To find out which of them works best from this network, run pliant treat, or call pliant.treat."
 
 
 @dataclass(frozen=True)
@@ -174,6 +174,7 @@ def diagnose(
     if budget is not None:
         check_number("budget", budget, above=True)
     bare = unwrap_model(model)
+    check_builder(fresh)
     ranks = find_group(group if group is not None else group_of(model))
     if ranks is not None or any(map(is_sharded, bare.parameters())):
         with whole_model(bare):  # in there, the first rank is alone with an ordinary model

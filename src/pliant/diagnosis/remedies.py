@@ -29,7 +29,7 @@ _CODE: dict[str, tuple[str, str, str]] = {
     ),
     "continual_backprop": (
         "renews the least useful units during training",
-        "cbp = pliant.ContinualBackprop(model, x, rate=1e-4)  # x: a batch of inputs",
+        "cbp = pliant.ContinualBackprop(model, x)  # x: a batch of inputs",
         "cbp.attach(optimizer)",
     ),
     "shrink_perturb": (
@@ -44,12 +44,12 @@ _CODE: dict[str, tuple[str, str, str]] = {
     ),
     "spectral": (
         "keeps the largest singular values near 1 during training",
-        "spectral = pliant.SpectralRegularization(model, lam=1e-3)",
+        "spectral = pliant.SpectralRegularization(model)",
         "spectral.attach(optimizer)",
     ),
     "weight_clipping": (
         "clips the weights to their initial range during training",
-        "clipping = pliant.WeightClipping(model, kappa=2.0)",
+        "clipping = pliant.WeightClipping(model)",
         "clipping.attach(optimizer)",
     ),
     "full_reset": (

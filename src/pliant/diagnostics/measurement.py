@@ -264,9 +264,11 @@ class Measurement:
             return "No sign of lost plasticity could be judged."
         count = {grade: sum(each.grade == grade for each in findings) for grade in ("severe", "raised")}
         if not any(count.values()):
-            return f"No sign of lost plasticity was found: all {len(findings)} are in the range of healthy networks."
+            judged = f"all {len(findings)} are" if len(findings) > 1 else f"{findings[0].measure} is"
+            return f"No sign of lost plasticity was found: {judged} in the range of healthy networks."
         shown = " and ".join(f"{n} {'is' if n == 1 else 'are'} {grade}" for grade, n in count.items() if n)
-        return f"Of {len(findings)} signs of lost plasticity, {shown}."
+        signs = "signs" if len(findings) > 1 else "sign"
+        return f"Of {len(findings)} {signs} of lost plasticity, {shown}."
 
     def describe_signs(self) -> list[str]:
         """Return one line for each sign that is present, then those that are not, and those that cannot be judged."""

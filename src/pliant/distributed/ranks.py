@@ -27,8 +27,11 @@ def unwrap_model(model: nn.Module) -> nn.Module:
     """Return the model inside wrappers of data parallelism and `torch.compile`.
 
     Raises:
-        ValueError: If the model is wrapped by FullyShardedDataParallel, whose flat parameters have no shapes.
+        ValueError: If the model is not a module, or is wrapped by FullyShardedDataParallel, whose flat parameters have
+            no shapes.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model: {model!r} is not allowed; it must be a torch.nn.Module")
     while True:
         names = {kind.__name__ for kind in type(model).__mro__}
         if "FullyShardedDataParallel" in names:

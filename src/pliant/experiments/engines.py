@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -111,7 +112,7 @@ class ProcessEngine:
         outcome: Future[Outcome] = Future()
         outcome.set_running_or_notify_cancel()
         try:
-            with _hidden_main():
+            with _hidden_main(), _blocked_interrupts():
                 future = worker.pool.submit(perform, job, self._threads)
         except BrokenProcessPool:  # It was killed while idle.
             self._lose(worker, outcome)
@@ -168,6 +169,20 @@ def _hidden_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def _blocked_interrupts() -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach; one that is pressed meanwhile reaches this process afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # it would unblock the signal as it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _prepare() -> None:

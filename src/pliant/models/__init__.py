@@ -181,6 +181,10 @@ def _arguments_of(name: str, build: Builder, arguments: tuple[Any, ...], options
             signature.bind(*chosen, **options)
             return chosen
     given = ", ".join([*(("shape", "classes") if arguments else ()), *(f"{key}=…" for key in options)])
-    other = "or without shape and classes" if arguments else "because shape and classes are unknown without data"
+    other = (
+        "or without shape and classes"
+        if arguments
+        else "because shape and classes are unknown without data: give the data too"
+    )
     defaults = ". Arguments with defaults get neither, unless 'shape' and 'class' are in their names" if own else ""
     raise ValueError(f"model {name!r} takes {signature}; it is called with ({given}), {other}{defaults}")

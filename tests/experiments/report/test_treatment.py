@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.experiments.halving import Tried
+from pliant.experiments.report import page
 from pliant.experiments.report.comparison import Comparison, Contender
 from pliant.experiments.report.treatment import CONTINUE, SCRATCH, Action, TreatmentSection
 from pliant.experiments.store import Run
@@ -113,6 +114,20 @@ def test_the_sentence_names_remedy_gain_and_cost() -> None:
     assert "does not reach the mean accuracy of training from scratch within 4 epochs" in text
 
 
+def test_a_difference_that_is_not_significant_is_called_so() -> None:
+    noisy = tuple(10 * each for each in THIRD)
+    results = {CONTINUE: around(0.60), REMEDY: around(0.70, OTHER), SCRATCH: around(0.704, noisy)}
+    assert make_section(results).answer.verdict == (
+        "Apply shrink_perturb (lam=0.4) tonight: +10.0 points over continuing, 0.4 points below training from scratch "
+        "(not significant) at about the same cost."
+    )
+    results[SCRATCH] = around(0.72, tuple(3 * each for each in noisy))
+    assert make_section(results).answer.verdict == (
+        "Train from scratch tonight: +12.0 points over continuing at about the same cost, +2.0 points over the best "
+        "remedy, shrink_perturb (lam=0.4) (not significant)."
+    )
+
+
 def test_nothing_to_do_is_a_plain_answer() -> None:
     results = {CONTINUE: around(0.60), REMEDY: around(0.60, OTHER), SCRATCH: around(0.55, THIRD)}
     section = make_section(results)
@@ -138,7 +153,7 @@ def test_scratch_is_advised_with_its_cost() -> None:
     section = make_section(results, {CONTINUE: 0.4, REMEDY: 0.5, SCRATCH: 1.0})
     assert section.answer.verdict == (
         "Train from scratch tonight: +10.0 points over continuing at 2.5 times its cost, +10.0 points over the best "
-        "remedy (shrink_perturb (lam=0.4))."
+        "remedy, shrink_perturb (lam=0.4)."
     )
     assert section.code == "start anew"
 
@@ -168,3 +183,9 @@ def test_missing_runs_give_no_answer() -> None:
     assert (section.action, section.code, section.answer.certainty) == ("none", "", "none")
     assert section.answer.verdict == f"There is no answer: {REMEDY} has no finished run."
     assert [cell.text for cell in section.table.cells[-1]] == ["–", "", "", "×1.00"]
+
+
+def test_labels_on_the_page_break_between_words() -> None:
+    results = {CONTINUE: around(0.6), REMEDY: around(0.7, OTHER), SCRATCH: around(0.7, THIRD)}
+    assert "shrink_<wbr>perturb<wbr>(lam=0.4)" in page.render_page([make_section(results)], "")
+    assert page._breakable("<b>(x)") == "&lt;b&gt;<wbr>(x)"

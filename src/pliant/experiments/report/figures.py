@@ -24,7 +24,7 @@ HEIGHT = 300
 WIDTH = 640
 """Size of a saved figure. In the page, figures take the available width."""
 
-_LABEL_ROOM = 112
+_LABEL_ROOM = 126
 _LABEL_STEP = 14
 _TABLE_ROWS = 30
 _NARROW = 420

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 import vl_convert
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from pliant import _html
 from pliant._terminal import printable
@@ -36,6 +36,7 @@ def render_page(sections: "Sequence[Section]", title: str) -> str:
         finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
     )
     environment.filters["unbroken"] = _unbroken
+    environment.filters["breakable"] = _breakable
     charts = _charts(sections)
     body = environment.from_string(_asset("page.html")).render(
         sections=sections,
@@ -53,6 +54,11 @@ def render_page(sections: "Sequence[Section]", title: str) -> str:
 def _unbroken(text: str) -> str:
     """Keep a number and its percent sign on one line."""
     return text.replace(" %", "\N{NO-BREAK SPACE}%")
+
+
+def _breakable(label: str) -> Markup:
+    """Let a label break between words and before its settings."""
+    return Markup(str(escape(printable(label))).replace("(", "<wbr>(").replace("_", "_<wbr>"))
 
 
 def _charts(sections: "Sequence[Section]") -> dict[str, Any]:

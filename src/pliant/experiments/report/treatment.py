@@ -124,9 +124,10 @@ class TreatmentSection(Section):
         certainty: Certainty = "clear"
         if verdict.action == "apply":
             cheap = self._cost_in_words(self.remedy, SCRATCH)
-            sentence = f"Apply {name} tonight: {_above(gain)} continuing, {_above(gap)} training from scratch{cheap}."
+            beside = f"{_above(gap)} training from scratch{_doubt(verdict.gap)}"
+            sentence = f"Apply {name} tonight: {_above(gain)} continuing, {beside}{cheap}."
         elif verdict.action == "scratch":
-            worse = f"{_above(-gap)} the best remedy ({name})"
+            worse = f"{_above(-gap)} the best remedy, {name}{_doubt(verdict.gap)}"
             cheap = self._cost_in_words(SCRATCH, CONTINUE)
             sentence = f"Train from scratch tonight: {_above(lift)} continuing{cheap}, {worse}."
         else:
@@ -345,6 +346,10 @@ def _above(gap: float) -> str:
     if round(100 * gap, 2) == 0:
         return "level with"
     return f"+{size(gap, NEW)} over" if gap > 0 else f"{size(gap, NEW)} below"
+
+
+def _doubt(contrast: Contrast) -> str:
+    return "" if contrast.significant or round(100 * contrast.difference.mean, 2) == 0 else " (not significant)"
 
 
 def _contrast_in_words(contrast: Contrast, what: str) -> str:

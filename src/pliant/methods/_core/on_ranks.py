@@ -209,8 +209,6 @@ def _made_on_plain_model(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def construct(self: OnRanks, model: nn.Module, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"model: {model!r} is not allowed; it must be a torch.nn.Module")
         inner, group = unwrap_model(model), group_of(model)
         if not any(map(is_sharded, inner.parameters())):
             init(self, inner, *args, **kwargs)
