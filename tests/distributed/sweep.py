@@ -12,7 +12,7 @@ from pathlib import Path
 from pliant import methods
 from tests.distributed.cells import cells
 from tests.distributed.launching import launch
-from tests.distributed.test_cells import SETTINGS, Cell, Results, distance, wrong
+from tests.distributed.test_cells import HOUR, SETTINGS, Cell, Results, distance, wrong
 
 
 def describe(ranks: list[Results], reference: Results, own: list[Cell]) -> str:
@@ -29,9 +29,9 @@ def main() -> None:
     every = cells()
     results: dict[tuple[str, int], list[Results]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        reference: Results = launch(["cells", "single"], 1, Path(folder))[0]
+        reference: Results = launch(["cells", "single"], 1, Path(folder), limit=HOUR)[0]
         for setting, world in SETTINGS:
-            results[setting, world] = launch(["cells", setting], world, Path(folder))
+            results[setting, world] = launch(["cells", setting], world, Path(folder), limit=HOUR)
             print(f"{setting} on {world} ranks is done", file=sys.stderr)
     faults = [
         f"{setting} on {world} ranks, {line}"

@@ -14,6 +14,7 @@ Cell = tuple[str, str, str]
 Results = dict[Cell, dict[str, Any]]
 """What a rank ends with in each cell."""
 
+HOUR = 3600.0
 SETTINGS = [("ddp", 2), ("ddp", 3), ("fsdp", 2), ("fsdp", 3), ("tp", 2)]
 
 UNITS = "parallelize_module splits the units of"
@@ -85,7 +86,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def every(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return launch(["cells", "single"], 1, tmp_path_factory.mktemp("every"))[0]
+    return launch(["cells", "single"], 1, tmp_path_factory.mktemp("every"), limit=HOUR)[0]
 
 
 @pytest.mark.parametrize(("setting", "world"), [("ddp", 2), ("fsdp", 3), ("tp", 2)])
@@ -96,4 +97,4 @@ def test_one_cell_of_each_method(setting: str, world: int, few: Any, tmp_path: P
 @pytest.mark.long
 @pytest.mark.parametrize(("setting", "world"), SETTINGS)
 def test_all_cells(setting: str, world: int, every: Any, tmp_path: Path) -> None:
-    assert not wrong(setting, launch(["cells", setting], world, tmp_path), every)
+    assert not wrong(setting, launch(["cells", setting], world, tmp_path, limit=HOUR), every)
