@@ -90,7 +90,7 @@ def test_a_saved_model_computes_the_same_and_loads_more_or_fewer_heads() -> None
 
 
 def test_a_model_that_was_not_loaded_is_an_error() -> None:
-    method = PlasticityInjection(zoo.build("mlp"), seed=0)
+    method = PlasticityInjection(zoo.build("mlp"), seed=0, optimizer_state="keep")
     method.apply()
     model = zoo.build("mlp")
     other = PlasticityInjection(model, seed=0, optimizer_state="keep")
