@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -15,14 +16,15 @@ import torch.distributed as dist
 ROOT = Path(__file__).parents[2]
 
 
-def launch(command: Sequence[str], world: int, folder: Path, *arguments: str) -> list[Any]:
-    """Run a module of this folder on some ranks, and return what each rank has saved.
+def launch(command: Sequence[str], world: int, folder: Path, *arguments: str, limit: float = 900) -> list[Any]:
+    """Run a module of this folder on some ranks, and return what each rank has saved. No rank outlives the call.
 
     Args:
         command: The module's name and its first arguments; the rank, the number of ranks and the folder follow.
         world: The number of ranks.
         folder: Where the ranks meet and save.
         arguments: The last arguments.
+        limit: The seconds that the ranks may take together.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     start = [sys.executable, "-m", f"tests.distributed.{command[0]}", *command[1:]]
@@ -36,7 +38,13 @@ def launch(command: Sequence[str], world: int, folder: Path, *arguments: str) ->
         )
         for rank, log in enumerate(logs)
     ]
-    codes = [rank.wait() for rank in ranks]
+    end = time.monotonic() + limit
+    try:
+        codes = [rank.wait(max(0, end - time.monotonic())) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
     assert not any(codes), f"the ranks ended with {codes}\n" + "\n".join(log.read_text() for log in logs)
     files = [folder / f"{command[-1]}.{world}.{rank}.pt" for rank in range(world)]
     return [torch.load(file, weights_only=True) for file in files]

@@ -1,18 +1,20 @@
 """Train all cells on their ranks, and print a table of what works and how far it is from one process.
 
-    python -m tests.distributed.sweep > benchmarks/results/cells.txt
+    python -m tests.distributed.sweep FOLDER > benchmarks/results/cells.txt
 
-`make test-long` checks the same cells. About half an hour on two cores.
+The ranks save to FOLDER; another call with the same folder does not train again what is there. `make test-long` checks
+the same cells.
 """
 
 import sys
-import tempfile
 from pathlib import Path
+
+import torch
 
 from pliant import methods
 from tests.distributed.cells import cells
 from tests.distributed.launching import launch
-from tests.distributed.test_cells import SETTINGS, Cell, Results, distance, wrong
+from tests.distributed.test_cells import HOUR, SETTINGS, Cell, Results, distance, wrong
 
 
 def describe(ranks: list[Results], reference: Results, own: list[Cell]) -> str:
@@ -24,20 +26,26 @@ def describe(ranks: list[Results], reference: Results, own: list[Cell]) -> str:
     return f"{len(working)} of {len(own)} {farthest:7.1e}"
 
 
-def main() -> None:
-    print("# python -m tests.distributed.sweep\n")
+def train(setting: str, world: int, folder: Path) -> list[Results]:
+    """Return what each rank ends with, from the folder if it is there."""
+    files = [folder / f"{setting}.{world}.{rank}.pt" for rank in range(world)]
+    if not all(file.exists() for file in files):
+        (folder / f"{setting}.{world}.rendezvous").unlink(missing_ok=True)
+        return launch(["cells", setting], world, folder, limit=HOUR)
+    return [torch.load(file, weights_only=True) for file in files]
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     every = cells()
-    results: dict[tuple[str, int], list[Results]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        reference: Results = launch(["cells", "single"], 1, Path(folder))[0]
-        for setting, world in SETTINGS:
-            results[setting, world] = launch(["cells", setting], world, Path(folder))
-            print(f"{setting} on {world} ranks is done", file=sys.stderr)
+    (reference,) = train("single", 1, folder)
+    results = {(setting, world): train(setting, world, folder) for setting, world in SETTINGS}
     faults = [
         f"{setting} on {world} ranks, {line}"
         for (setting, world), ranks in results.items()
         for line in wrong(setting, ranks, reference)
     ]
+    print(f"# python -m tests.distributed.sweep FOLDER   (torch {torch.__version__})\n")
     print(f"{'method':22} " + "  ".join(f"{f'{setting}, {world} ranks':14}" for setting, world in SETTINGS).rstrip())
     for name in methods.names():
         own = [cell for cell in every if cell[0] == name]
@@ -57,4 +65,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

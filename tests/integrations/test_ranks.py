@@ -16,8 +16,17 @@ def launch(framework: str, world: int, folder: Path) -> list[list[dict[str, Any]
     folder.mkdir()
     ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"] if world > 1 else []
     command = [sys.executable, *ranks, "-m", "tests.integrations.ranks", framework, str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    log = folder / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=file, stderr=file
+        )
+    try:
+        process.wait(900)
+    finally:
+        process.terminate()  # on this signal, the launcher ends its ranks
+        process.wait()
+    assert process.returncode == 0, log.read_text()
     return [torch.load(folder / f"{framework}.{world}.{rank}.pt") for rank in range(world)]
 
 

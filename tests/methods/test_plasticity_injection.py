@@ -89,6 +89,20 @@ def test_a_saved_model_computes_the_same_and_loads_more_or_fewer_heads() -> None
     assert other.copies == 0
 
 
+def test_a_model_that_was_not_loaded_is_an_error() -> None:
+    method = PlasticityInjection(zoo.build("mlp"), seed=0, optimizer_state="keep")
+    method.apply()
+    model = zoo.build("mlp")
+    other = PlasticityInjection(model, seed=0, optimizer_state="keep")
+    other.load_state_dict(method.state_dict())
+    with pytest.raises(ValueError, match="has the frozen heads of 0 injections"):
+        other.attach(SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="has the frozen heads of 0 injections"):
+        other.apply()
+    model.load_state_dict(method.model.state_dict())
+    assert other.apply().details["injections"] == 2
+
+
 def test_a_part_of_a_model_can_hold_the_head() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -27,7 +27,7 @@ from torch.func import functional_call
 
 from pliant._validation import check_positive_int, check_seed
 from pliant.anatomy.parameters import role_of
-from pliant.distributed import Shards, splits_inputs
+from pliant.distributed import Group, Shards, splits_inputs
 from pliant.methods._core.filters import learnable_parameters
 from pliant.methods._core.initial import Init, check_redrawable, redraw_, seeded
 from pliant.methods._core.method import Batches, LossFunction
@@ -212,6 +212,21 @@ class PlasticityInjection(Reinitializer):
                 "leave the layer out of the plan, or choose other layers="
             )
 
+    def _agree(self, group: Group | None) -> None:
+        made = self._injected().copies // 2
+        if made < self.draws:
+            raise ValueError(
+                f"model: it has the frozen heads of {made} injections, but the state of {self.name} is that after "
+                f"{self.draws}. Load the model's state too; torch.distributed.checkpoint fills only what the model has, "
+                "so call apply() as often before loading"
+            )
+        super()._agree(group)
+
+    def _injected(self) -> InjectedSequential:
+        sequential = self.model.get_submodule(self.head)
+        assert isinstance(sequential, InjectedSequential)
+        return sequential
+
     @staticmethod
     def _find(model: nn.Module, head: str | None) -> nn.Sequential:
         found = dict(model.named_modules())
@@ -227,8 +242,7 @@ class PlasticityInjection(Reinitializer):
         )
 
     def _reinitialize(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
-        sequential = self.model.get_submodule(self.head)
-        assert isinstance(sequential, InjectedSequential)
+        sequential = self._injected()
         sequential.freeze_copy()
         with seeded(self.seed, self.draws):
             redraw_(self.model, self._free(), self.init)

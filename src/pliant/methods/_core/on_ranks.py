@@ -84,10 +84,9 @@ class OnRanks(ABC):
     def _find_shards(self) -> None:
         """Find the parameters again by name if the model was sharded since the method was made."""
         if self._shards is None and any(map(is_sharded, self.model.parameters())):
-            shards = Shards(self.model, self.parameters)
             self._given_group = self._given_group or group_of(self.model)
             check_same(dict(named_leaves(self._facts())), find_group(self._given_group), self._advice())
-            self._adopt(shards)
+            self._adopt(Shards(self.model, self.parameters))
 
     def _adopt(self, shards: Shards, *, whole: bool = True) -> None:
         """Act on sharded parameters from now on, and keep this rank's part of the state that has their shapes.
