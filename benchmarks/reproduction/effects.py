@@ -89,7 +89,7 @@ def sum_up(verdicts: dict[str, list[str]]) -> str:
         if not verdicts:
             return unknown
     words = {"helps": "helps here", "hurts": "hurts", "diverges": "diverges"}
-    words["no difference seen"] = "makes no difference that was seen"
+    words["no difference seen"] = "shows no significant difference"
     clauses = "; it ".join(f"{words[v]} with {join_names(verdicts[v])}" for v in words if v in verdicts)
     where = " over all tasks" if any(key.endswith("at the last task") for key in verdicts) else ""
     open_or_helps = unknown or "helps" in verdicts

@@ -194,7 +194,7 @@ def test_methods_that_act_by_themselves_are_not_marked_as_told() -> None:
 def test_summary_sentence_of_all_settings() -> None:
     assert sum_up({"hurts": ["c"], "helps": ["a", "b"]}) == "It helps here with a and b; it hurts with c."
     assert sum_up({"no difference seen": ["a"], "diverges": ["b"]}) == (
-        "**No help was seen here**: it diverges with b; it makes no difference that was seen with a."
+        "**No help was seen here**: it diverges with b; it shows no significant difference with a."
     )
     assert sum_up({"too few seeds": ["a", "b", "c"], "helps": ["d"]}) == (
         "It helps here with d. Too few seeds to say what it does here with a, b and c."
