@@ -37,6 +37,16 @@ if TYPE_CHECKING:
 class _Commands(TyperGroup):
     """The commands; Ctrl-C ends each of them in one line."""
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a command; one that lives in its own module is imported now, when it is called or completed."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name not in _LATER:
+            return name, command, rest
+        module = importlib.import_module(f"pliant._{name}_command")
+        holder = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+        holder.command(name, epilog=module.EPILOG)(getattr(module, f"{name}_command"))
+        return name, get_command(holder), rest
+
     def invoke(self, ctx: Any) -> Any:
         pressed = False
 
@@ -61,6 +71,11 @@ class _Commands(TyperGroup):
             signal.signal(signal.SIGINT, before)
 
 
+_LATER = {
+    "diagnose": "Say whether a network has lost plasticity, which signs explain it, and what to try.",
+    "treat": "Treat a checkpoint: continue, apply a remedy or train from scratch? Tries all, and gives the code.",
+}
+"""The commands that live in modules of their own, `_NAME_command`."""
 STOPPED = "stopped; the same command starts over"
 RESUMES = "stopped; the same command resumes"
 PREPARING = "preparing …"
@@ -69,12 +84,12 @@ PREPARING = "preparing …"
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="Keep PyTorch networks able to learn: attach methods, diagnose, compare.",
-    epilog="Exit codes: 0 done; 1 a run or a report failed, or data is damaged; 2 wrong arguments; 130 stopped by "
-    "Ctrl-C; 143 terminated. After 130 and 143 the same command resumes.",
+    help="Keep PyTorch networks able to learn: attach methods, diagnose, treat, compare.",
+    epilog="First steps:\n\n- `pliant demo`\n\n- `pliant diagnose checkpoint.pt --model mine.py:build --data photos/`"
+    "\n\n- `pliant list methods`\n\nExit codes: 0 done; 1 a run or a report failed, or data is damaged; 2 wrong "
+    "arguments; 130 stopped by Ctrl-C; 143 terminated. After 130 and 143 the same command resumes.",
 )
 data_app = typer.Typer(no_args_is_help=True, help="Download data sets and check the cache.")
 app.add_typer(data_app, name="data")
@@ -100,16 +115,37 @@ class Format(StrEnum):
     PDF = "pdf"
 
 
+RUNS, WHAT, SETTINGS = "Where it runs", "What to compare", "Settings"
+"""Panels of `--help`."""
+FLAG = " "
+"""The metavar of an option without a value: rich would write its type."""
 Out = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="Folder of the runs; an interrupted folder resumes. Default: runs/NAME."),
+    typer.Option(
+        rich_help_panel=RUNS,
+        metavar="FOLDER",
+        help="Folder of the runs; an interrupted folder resumes. Default: runs/NAME.",
+    ),
 ]
-EngineOption = Annotated[EngineName, typer.Option("--engine", metavar="NAME", help="processes, or ray.")]
-Workers = Annotated[int | None, typer.Option(metavar="N", help="Processes. Default: the cores / --threads.")]
-Threads = Annotated[int, typer.Option(metavar="N", help="Threads of each run; on Ray, its CPUs.")]
-Gpus = Annotated[float, typer.Option(metavar="N", help="GPUs of each run, on Ray.")]
-Address = Annotated[str | None, typer.Option(metavar="HOST", help="Ray cluster to join. Default: a local one.")]
-Checkpoint = Annotated[float, typer.Option(metavar="N", help="Seconds between two checkpoints of a run.")]
+EngineOption = Annotated[
+    EngineName, typer.Option("--engine", rich_help_panel=RUNS, metavar="NAME", help="processes, or ray.")
+]
+Workers = Annotated[
+    int | None, typer.Option(rich_help_panel=RUNS, metavar="N", help="Processes. Default: the cores / --threads.")
+]
+Threads = Annotated[int, typer.Option(rich_help_panel=RUNS, metavar="N", help="Threads of each run; on Ray, its CPUs.")]
+Gpus = Annotated[float, typer.Option(rich_help_panel=RUNS, metavar="N", help="GPUs of each run, on Ray.")]
+Address = Annotated[
+    str | None, typer.Option(rich_help_panel=RUNS, metavar="HOST", help="Ray cluster to join. Default: a local one.")
+]
+Checkpoint = Annotated[
+    float, typer.Option(rich_help_panel=RUNS, metavar="N", help="Seconds between two checkpoints of a run.")
+]
+
+
+def _list_examples(*commands: str) -> str:
+    """Return the end of a command's help."""
+    return "\n\n".join(("Examples:", *(f"- `{command}`" for command in commands)))
 
 
 METHODS_EXAMPLES = {
@@ -131,42 +167,59 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def main_options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", metavar=FLAG, callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Take the options before the command."""
 
 
 @app.command(
-    epilog="\n\n".join(
-        (
-            "Entries of --methods: "
-            + "; ".join(f"`{example}` ({meaning})" for example, meaning in METHODS_EXAMPLES.items())
-            + ".",
-            "Example: `pliant compare --data photos/ --model resnet18 --methods 'vanilla,swr,l2:lam=1e-2|1e-4' "
-            "--seeds 5 --set stream.epochs=20`",
-        )
+    epilog=_list_examples(
+        "pliant compare --seeds 2",
+        "pliant compare --data photos/ --model resnet18 --methods 'vanilla,swr,l2:lam=1e-2|1e-4'",
     )
+    + "\n\nEntries of --methods:\n\n"
+    + "\n\n".join(f"- `{entry}`: {meaning}" for entry, meaning in METHODS_EXAMPLES.items())
 )
 def compare(
     data: Annotated[
-        str, typer.Option(metavar="NAME", help="Data set: see `pliant list data`; a path, or file.py:function.")
+        str,
+        typer.Option(
+            rich_help_panel=WHAT, metavar="NAME", help="Data set: see `pliant list data`; a path, or file.py:function."
+        ),
     ] = "digits",
     model: Annotated[
-        str, typer.Option(metavar="NAME", help="Network: see `pliant list models`, or file.py:function.")
+        str,
+        typer.Option(
+            rich_help_panel=WHAT, metavar="NAME", help="Network: see `pliant list models`, or file.py:function."
+        ),
     ] = "mlp",
-    stream: Annotated[str, typer.Option(metavar="NAME", help="Tasks: see `pliant list streams`.")] = "warm_start",
+    stream: Annotated[
+        str, typer.Option(rich_help_panel=WHAT, metavar="NAME", help="Tasks: see `pliant list streams`.")
+    ] = "warm_start",
     methods: Annotated[
-        str, typer.Option(metavar="LIST", help="Methods, separated by commas: see `pliant list methods`, and below.")
+        str,
+        typer.Option(
+            rich_help_panel=WHAT,
+            metavar="LIST",
+            help="Methods, separated by commas: see `pliant list methods`, and below.",
+        ),
     ] = "vanilla,fresh,l2,swr",
-    seeds: Annotated[int, typer.Option(metavar="N", help="Number of seeds.")] = 5,
+    seeds: Annotated[int, typer.Option(rich_help_panel=WHAT, metavar="N", help="Number of seeds.")] = 5,
     tune: Annotated[
-        bool, typer.Option("--tune", help="Choose the main setting of each method without settings, on held-out data.")
+        bool,
+        typer.Option(
+            "--tune",
+            rich_help_panel=SETTINGS,
+            metavar=FLAG,
+            help="Choose the main setting of each method without settings, on held-out data.",
+        ),
     ] = False,
     setting: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
+            rich_help_panel=SETTINGS,
             metavar="KEY=VALUE",
             help="Any other setting, e.g. training.lr=1e-3 (`pliant list training`), stream.epochs=20, data.size=32, "
             "selection.seeds=1, 'measures=[\"loss\"]' (`pliant list measures`), device=cuda.",
@@ -202,8 +255,11 @@ def compare(
 
 
 @app.command(
-    epilog="Examples: `pliant run p0_table1_mnist --scale quick`; `pliant run mine.toml stream.epochs=5`; "
-    "`pliant run mine.toml methods=vanilla,SWR` runs two methods of the file, by their labels."
+    epilog=_list_examples(
+        "pliant run p0_table1_mnist --scale quick",
+        "pliant run mine.toml stream.epochs=5",
+        "pliant run mine.toml methods=vanilla,SWR",
+    )
 )
 def run(
     recipe: Annotated[
@@ -211,10 +267,12 @@ def run(
     ],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes of the recipe.")] = None,
     scale: Annotated[
-        Literal["paper", "quick"], typer.Option(help="As published, or a smaller version that takes minutes.")
+        Literal["paper", "quick"],
+        typer.Option(metavar="SCALE", help="paper: as published. quick: smaller, in minutes."),
     ] = "paper",
     trust: Annotated[
-        bool, typer.Option("--trust", help="Let the file name code: file.py:function. Read that code first.")
+        bool,
+        typer.Option("--trust", metavar=FLAG, help="Let the file name code: file.py:function. Read that code first."),
     ] = False,
     out: Out = None,
     engine: EngineOption = EngineName.PROCESSES,
@@ -245,12 +303,16 @@ LANGUAGE_ACTS = {"demo_language": "The alphabet keeps changing. Does a GPT learn
 RL_ACTS = {"demo_rl": "An agent learned too much from too little, and stopped learning. Does a reset bring it back?"}
 
 
-@app.command()
+@app.command(epilog=_list_examples("pliant demo", "pliant demo --rl"))
 def demo(
     out: Out = None,
     workers: Workers = None,
-    rl: Annotated[bool, typer.Option("--rl", help="Show an agent that stopped learning, and learns again.")] = False,
-    language: Annotated[bool, typer.Option("--language", help="Show a GPT whose alphabet keeps changing.")] = False,
+    rl: Annotated[
+        bool, typer.Option("--rl", metavar=FLAG, help="Show an agent that stopped learning, and learns again.")
+    ] = False,
+    language: Annotated[
+        bool, typer.Option("--language", metavar=FLAG, help="Show a GPT whose alphabet keeps changing.")
+    ] = False,
 ) -> None:
     """Show what Pliant is for: retraining on data that grew, and labels that keep changing. Takes minutes."""
     _print(PREPARING)
@@ -276,7 +338,7 @@ def demo(
     _run_and_report(run_acts)
 
 
-@app.command(epilog="Examples: `pliant report runs/mine`; `pliant report runs/a runs/b --to tables.tex`.")
+@app.command(epilog=_list_examples("pliant report runs/mine", "pliant report runs/a runs/b --to tables.tex"))
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs, finished or not.")],
     format: Annotated[
@@ -304,33 +366,23 @@ def report(
     files = made.save(target, chosen)
     made.print(console)
     _print(f"report: {target}" + (f" ({len(files)} files)" if chosen in FIGURES else ""))
+    if chosen == Format.HTML:
+        _print(f"next: open {target} in a browser; pliant report {folders[0]} --format csv for the numbers")
 
 
-def _add_command(name: str, summary: str) -> None:
-    """Add a command that lives in its own module, `_NAME_command`, which is imported when the command is called."""
+def _announce(name: str, summary: str) -> None:
+    """Let `pliant --help` list a command whose module is imported when it is called."""
 
-    @app.command(
-        name,
-        help=summary,
-        add_help_option=False,  # The module knows the options.
-        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    )
-    def load_and_invoke(context: typer.Context) -> None:
-        module = importlib.import_module(f"pliant._{name}_command")
-        holder = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-        holder.command(name)(getattr(module, f"{name}_command"))
-        command: Any = get_command(holder)
-        with command.make_context(name, context.args, parent=context.parent) as inner:
-            command.invoke(inner)
+    @app.command(name, help=summary)
+    def never_called() -> None:
+        raise NotImplementedError
 
 
-_add_command("diagnose", "Say whether a network has lost plasticity, which signs explain it, and what to try.")
-_add_command(
-    "treat", "Treat a checkpoint: continue, apply a remedy or train from scratch? Tries all, and gives the code."
-)
+for _name, _summary in _LATER.items():
+    _announce(_name, _summary)
 
 
-@app.command()
+@app.command(epilog=_list_examples("pliant pack runs/mine mine.jsonl.gz"))
 def pack(
     folder: Annotated[Path, typer.Argument(help="The folder of an experiment.")],
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. results.jsonl.gz.")],
@@ -338,10 +390,10 @@ def pack(
     """Pack the finished runs of an experiment into one small file."""
     from pliant.experiments import archive
 
-    _print(f"{archive.pack(folder, file)} runs in {file}")
+    _print(f"{archive.pack(folder, file)} runs in {file}\nnext: pliant unpack {file} FOLDER, on any machine")
 
 
-@app.command()
+@app.command(epilog=_list_examples("pliant unpack mine.jsonl.gz runs/again"))
 def unpack(
     file: Annotated[Path, typer.Argument(help="A packed experiment.")],
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],
@@ -349,10 +401,10 @@ def unpack(
     """Unpack an experiment, to report on it."""
     from pliant.experiments import archive
 
-    _print(f"{archive.unpack(file, folder)} runs in {folder}")
+    _print(f"{archive.unpack(file, folder)} runs in {folder}\nnext: pliant report {folder}")
 
 
-@app.command()
+@app.command(epilog=_list_examples("pliant tensorboard runs/mine"))
 def tensorboard(
     folder: Annotated[Path, typer.Argument(help="The folder of an experiment.")],
     to: Annotated[
@@ -363,7 +415,7 @@ def tensorboard(
     from pliant.experiments.tensorboard import export
 
     target = to or folder / "tensorboard"
-    _print(f"{export(folder, target)} runs; see them with: tensorboard --logdir {target}")
+    _print(f"{export(folder, target)} runs in {target}\nnext: tensorboard --logdir {target}")
 
 
 @data_app.command("list")
@@ -377,9 +429,10 @@ def data_list() -> None:
         size = sum(file.stat().st_size for file in entry.iterdir())
         _print(f"in the cache: {entry} ({size / 1e6:.0f} MB)")
     _print(f"The cache is {cache.cache_folder()}. Set PLIANT_CACHE to use another folder.")
+    _print("next: pliant data get NAME downloads and decodes a data set; pliant data check looks for damage")
 
 
-@data_app.command("get", epilog="Example: `pliant data get photos/ --set data.size=32`.")
+@data_app.command("get", epilog=_list_examples("pliant data get photos/ --set data.size=32"))
 def data_get(
     name: Annotated[str, typer.Argument(help="A data set: a name, a path, or file.py:function.")],
     setting: Annotated[
@@ -394,7 +447,7 @@ def data_get(
     dataset = datasets.load(name, **read_options(setting or (), "data")["data"])
     _print(
         f"{name}: {len(dataset.train)} training examples, {len(dataset.test)} test examples, "
-        f"{len(dataset.classes)} classes, shape {dataset.shape}"
+        f"{len(dataset.classes)} classes, shape {dataset.shape}\nnext: pliant compare --data {name}"
     )
 
 
@@ -408,17 +461,30 @@ def data_check() -> None:
         _print(problem)
     _print(f"{len(cache.entries())} data sets in {cache.cache_folder()}, {len(problems)} problems")
     if problems:
+        _print("next: pliant data get NAME decodes a damaged data set again")
         raise typer.Exit(1)
 
 
-@app.command("list")
-def list_(what: Annotated[str, typer.Argument(metavar="WHAT")]) -> None:
-    """List methods, streams, models, data, training, measures or recipes."""
-    from pliant._listings import LISTINGS
+LISTED = ("methods", "streams", "models", "data", "training", "measures", "recipes")
 
-    if what not in LISTINGS:
-        raise ValueError(f"list {what!r}: {suggest(what, LISTINGS)}")
+
+def _complete_listing(incomplete: str) -> list[str]:
+    return [name for name in LISTED if name.startswith(incomplete)]
+
+
+@app.command("list", epilog=_list_examples("pliant list methods", "pliant list data"))
+def list_(
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help=", ".join(LISTED) + ".", autocompletion=_complete_listing)
+    ],
+) -> None:
+    """List methods, streams, models, data, training, measures or recipes."""
+    if what not in LISTED:
+        raise ValueError(f"list {what!r}: {suggest(what, LISTED)}")
+    from pliant._listings import LISTINGS, NEXT
+
     console.print(LISTINGS[what]())
+    _print(f"next: {NEXT[what]}")
 
 
 def _print(line: str) -> None:
@@ -459,7 +525,10 @@ def _run_and_report(run: "Callable[[], ComparisonResult]") -> None:
             _print(f"no page without {', '.join(missing)}: pip install 'pliant[report]'; pliant report {result.folder}")
         else:
             (page,) = result.save(result.folder / "report.html")
-            _print(f"report: {page}")
+            _print(
+                f"report: {page}\n"
+                f"next: open it in a browser; pliant report {result.folder} --format csv for the numbers"
+            )
     except KeyboardInterrupt:
         _print(f"stopped; the runs are done, and `pliant report {result.folder}` makes the report")
         raise typer.Exit(130) from None
