@@ -10,7 +10,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -20,6 +19,23 @@ try:
     from typer.core import TyperGroup
     from typer.main import get_command
 
+    from pliant._command_options import (
+        FLAG,
+        LISTED,
+        METHODS_EXAMPLES,
+        SETTINGS,
+        WHAT,
+        Address,
+        Checkpoint,
+        EngineName,
+        EngineOption,
+        Format,
+        Gpus,
+        Out,
+        Threads,
+        Workers,
+        list_examples,
+    )
     from pliant._console import SafeConsole, make_console
 except ImportError as error:
     raise SystemExit(f"the command line needs more than torch ({error}): pip install 'pliant[cli]'") from error
@@ -96,68 +112,6 @@ app.add_typer(data_app, name="data")
 console = make_console()
 
 
-class EngineName(StrEnum):
-    """Where runs are executed."""
-
-    PROCESSES = "processes"
-    RAY = "ray"
-
-
-class Format(StrEnum):
-    """The format of a report."""
-
-    HTML = "html"
-    MARKDOWN = "md"
-    CSV = "csv"
-    LATEX = "tex"
-    PNG = "png"
-    SVG = "svg"
-    PDF = "pdf"
-
-
-RUNS, WHAT, SETTINGS = "Where it runs", "What to compare", "Settings"
-"""Panels of `--help`."""
-FLAG = " "
-"""The metavar of an option without a value: rich would write its type."""
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        rich_help_panel=RUNS,
-        metavar="FOLDER",
-        help="Folder of the runs; an interrupted folder resumes. Default: runs/NAME.",
-    ),
-]
-EngineOption = Annotated[
-    EngineName, typer.Option("--engine", rich_help_panel=RUNS, metavar="NAME", help="processes, or ray.")
-]
-Workers = Annotated[
-    int | None, typer.Option(rich_help_panel=RUNS, metavar="N", help="Processes. Default: the cores / --threads.")
-]
-Threads = Annotated[int, typer.Option(rich_help_panel=RUNS, metavar="N", help="Threads of each run; on Ray, its CPUs.")]
-Gpus = Annotated[float, typer.Option(rich_help_panel=RUNS, metavar="N", help="GPUs of each run, on Ray.")]
-Address = Annotated[
-    str | None, typer.Option(rich_help_panel=RUNS, metavar="HOST", help="Ray cluster to join. Default: a local one.")
-]
-Checkpoint = Annotated[
-    float, typer.Option(rich_help_panel=RUNS, metavar="N", help="Seconds between two checkpoints of a run.")
-]
-
-
-def _list_examples(*commands: str) -> str:
-    """Return the end of a command's help."""
-    return "\n\n".join(("Examples:", *(f"- `{command}`" for command in commands)))
-
-
-METHODS_EXAMPLES = {
-    "vanilla": "plain training",
-    "fresh": "a new network for each task",
-    "l2:lam=1e-3": "a setting",
-    "redo:tau=0.1:every=97": "two settings",
-    "l2:lam=1e-2|1e-4": "the better of two values, chosen on held-out data",
-    "swr+l2": "two methods at once",
-}
-
-
 def _show_version(wanted: bool) -> None:
     if wanted:
         console.print(__version__, highlight=False)
@@ -174,7 +128,7 @@ def main_options(
 
 
 @app.command(
-    epilog=_list_examples(
+    epilog=list_examples(
         "pliant compare --seeds 2",
         "pliant compare --data photos/ --model resnet18 --methods 'vanilla,swr,l2:lam=1e-2|1e-4'",
     )
@@ -255,7 +209,7 @@ def compare(
 
 
 @app.command(
-    epilog=_list_examples(
+    epilog=list_examples(
         "pliant run p0_table1_mnist --scale quick",
         "pliant run mine.toml stream.epochs=5",
         "pliant run mine.toml methods=vanilla,SWR",
@@ -303,7 +257,7 @@ LANGUAGE_ACTS = {"demo_language": "The alphabet keeps changing. Does a GPT learn
 RL_ACTS = {"demo_rl": "An agent learned too much from too little, and stopped learning. Does a reset bring it back?"}
 
 
-@app.command(epilog=_list_examples("pliant demo", "pliant demo --rl"))
+@app.command(epilog=list_examples("pliant demo", "pliant demo --rl"))
 def demo(
     out: Out = None,
     workers: Workers = None,
@@ -338,7 +292,7 @@ def demo(
     _run_and_report(run_acts)
 
 
-@app.command(epilog=_list_examples("pliant report runs/mine", "pliant report runs/a runs/b --to tables.tex"))
+@app.command(epilog=list_examples("pliant report runs/mine", "pliant report runs/a runs/b --to tables.tex"))
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs, finished or not.")],
     format: Annotated[
@@ -382,7 +336,7 @@ for _name, _summary in _LATER.items():
     _announce(_name, _summary)
 
 
-@app.command(epilog=_list_examples("pliant pack runs/mine mine.jsonl.gz"))
+@app.command(epilog=list_examples("pliant pack runs/mine mine.jsonl.gz"))
 def pack(
     folder: Annotated[Path, typer.Argument(help="The folder of an experiment.")],
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. results.jsonl.gz.")],
@@ -393,7 +347,7 @@ def pack(
     _print(f"{archive.pack(folder, file)} runs in {file}\nnext: pliant unpack {file} FOLDER, on any machine")
 
 
-@app.command(epilog=_list_examples("pliant unpack mine.jsonl.gz runs/again"))
+@app.command(epilog=list_examples("pliant unpack mine.jsonl.gz runs/again"))
 def unpack(
     file: Annotated[Path, typer.Argument(help="A packed experiment.")],
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],
@@ -404,7 +358,7 @@ def unpack(
     _print(f"{archive.unpack(file, folder)} runs in {folder}\nnext: pliant report {folder}")
 
 
-@app.command(epilog=_list_examples("pliant tensorboard runs/mine"))
+@app.command(epilog=list_examples("pliant tensorboard runs/mine"))
 def tensorboard(
     folder: Annotated[Path, typer.Argument(help="The folder of an experiment.")],
     to: Annotated[
@@ -432,7 +386,7 @@ def data_list() -> None:
     _print("next: pliant data get NAME downloads and decodes a data set; pliant data check looks for damage")
 
 
-@data_app.command("get", epilog=_list_examples("pliant data get photos/ --set data.size=32"))
+@data_app.command("get", epilog=list_examples("pliant data get photos/ --set data.size=32"))
 def data_get(
     name: Annotated[str, typer.Argument(help="A data set: a name, a path, or file.py:function.")],
     setting: Annotated[
@@ -465,14 +419,11 @@ def data_check() -> None:
         raise typer.Exit(1)
 
 
-LISTED = ("methods", "streams", "models", "data", "training", "measures", "recipes")
-
-
 def _complete_listing(incomplete: str) -> list[str]:
     return [name for name in LISTED if name.startswith(incomplete)]
 
 
-@app.command("list", epilog=_list_examples("pliant list methods", "pliant list data"))
+@app.command("list", epilog=list_examples("pliant list methods", "pliant list data"))
 def list_(
     what: Annotated[
         str, typer.Argument(metavar="WHAT", help=", ".join(LISTED) + ".", autocompletion=_complete_listing)
