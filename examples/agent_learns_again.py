@@ -27,10 +27,12 @@ STEPS = 4_000
 agent = DQN(
     "MlpPolicy", "CartPole-v1", learning_rate=1e-3, buffer_size=5_000, learning_starts=200, batch_size=64, train_freq=2,
     target_update_interval=200, exploration_fraction=0.1, exploration_final_eps=0.05,
-    policy_kwargs={"net_arch": [64, 64], "optimizer_kwargs": {"fused": True}}, seed=5, device="cpu",
+    policy_kwargs={"net_arch": [64, 64], "optimizer_kwargs": {"fused": True}}, seed=2, device="cpu",
 )  # fmt: skip
 agent.learn(200)
-agent.train(gradient_steps=10_000, batch_size=64)
+for _ in range(100):
+    agent.train(gradient_steps=100, batch_size=64)
+    agent.q_net_target.load_state_dict(agent.q_net.state_dict())
 path = tempfile.mkdtemp() + "/primed.zip"
 agent.save(path)
 

@@ -83,7 +83,7 @@ def test_lightning(run: Run) -> None:
 
 def test_agent(run: Run) -> None:
     """In small: what the whole run shows is in the gallery."""
-    found = run("agent_learns_again.py", **{"10_000": "50", "4_000": "600"})
+    found = run("agent_learns_again.py", **{"range(100)": "range(2)", "4_000": "600"})
     assert found["late"].keys() == {"as it is", "after FIRE"}
     assert len(found["axes"].lines) == 2
 
