@@ -134,12 +134,12 @@ LISTINGS: dict[str, Callable[[], RenderableType]] = {
     "recipes": list_recipes,
 }
 NEXT = {
-    "methods": "pliant compare --data PATH --methods vanilla,fresh,METHOD; help(pliant.SWR) in Python",
+    "methods": "pliant compare --data PATH --methods vanilla,fresh,METHOD",
     "streams": "pliant compare --data PATH --stream STREAM --set stream.epochs=20",
     "models": "pliant compare --data PATH --model NETWORK --set model.OPTION=VALUE",
-    "data": "pliant compare --data NAME, or pliant data get NAME to download it first",
+    "data": "pliant compare --data NAME; pliant data get NAME downloads it first",
     "training": "pliant compare --data PATH --set training.lr=1e-3",
-    "measures": "pliant diagnose checkpoint.pt --model NETWORK --data PATH --measures MEASURE,MEASURE",
+    "measures": "pliant diagnose FILE --model NETWORK --data PATH --measures MEASURE",
     "recipes": "pliant run RECIPE --scale quick",
 }
 """What to do after each listing."""
