@@ -19,6 +19,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from pliant import cli, methods, models, streams
+from pliant._command_options import LISTED
 from pliant.data.cache import entries
 from pliant.diagnostics import measures
 from pliant.experiments.recipe import BASELINES, make_recipe
@@ -329,7 +330,7 @@ def test_help_fits_a_terminal(
     assert f"pliant {command}" in printed.rpartition("Examples:")[2]
 
 
-@pytest.mark.parametrize("what", cli.LISTED)
+@pytest.mark.parametrize("what", LISTED)
 def test_listings_fit_a_terminal(
     pliant: Callable[..., tuple[int, str]], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

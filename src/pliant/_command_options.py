@@ -70,3 +70,10 @@ METHODS_EXAMPLES = {
     "l2:lam=1e-2|1e-4": "the better of two values, chosen on held-out data",
     "swr+l2": "two methods at once",
 }
+ACTS = {
+    "demo": "Act 1: the data grew. Continue from the old weights, train from scratch, or treat the weights first?",
+    "demo_random_labels": "Act 2: the labels keep changing. Does the network learn the last task as well as the first?",
+}
+"""The recipes of the demo, and what each asks."""
+LANGUAGE_ACTS = {"demo_language": "The alphabet keeps changing. Does a GPT learn the last one as well as the first?"}
+RL_ACTS = {"demo_rl": "An agent learned too much from too little, and stopped learning. Does a reset bring it back?"}

@@ -19,23 +19,7 @@ try:
     from typer.core import TyperGroup
     from typer.main import get_command
 
-    from pliant._command_options import (
-        FLAG,
-        LISTED,
-        METHODS_EXAMPLES,
-        SETTINGS,
-        WHAT,
-        Address,
-        Checkpoint,
-        EngineName,
-        EngineOption,
-        Format,
-        Gpus,
-        Out,
-        Threads,
-        Workers,
-        list_examples,
-    )
+    from pliant import _command_options as shared
     from pliant._console import SafeConsole, make_console
 except ImportError as error:
     raise SystemExit(f"the command line needs more than torch ({error}): pip install 'pliant[cli]'") from error
@@ -121,51 +105,54 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def main_options(
     version: Annotated[
-        bool, typer.Option("--version", metavar=FLAG, callback=_show_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("--version", metavar=shared.FLAG, callback=_show_version, is_eager=True, help="Print it."),
     ] = False,
 ) -> None:
     """Take the options before the command."""
 
 
 @app.command(
-    epilog=list_examples(
+    epilog=shared.list_examples(
         "pliant compare --seeds 2",
         "pliant compare --data photos/ --model resnet18 --methods 'vanilla,swr,l2:lam=1e-2|1e-4'",
     )
     + "\n\nEntries of --methods:\n\n"
-    + "\n\n".join(f"- `{entry}`: {meaning}" for entry, meaning in METHODS_EXAMPLES.items())
+    + "\n\n".join(f"- `{entry}`: {meaning}" for entry, meaning in shared.METHODS_EXAMPLES.items())
 )
 def compare(
     data: Annotated[
         str,
         typer.Option(
-            rich_help_panel=WHAT, metavar="NAME", help="Data set: see `pliant list data`; a path, or file.py:function."
+            rich_help_panel=shared.WHAT,
+            metavar="NAME",
+            help="Data set: see `pliant list data`; a path, or file.py:function.",
         ),
     ] = "digits",
     model: Annotated[
         str,
         typer.Option(
-            rich_help_panel=WHAT, metavar="NAME", help="Network: see `pliant list models`, or file.py:function."
+            rich_help_panel=shared.WHAT, metavar="NAME", help="Network: see `pliant list models`, or file.py:function."
         ),
     ] = "mlp",
     stream: Annotated[
-        str, typer.Option(rich_help_panel=WHAT, metavar="NAME", help="Tasks: see `pliant list streams`.")
+        str, typer.Option(rich_help_panel=shared.WHAT, metavar="NAME", help="Tasks: see `pliant list streams`.")
     ] = "warm_start",
     methods: Annotated[
         str,
         typer.Option(
-            rich_help_panel=WHAT,
+            rich_help_panel=shared.WHAT,
             metavar="LIST",
             help="Methods, separated by commas: see `pliant list methods`, and below.",
         ),
     ] = "vanilla,fresh,l2,swr",
-    seeds: Annotated[int, typer.Option(rich_help_panel=WHAT, metavar="N", help="Number of seeds.")] = 5,
+    seeds: Annotated[int, typer.Option(rich_help_panel=shared.WHAT, metavar="N", help="Number of seeds.")] = 5,
     tune: Annotated[
         bool,
         typer.Option(
             "--tune",
-            rich_help_panel=SETTINGS,
-            metavar=FLAG,
+            rich_help_panel=shared.SETTINGS,
+            metavar=shared.FLAG,
             help="Choose the main setting of each method without settings, on held-out data.",
         ),
     ] = False,
@@ -173,19 +160,19 @@ def compare(
         list[str] | None,
         typer.Option(
             "--set",
-            rich_help_panel=SETTINGS,
+            rich_help_panel=shared.SETTINGS,
             metavar="KEY=VALUE",
             help="Any other setting, e.g. training.lr=1e-3 (`pliant list training`), stream.epochs=20, data.size=32, "
             "selection.seeds=1, 'measures=[\"loss\"]' (`pliant list measures`), device=cuda.",
         ),
     ] = None,
-    out: Out = None,
-    engine: EngineOption = EngineName.PROCESSES,
-    workers: Workers = None,
-    threads: Threads = 1,
-    gpus: Gpus = 0.0,
-    address: Address = None,
-    checkpoint_seconds: Checkpoint = 30.0,
+    out: shared.Out = None,
+    engine: shared.EngineOption = shared.EngineName.PROCESSES,
+    workers: shared.Workers = None,
+    threads: shared.Threads = 1,
+    gpus: shared.Gpus = 0.0,
+    address: shared.Address = None,
+    checkpoint_seconds: shared.Checkpoint = 30.0,
 ) -> None:
     """Compare methods: train each with several seeds, print a table, write a report."""
     _print(PREPARING)
@@ -209,7 +196,7 @@ def compare(
 
 
 @app.command(
-    epilog=list_examples(
+    epilog=shared.list_examples(
         "pliant run p0_table1_mnist --scale quick",
         "pliant run mine.toml stream.epochs=5",
         "pliant run mine.toml methods=vanilla,SWR",
@@ -226,15 +213,15 @@ def run(
     ] = "paper",
     trust: Annotated[
         bool,
-        typer.Option("--trust", metavar=FLAG, help="Let the file name code: file.py:function. Read that code first."),
+        typer.Option("--trust", metavar=shared.FLAG, help="Let the file name code. Read that code first."),
     ] = False,
-    out: Out = None,
-    engine: EngineOption = EngineName.PROCESSES,
-    workers: Workers = None,
-    threads: Threads = 1,
-    gpus: Gpus = 0.0,
-    address: Address = None,
-    checkpoint_seconds: Checkpoint = 30.0,
+    out: shared.Out = None,
+    engine: shared.EngineOption = shared.EngineName.PROCESSES,
+    workers: shared.Workers = None,
+    threads: shared.Threads = 1,
+    gpus: shared.Gpus = 0.0,
+    address: shared.Address = None,
+    checkpoint_seconds: shared.Checkpoint = 30.0,
 ) -> None:
     """Run a recipe: every run that is not done yet."""
     _print(PREPARING)
@@ -248,24 +235,15 @@ def run(
     _run_and_report(lambda: run_recipe(loaded, folder, place, checkpoint_seconds=checkpoint_seconds, console=console))
 
 
-ACTS = {
-    "demo": "Act 1: the data grew. Continue from the old weights, train from scratch, or treat the weights first?",
-    "demo_random_labels": "Act 2: the labels keep changing. Does the network learn the last task as well as the first?",
-}
-"""The recipes of the demo, and what each asks."""
-LANGUAGE_ACTS = {"demo_language": "The alphabet keeps changing. Does a GPT learn the last one as well as the first?"}
-RL_ACTS = {"demo_rl": "An agent learned too much from too little, and stopped learning. Does a reset bring it back?"}
-
-
-@app.command(epilog=list_examples("pliant demo", "pliant demo --rl"))
+@app.command(epilog=shared.list_examples("pliant demo", "pliant demo --rl"))
 def demo(
-    out: Out = None,
-    workers: Workers = None,
+    out: shared.Out = None,
+    workers: shared.Workers = None,
     rl: Annotated[
-        bool, typer.Option("--rl", metavar=FLAG, help="Show an agent that stopped learning, and learns again.")
+        bool, typer.Option("--rl", metavar=shared.FLAG, help="Show an agent that stopped learning, and learns again.")
     ] = False,
     language: Annotated[
-        bool, typer.Option("--language", metavar=FLAG, help="Show a GPT whose alphabet keeps changing.")
+        bool, typer.Option("--language", metavar=shared.FLAG, help="Show a GPT whose alphabet keeps changing.")
     ] = False,
 ) -> None:
     """Show what Pliant is for: retraining on data that grew, and labels that keep changing. Takes minutes."""
@@ -277,7 +255,7 @@ def demo(
 
     if rl and language:
         raise ValueError("--rl and --language are two demos; give one of them")
-    folder, acts = out or Path("demo"), RL_ACTS if rl else LANGUAGE_ACTS if language else ACTS
+    folder, acts = out or Path("demo"), shared.RL_ACTS if rl else shared.LANGUAGE_ACTS if language else shared.ACTS
 
     def run_acts() -> ComparisonResult:
         statuses: dict[str, Any] = {}
@@ -292,11 +270,11 @@ def demo(
     _run_and_report(run_acts)
 
 
-@app.command(epilog=list_examples("pliant report runs/mine", "pliant report runs/a runs/b --to tables.tex"))
+@app.command(epilog=shared.list_examples("pliant report runs/mine", "pliant report runs/a runs/b --to tables.tex"))
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs, finished or not.")],
     format: Annotated[
-        Format | None,
+        shared.Format | None,
         typer.Option(
             metavar="FORMAT",
             help="html, md, csv or tex: one file. png, svg or pdf: the figures. Default: the ending of --to, or html.",
@@ -310,7 +288,7 @@ def report(
     """Print the results of experiments and write a report."""
     from pliant.experiments.report.document import FIGURES, FORMATS, make_report
 
-    chosen: str = format or (to and to.suffix.removeprefix(".")) or Format.HTML
+    chosen: str = format or (to and to.suffix.removeprefix(".")) or shared.Format.HTML
     if chosen not in FORMATS:
         raise ValueError(
             f"--to is '{to}', which does not tell the format; end it in one of {', '.join(FORMATS)}, or give --format"
@@ -320,7 +298,7 @@ def report(
     files = made.save(target, chosen)
     made.print(console)
     _print(f"report: {target}" + (f" ({len(files)} files)" if chosen in FIGURES else ""))
-    if chosen == Format.HTML:
+    if chosen == shared.Format.HTML:
         _print(f"next: open {target} in a browser; pliant report {folders[0]} --format csv for the numbers")
 
 
@@ -336,7 +314,7 @@ for _name, _summary in _LATER.items():
     _announce(_name, _summary)
 
 
-@app.command(epilog=list_examples("pliant pack runs/mine mine.jsonl.gz"))
+@app.command(epilog=shared.list_examples("pliant pack runs/mine mine.jsonl.gz"))
 def pack(
     folder: Annotated[Path, typer.Argument(help="The folder of an experiment.")],
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. results.jsonl.gz.")],
@@ -347,7 +325,7 @@ def pack(
     _print(f"{archive.pack(folder, file)} runs in {file}\nnext: pliant unpack {file} FOLDER, on any machine")
 
 
-@app.command(epilog=list_examples("pliant unpack mine.jsonl.gz runs/again"))
+@app.command(epilog=shared.list_examples("pliant unpack mine.jsonl.gz runs/again"))
 def unpack(
     file: Annotated[Path, typer.Argument(help="A packed experiment.")],
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],
@@ -358,7 +336,7 @@ def unpack(
     _print(f"{archive.unpack(file, folder)} runs in {folder}\nnext: pliant report {folder}")
 
 
-@app.command(epilog=list_examples("pliant tensorboard runs/mine"))
+@app.command(epilog=shared.list_examples("pliant tensorboard runs/mine"))
 def tensorboard(
     folder: Annotated[Path, typer.Argument(help="The folder of an experiment.")],
     to: Annotated[
@@ -386,7 +364,7 @@ def data_list() -> None:
     _print("next: pliant data get NAME downloads and decodes a data set; pliant data check looks for damage")
 
 
-@data_app.command("get", epilog=list_examples("pliant data get photos/ --set data.size=32"))
+@data_app.command("get", epilog=shared.list_examples("pliant data get photos/ --set data.size=32"))
 def data_get(
     name: Annotated[str, typer.Argument(help="A data set: a name, a path, or file.py:function.")],
     setting: Annotated[
@@ -420,18 +398,18 @@ def data_check() -> None:
 
 
 def _complete_listing(incomplete: str) -> list[str]:
-    return [name for name in LISTED if name.startswith(incomplete)]
+    return [name for name in shared.LISTED if name.startswith(incomplete)]
 
 
-@app.command("list", epilog=list_examples("pliant list methods", "pliant list data"))
+@app.command("list", epilog=shared.list_examples("pliant list methods", "pliant list data"))
 def list_(
     what: Annotated[
-        str, typer.Argument(metavar="WHAT", help=", ".join(LISTED) + ".", autocompletion=_complete_listing)
+        str, typer.Argument(metavar="WHAT", help=", ".join(shared.LISTED) + ".", autocompletion=_complete_listing)
     ],
 ) -> None:
     """List methods, streams, models, data, training, measures or recipes."""
-    if what not in LISTED:
-        raise ValueError(f"list {what!r}: {suggest(what, LISTED)}")
+    if what not in shared.LISTED:
+        raise ValueError(f"list {what!r}: {suggest(what, shared.LISTED)}")
     from pliant._listings import LISTINGS, NEXT
 
     console.print(LISTINGS[what]())
@@ -447,10 +425,12 @@ def _print_error(message: str) -> None:
     SafeConsole(stderr=True).print(f"error: {message}", markup=False, soft_wrap=True)
 
 
-def _make_engine(engine: EngineName, workers: int | None, threads: int, gpus: float, address: str | None) -> "Engine":
+def _make_engine(
+    engine: shared.EngineName, workers: int | None, threads: int, gpus: float, address: str | None
+) -> "Engine":
     from pliant.experiments.engines import ProcessEngine, RayEngine
 
-    if engine is EngineName.RAY:
+    if engine is shared.EngineName.RAY:
         if workers is not None:
             raise ValueError("--workers is for --engine processes; Ray starts as many runs as its CPUs allow")
         return RayEngine(address, threads, gpus)
