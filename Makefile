@@ -44,7 +44,6 @@ format: $(VENV)/.setup
 
 # The site, into docs/_build/html. It is built without the network, and a warning is an error.
 docs: $(VENV)/.setup
-	$(PIP) -e '.[docs]'
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
 bench: $(VENV)/.setup

@@ -1,15 +1,16 @@
 """The site: `make docs` builds it into docs/_build/html; a warning is an error."""
 
-import importlib
 import re
 import sys
-from inspect import ismodule
+import warnings
 from pathlib import Path
 
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "docs")]
+
+from site_parts import write_api, write_llms  # noqa: E402
 
 from pliant import __version__  # noqa: E402
 
@@ -23,9 +24,10 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
 ]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "gallery/*.ipynb", "gallery/*.py", "sg_execution_times.rst"]
 html_theme = "pydata_sphinx_theme"
 html_title = "Pliant"
 html_static_path = ["_static"]
@@ -36,9 +38,12 @@ html_theme_options = {
     "navigation_with_keys": False,
     "footer_start": ["copyright"],
     "footer_end": [],
-    "header_links_before_dropdown": 7,
+    "header_links_before_dropdown": 9,
 }
-html_sidebars = {"index": [], "results": [], "leaderboard": [], "results/*": []}
+html_sidebars = {
+    name: []
+    for name in ("index", "start", "which-method", "changelog", "security", "results", "leaderboard", "results/*")
+}
 copyright = "the Pliant authors, Apache-2.0"
 
 myst_enable_extensions = ["dollarmath"]
@@ -52,43 +57,21 @@ napoleon_numpy_docstring = False
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 
-PUBLIC = (
-    "pliant", "pliant.methods", "pliant.diagnostics", "pliant.streams", "pliant.models", "pliant.data",
-    "pliant.integrations.transformers", "pliant.integrations.lightning", "pliant.integrations.stable_baselines3",
-)  # fmt: skip
-"""The modules whose public names the API reference shows."""
-
-
-def write_api(folder: Path) -> None:
-    """Write one page for each public module, with a page of its own for each of its names."""
-    folder.mkdir(exist_ok=True)
-    listed = "\n".join(PUBLIC)
-    (folder / "index.md").write_text(
-        f"# API\n\nEvery public name, from its docstring.\n\n```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n"
-    )
-    elsewhere = [
-        each for name in ("pliant.methods", "pliant.diagnostics") for each in importlib.import_module(name).__all__
-    ]
-    for name in PUBLIC:
-        module = importlib.import_module(name)
-        # `pliant.SWR` is `pliant.methods.SWR`, and has its page there.
-        hidden = elsewhere if name == "pliant" else ()
-        public = [each for each in module.__all__ if not each.startswith("_") and each not in hidden]
-        public = [each for each in public if not ismodule(getattr(module, each))]
-        about = (module.__doc__ or "").partition("\n")[0]
-        lines = [
-            name,
-            "=" * len(name),
-            "",
-            about,
-            "",
-            ".. autosummary::",
-            "   :toctree: names",
-            "   :nosignatures:",
-            "",
-        ]
-        (folder / f"{name}.rst").write_text("\n".join([*lines, *(f"   {name}.{each}" for each in public), ""]))
-
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples",
+    "gallery_dirs": "gallery",
+    "filename_pattern": "/",
+    "ignore_pattern": r"__init__\.py",
+    "within_subsection_order": "site_parts.by_place",
+    "reset_argv": "site_parts.give_arguments",
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "show_signature": False,
+    "show_memory": False,
+    "min_reported_time": 10_000,
+    "write_computation_times": False,
+}
+warnings.filterwarnings("ignore", message="FigureCanvasAgg is non-interactive")
 
 write_api(Path(__file__).parent / "api")
 
@@ -99,7 +82,8 @@ _OPTION = re.compile(r"^```(\w+) [^\n]+$", re.MULTILINE)
 def adapt(app: Sphinx, name: str, source: list[str]) -> None:
     """Let pages that are written for the repository stand on the site.
 
-    Links to files outside docs/ become their paths, and what the tests read after a block's language goes.
+    Links to files outside docs/ become their paths, links to examples lead to the gallery, and what the tests read
+    after a block's language goes.
     """
 
     def to_path(match: re.Match[str]) -> str:
@@ -108,6 +92,10 @@ def adapt(app: Sphinx, name: str, source: list[str]) -> None:
         if inside.resolve().is_relative_to(app.srcdir):
             return match[0]
         shown = inside.resolve().relative_to(ROOT)
+        if shown == Path("examples"):
+            return f"[{text}]({up.removesuffix('../')}gallery/index.rst)"
+        if shown.parent.name == "examples" and shown.suffix == ".py":
+            return f"[{text}]({up.removesuffix('../')}gallery/{shown.stem}.rst)"
         return text if f"`{shown}`" in text else f"{text} (`{shown}`)"
 
     source[0] = _OPTION.sub(r"```\1", _OUTSIDE.sub(to_path, source[0]))
@@ -122,3 +110,4 @@ def setup(app: Sphinx) -> None:
     """Connect what this file adds to Sphinx."""
     app.connect("source-read", adapt)
     app.connect("autodoc-process-docstring", escape_bars)
+    app.connect("build-finished", write_llms)

@@ -1,7 +1,11 @@
-"""Reset actor, critics and temperature of a SAC loop in the style of CleanRL: lines marked with `# Pliant`.
+"""
+Reset a SAC agent in the style of CleanRL
+=========================================
 
-One file, one loop, no framework: `python examples/sac_reset.py --steps 5000`. The loop is ours; its parts stand in the
-same order as in CleanRL's `sac_continuous_action.py`, so that the lines go to the same places there.
+Reset actor, critics and temperature of a SAC loop in the style of CleanRL: lines marked with ``# Pliant``.
+
+One file, one loop, no framework: ``python examples/sac_reset.py --steps 5000``. The loop is ours; its parts stand in
+the same order as in CleanRL's ``sac_continuous_action.py``, so that the lines go to the same places there.
 """
 
 import argparse

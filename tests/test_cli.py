@@ -19,6 +19,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from pliant import cli, methods, models, streams
+from pliant._command_options import LISTED
 from pliant.data.cache import entries
 from pliant.diagnostics import measures
 from pliant.experiments.recipe import BASELINES, make_recipe
@@ -141,7 +142,8 @@ def test_the_data_cache(
     root = write_folder(tmp_path / "zoo", per_class=10)
     assert pliant("data", "get", str(root)) == (
         0,
-        f"{root}: 24 training examples, 6 test examples, 3 classes, shape (3, 6, 6)\n",
+        f"{root}: 24 training examples, 6 test examples, 3 classes, shape (3, 6, 6)\n"
+        f"next: pliant compare --data {root}\n",
     )
     code, printed = pliant("data", "list")
     assert code == 0
@@ -294,6 +296,65 @@ def test_ctrl_c_while_a_worker_starts(tmp_path: Path) -> None:
     code, printed = interrupt([*PLIANT, *TINY], tmp_path)
     assert (code, printed) == (130, "preparing …\nstopped; the same command resumes\n")
     assert (tmp_path / "waits").read_text() == "blocked: True"  # else it may print a traceback
+
+
+COMMANDS = (
+    "compare",
+    "run",
+    "demo",
+    "report",
+    "diagnose",
+    "treat",
+    "pack",
+    "unpack",
+    "tensorboard",
+    "list",
+    "data get",
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_terminal(
+    pliant: Callable[..., tuple[int, str]], command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 80 columns the explanations have most of the width, and examples stand at the end."""
+    monkeypatch.setenv("COLUMNS", "80")
+    code, printed = pliant(*command.split(), "--help")
+    assert code == 0
+    lines = printed.splitlines()
+    assert max(map(len, lines)) <= 80
+    options = [line for line in lines if line.startswith("│")]
+    starts = [re.match(r"│ .*? {2,}(?=\S[^│]{10,} *│$)", line) for line in options]
+    assert max(match.end() for match in starts if match) <= 40, "explanations are squeezed"
+    assert "Examples:" in printed.rpartition("╯")[2]
+    assert f"pliant {command}" in printed.rpartition("Examples:")[2]
+
+
+@pytest.mark.parametrize("what", LISTED)
+def test_listings_fit_a_terminal(
+    pliant: Callable[..., tuple[int, str]], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 80 columns no name is cut, and the last line says what to do next."""
+    monkeypatch.setattr(cli, "console", Console(width=80))
+    code, printed = pliant("list", what)
+    assert code == 0
+    *table, last = printed.splitlines()
+    assert max(map(cell_len, printed.splitlines())) <= 80
+    names = [line.split()[0] for line in table if line.strip()]
+    assert not [name for name in names if name.endswith("…") and name != "…"]
+    assert last.startswith("next: pliant ")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("pliant dia", "diagnose"), ("pliant diagnose --bud", "--budget"), ("pliant list stre", "streams")],
+)
+def test_the_shell_completes(words: str, expected: str) -> None:
+    """Also the options of a command that lives in its own module."""
+    asked = {"_PLIANT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    code = "import sys; sys.argv = ['pliant']; from pliant.cli import app; app(prog_name='pliant')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | asked)
+    assert expected in done.stdout.split()
 
 
 def test_ctrl_c_while_torch_is_imported(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import pliant
-from pliant import cli
+from pliant._command_options import METHODS_EXAMPLES
 from pliant.experiments.engines import ProcessEngine
 from pliant.experiments.recipe import Recipe, RecipeError
 from pliant.experiments.store import load_runs
@@ -196,7 +196,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, Path]]:
 
 def test_examples_of_the_help_are_accepted(asked: list[tuple[Recipe, Path]]) -> None:
     with pytest.raises(AskedError):
-        pliant.compare(",".join(cli.METHODS_EXAMPLES))
+        pliant.compare(",".join(METHODS_EXAMPLES))
     ((recipe, folder),) = asked
     assert folder == Path("runs/warm_start-digits-mlp")
     assert [entry.label for entry in recipe.methods] == [

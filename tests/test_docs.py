@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from benchmarks.pictures import PICTURES
 
 from pliant import methods
 
@@ -41,11 +42,23 @@ def anchors(page: Path) -> list[str]:
     return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
-def test_readme_lists_every_method() -> None:
-    row = r"^\| \[`(\w+)`\]\(docs/methods/(\w+)\.md\) \| `(\w+)` \| (.+?) \| .+ \| (.+?) \|$"
-    rows = re.findall(row, (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_index_lists_every_method() -> None:
+    row = r"^\| \[`(\w+)`\]\((\w+)\.md\) \| `(\w+)` \| (.+?) \| .+ \| (.+?) \|$"
+    page = (ROOT / "docs" / "methods" / "index.md").read_text()
+    rows = re.findall(row, page, re.MULTILINE)
     infos = [methods.info(name) for name in methods.names()]
     assert sorted(rows) == sorted((info.name, info.name, info.cls.__name__, info.acts, info.paper) for info in infos)
+    assert page.count(f"{len(infos)} published methods") == 1
+    assert f"[{len(infos)} methods](docs/methods/index.md)" in (ROOT / "README.md").read_text()
+
+
+def test_readme_is_short() -> None:
+    """One screen, then one command and one picture for each thing that a user does."""
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) < 150
+    assert len(text.split()) < 1000
+    for picture in PICTURES:
+        assert text.count(f"(docs/images/{picture}.svg)") == 1
 
 
 def test_every_card_is_of_a_method() -> None:

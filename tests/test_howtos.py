@@ -85,7 +85,8 @@ def test_nightly_retraining(
     assert "4 of 4 settings to try" in printed
     assert "Accuracy on the old data: " in printed
     assert "def prepare(batches):" in printed
-    assert (tmp_path / printed.strip().rpartition("page: ")[2]).exists()
+    assert (tmp_path / re.findall(r"^page: (.+)$", printed, re.MULTILINE)[-1]).exists()
+    assert printed.splitlines()[-1].startswith("next: ")
 
 
 def test_language(tmp_path: Path, run_here: Callable[[list[str], Path], str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +110,7 @@ def only_commands(run: Callable[[list[str], Path], str]) -> Callable[[list[str],
 
 
 def report_of(printed: str, folder: Path) -> Path:
-    return folder / printed.strip().rpartition("report: ")[2]
+    return folder / re.findall(r"^report: (.+)$", printed, re.MULTILINE)[-1]
 
 
 def test_experiments(tmp_path: Path, run_here: Callable[[list[str], Path], str]) -> None:

@@ -5,7 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.leaderboard import leaderboard_block
+from benchmarks.pictures import draw_pictures
 from benchmarks.reproduction.agent_effects import agent_block
+from benchmarks.reproduction.decisions import decision_block
 from benchmarks.reproduction.drawings import known_drawings, write_drawing, write_picture
 from benchmarks.reproduction.effect_overview import overview_block
 from benchmarks.reproduction.effects import effect_block
@@ -19,7 +21,7 @@ from benchmarks.reproduction.results_tables import count_block, coverage_block, 
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [
-    *(DOCS / f"{name}.md" for name in ("results", "recipes", "leaderboard")),
+    *(DOCS / f"{name}.md" for name in ("results", "recipes", "leaderboard", "which-method")),
     *sorted((DOCS / "results").glob("*.md")),
     *sorted((DOCS / "methods").glob("*.md")),
 ]
@@ -65,6 +67,7 @@ MAKERS: dict[str, Callable[[str], str]] = {
     "explanations": explanations_block,
     "figures": figures_block,
     "leaderboard": leaderboard_block,
+    "decisions": decision_block,
 }
 BLOCK = re.compile(rf"<!-- ({'|'.join(MAKERS)}): (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 
@@ -86,6 +89,7 @@ def write_documents() -> None:
     for forest in FORESTS:
         rows = make_forest(forest)
         write_picture(draw_forest(rows), rows, DOCS / "images" / f"{forest.name}.svg")
+    draw_pictures()
     for name, make in FILES.items():
         (DOCS / "results" / name).write_text(make())
     for page in PAGES:

@@ -25,72 +25,98 @@ from pliant.running import undisturbed
 from pliant.training import Settings, make_optimizer
 from pliant.trial import EXAMPLES
 
+EPILOG = (
+    "Examples:\n\n- `pliant diagnose checkpoint.pt --model mine.py:build --data photos/`\n\n"
+    "- `pliant diagnose --before a.pt --after b.pt --model mlp --data digits`"
+)
+TRIAL, SIGNS, RESUME, OUTPUT = "The trial, which decides", "The signs, which explain", "A loss jump", "Output"
+"""Panels of `--help`."""
 _OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
 
 
 def diagnose_command(
     model: Annotated[
         str,
-        typer.Option(help="The network: a name (`pliant list models`), file.py:function or package.module:function."),
+        typer.Option(metavar="NAME", help="Network: see `pliant list models`, or file.py:function."),
     ],
     checkpoint: Annotated[
-        Path | None, typer.Argument(help="The weights: a safetensors file, or a state dict written by torch.save.")
+        Path | None, typer.Argument(metavar="FILE", help="The weights: a safetensors file, or written by torch.save.")
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
-            help="The new data to learn, which the verdict needs: a name (`pliant list data`), a path, "
-            "file.py:function or package.module:function."
+            metavar="NAME",
+            help="The new data to learn, which the verdict needs: see `pliant list data`; a path, or file.py:function.",
         ),
     ] = None,
     trial: Annotated[
-        bool, typer.Option(help="Let copies of the network learn the data beside fresh networks. This decides.")
+        bool, typer.Option(rich_help_panel=TRIAL, metavar=" ", help="Let copies learn the data beside fresh networks.")
     ] = True,
-    budget: Annotated[float, typer.Option(metavar="SECONDS", help="How long the trial may take.")] = BUDGET,
+    budget: Annotated[
+        float, typer.Option(rich_help_panel=TRIAL, metavar="SECONDS", help="How long the trial may take.")
+    ] = BUDGET,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Optimizer steps of each network in the trial. By default ten epochs, 400 to 2000."),
+        typer.Option(
+            rich_help_panel=TRIAL, metavar="N", min=1, help="Steps of each network. Default: ten epochs, 400 to 2000."
+        ),
     ] = None,
     before: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="With --after: the checkpoint that a training with a loss jump resumed from."
+            rich_help_panel=RESUME, metavar="FILE", help="With --after: the checkpoint that training resumed from."
         ),
     ] = None,
     after: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --before: a checkpoint after the jump.")
+        Path | None,
+        typer.Option(rich_help_panel=RESUME, metavar="FILE", help="With --before: a checkpoint after the jump."),
     ] = None,
     key: Annotated[
         str,
         typer.Option(
-            help="The place of the weights in a checkpoint that holds several networks, e.g. q_network or agent.actor."
+            metavar="KEY", help="The place of the weights, if the file holds several networks, e.g. agent.actor."
         ),
     ] = "",
     reference: Annotated[
-        str, typer.Option(help="The network to compare signs with: `fresh` (a new network), or a checkpoint.")
+        str,
+        typer.Option(rich_help_panel=SIGNS, metavar="FILE", help="Compare with: `fresh` networks, or a checkpoint."),
     ] = "fresh",
     labels: Annotated[
-        Literal["own", "random"], typer.Option(help="The labels of the data, or random labels as a stress test.")
+        Literal["own", "random"],
+        typer.Option(rich_help_panel=TRIAL, metavar="NAME", help="`own`, or `random` labels as a stress test."),
     ] = "own",
-    samples: Annotated[int, typer.Option(min=1, help="How many examples to measure the signs on.")] = 256,
-    seed: Annotated[
-        int, typer.Option(help="The seed of the choice of examples, the random labels and the fresh networks.")
-    ] = 0,
+    samples: Annotated[
+        int, typer.Option(rich_help_panel=SIGNS, metavar="N", min=1, help="Examples to measure on.")
+    ] = 256,
+    seed: Annotated[int, typer.Option(metavar="N", help="The seed of all that is drawn.")] = 0,
     measures: Annotated[
         str | None,
-        typer.Option(help="Measures, separated by commas. By default, all that need neither a full matrix nor a step."),
+        typer.Option(
+            rich_help_panel=SIGNS,
+            metavar="LIST",
+            help="Measures, separated by commas. Default: all except those that need a full matrix or a step.",
+        ),
     ] = None,
     setting: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
-            help="An option of the data, the network or the trial's optimizer, e.g. data.size=32, model.width=8, "
-            "training.optimizer=sgd or training.lr=0.1. May be repeated.",
+            metavar="KEY=VALUE",
+            help="Other options: data.size=32, model.width=8, training.optimizer=sgd, training.lr=0.1.",
         ),
     ] = None,
-    table: Annotated[bool, typer.Option("--table", help="Print the values of all measures, by layer too.")] = False,
-    html: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("diagnosis.html"),
-    parquet: Annotated[Path | None, typer.Option(help="A Parquet file to write the values to.")] = None,
+    table: Annotated[
+        bool,
+        typer.Option(
+            "--table", rich_help_panel=OUTPUT, metavar=" ", help="Print the values of all measures, by layer too."
+        ),
+    ] = False,
+    html: Annotated[Path, typer.Option(rich_help_panel=OUTPUT, metavar="FILE", help="The HTML page to write.")] = Path(
+        "diagnosis.html"
+    ),
+    parquet: Annotated[
+        Path | None, typer.Option(rich_help_panel=OUTPUT, metavar="FILE", help="A Parquet file for the values.")
+    ] = None,
 ) -> None:
     """Say whether a network has lost plasticity, which signs explain it, and what to try.
 
@@ -139,6 +165,10 @@ def diagnose_command(
     if parquet is not None:
         found.signs.to_parquet(parquet)
         _echo(f"table: {parquet}")
+    if found.trial is None or found.trial.verdict != "plastic":
+        _echo(f"next: pliant treat {checkpoint} --model {model} --data {data or 'NEW_DATA'} finds the best remedy")
+    else:
+        _echo(f"next: nothing to repair; {html} shows the learning curves")
 
 
 def _check_files(

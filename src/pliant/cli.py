@@ -10,7 +10,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -20,6 +19,7 @@ try:
     from typer.core import TyperGroup
     from typer.main import get_command
 
+    from pliant import _command_options as shared
     from pliant._console import SafeConsole, make_console
 except ImportError as error:
     raise SystemExit(f"the command line needs more than torch ({error}): pip install 'pliant[cli]'") from error
@@ -36,6 +36,16 @@ if TYPE_CHECKING:
 
 class _Commands(TyperGroup):
     """The commands; Ctrl-C ends each of them in one line."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a command; one that lives in its own module is imported now, when it is called or completed."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name not in _LATER:
+            return name, command, rest
+        module = importlib.import_module(f"pliant._{name}_command")
+        holder = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+        holder.command(name, epilog=module.EPILOG)(getattr(module, f"{name}_command"))
+        return name, get_command(holder), rest
 
     def invoke(self, ctx: Any) -> Any:
         pressed = False
@@ -61,6 +71,11 @@ class _Commands(TyperGroup):
             signal.signal(signal.SIGINT, before)
 
 
+_LATER = {
+    "diagnose": "Say whether a network has lost plasticity, which signs explain it, and what to try.",
+    "treat": "Treat a checkpoint: continue, apply a remedy or train from scratch? Tries all, and gives the code.",
+}
+"""The commands that live in modules of their own, `_NAME_command`."""
 STOPPED = "stopped; the same command starts over"
 RESUMES = "stopped; the same command resumes"
 PREPARING = "preparing …"
@@ -69,57 +84,16 @@ PREPARING = "preparing …"
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="Keep PyTorch networks able to learn: attach methods, diagnose, compare.",
-    epilog="Exit codes: 0 done; 1 a run or a report failed, or data is damaged; 2 wrong arguments; 130 stopped by "
-    "Ctrl-C; 143 terminated. After 130 and 143 the same command resumes.",
+    help="Keep PyTorch networks able to learn: attach methods, diagnose, treat, compare.",
+    epilog="First steps:\n\n- `pliant demo`\n\n- `pliant diagnose checkpoint.pt --model mine.py:build --data photos/`"
+    "\n\n- `pliant list methods`\n\nExit codes: 0 done; 1 a run or a report failed, or data is damaged; 2 wrong "
+    "arguments; 130 stopped by Ctrl-C; 143 terminated. After 130 and 143 the same command resumes.",
 )
 data_app = typer.Typer(no_args_is_help=True, help="Download data sets and check the cache.")
 app.add_typer(data_app, name="data")
 console = make_console()
-
-
-class EngineName(StrEnum):
-    """Where runs are executed."""
-
-    PROCESSES = "processes"
-    RAY = "ray"
-
-
-class Format(StrEnum):
-    """The format of a report."""
-
-    HTML = "html"
-    MARKDOWN = "md"
-    CSV = "csv"
-    LATEX = "tex"
-    PNG = "png"
-    SVG = "svg"
-    PDF = "pdf"
-
-
-Out = Annotated[
-    Path | None,
-    typer.Option(metavar="FOLDER", help="Folder of the runs; an interrupted folder resumes. Default: runs/NAME."),
-]
-EngineOption = Annotated[EngineName, typer.Option("--engine", metavar="NAME", help="processes, or ray.")]
-Workers = Annotated[int | None, typer.Option(metavar="N", help="Processes. Default: the cores / --threads.")]
-Threads = Annotated[int, typer.Option(metavar="N", help="Threads of each run; on Ray, its CPUs.")]
-Gpus = Annotated[float, typer.Option(metavar="N", help="GPUs of each run, on Ray.")]
-Address = Annotated[str | None, typer.Option(metavar="HOST", help="Ray cluster to join. Default: a local one.")]
-Checkpoint = Annotated[float, typer.Option(metavar="N", help="Seconds between two checkpoints of a run.")]
-
-
-METHODS_EXAMPLES = {
-    "vanilla": "plain training",
-    "fresh": "a new network for each task",
-    "l2:lam=1e-3": "a setting",
-    "redo:tau=0.1:every=97": "two settings",
-    "l2:lam=1e-2|1e-4": "the better of two values, chosen on held-out data",
-    "swr+l2": "two methods at once",
-}
 
 
 def _show_version(wanted: bool) -> None:
@@ -131,54 +105,74 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def main_options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("--version", metavar=shared.FLAG, callback=_show_version, is_eager=True, help="Print it."),
     ] = False,
 ) -> None:
     """Take the options before the command."""
 
 
 @app.command(
-    epilog="\n\n".join(
-        (
-            "Entries of --methods: "
-            + "; ".join(f"`{example}` ({meaning})" for example, meaning in METHODS_EXAMPLES.items())
-            + ".",
-            "Example: `pliant compare --data photos/ --model resnet18 --methods 'vanilla,swr,l2:lam=1e-2|1e-4' "
-            "--seeds 5 --set stream.epochs=20`",
-        )
+    epilog=shared.list_examples(
+        "pliant compare --seeds 2",
+        "pliant compare --data photos/ --model resnet18 --methods 'vanilla,swr,l2:lam=1e-2|1e-4'",
     )
+    + "\n\nEntries of --methods:\n\n"
+    + "\n\n".join(f"- `{entry}`: {meaning}" for entry, meaning in shared.METHODS_EXAMPLES.items())
 )
 def compare(
     data: Annotated[
-        str, typer.Option(metavar="NAME", help="Data set: see `pliant list data`; a path, or file.py:function.")
+        str,
+        typer.Option(
+            rich_help_panel=shared.WHAT,
+            metavar="NAME",
+            help="Data set: see `pliant list data`; a path, or file.py:function.",
+        ),
     ] = "digits",
     model: Annotated[
-        str, typer.Option(metavar="NAME", help="Network: see `pliant list models`, or file.py:function.")
+        str,
+        typer.Option(
+            rich_help_panel=shared.WHAT, metavar="NAME", help="Network: see `pliant list models`, or file.py:function."
+        ),
     ] = "mlp",
-    stream: Annotated[str, typer.Option(metavar="NAME", help="Tasks: see `pliant list streams`.")] = "warm_start",
+    stream: Annotated[
+        str, typer.Option(rich_help_panel=shared.WHAT, metavar="NAME", help="Tasks: see `pliant list streams`.")
+    ] = "warm_start",
     methods: Annotated[
-        str, typer.Option(metavar="LIST", help="Methods, separated by commas: see `pliant list methods`, and below.")
+        str,
+        typer.Option(
+            rich_help_panel=shared.WHAT,
+            metavar="LIST",
+            help="Methods, separated by commas: see `pliant list methods`, and below.",
+        ),
     ] = "vanilla,fresh,l2,swr",
-    seeds: Annotated[int, typer.Option(metavar="N", help="Number of seeds.")] = 5,
+    seeds: Annotated[int, typer.Option(rich_help_panel=shared.WHAT, metavar="N", help="Number of seeds.")] = 5,
     tune: Annotated[
-        bool, typer.Option("--tune", help="Choose the main setting of each method without settings, on held-out data.")
+        bool,
+        typer.Option(
+            "--tune",
+            rich_help_panel=shared.SETTINGS,
+            metavar=shared.FLAG,
+            help="Choose the main setting of each method without settings, on held-out data.",
+        ),
     ] = False,
     setting: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
+            rich_help_panel=shared.SETTINGS,
             metavar="KEY=VALUE",
             help="Any other setting, e.g. training.lr=1e-3 (`pliant list training`), stream.epochs=20, data.size=32, "
             "selection.seeds=1, 'measures=[\"loss\"]' (`pliant list measures`), device=cuda.",
         ),
     ] = None,
-    out: Out = None,
-    engine: EngineOption = EngineName.PROCESSES,
-    workers: Workers = None,
-    threads: Threads = 1,
-    gpus: Gpus = 0.0,
-    address: Address = None,
-    checkpoint_seconds: Checkpoint = 30.0,
+    out: shared.Out = None,
+    engine: shared.EngineOption = shared.EngineName.PROCESSES,
+    workers: shared.Workers = None,
+    threads: shared.Threads = 1,
+    gpus: shared.Gpus = 0.0,
+    address: shared.Address = None,
+    checkpoint_seconds: shared.Checkpoint = 30.0,
 ) -> None:
     """Compare methods: train each with several seeds, print a table, write a report."""
     _print(PREPARING)
@@ -202,8 +196,11 @@ def compare(
 
 
 @app.command(
-    epilog="Examples: `pliant run p0_table1_mnist --scale quick`; `pliant run mine.toml stream.epochs=5`; "
-    "`pliant run mine.toml methods=vanilla,SWR` runs two methods of the file, by their labels."
+    epilog=shared.list_examples(
+        "pliant run p0_table1_mnist --scale quick",
+        "pliant run mine.toml stream.epochs=5",
+        "pliant run mine.toml methods=vanilla,SWR",
+    )
 )
 def run(
     recipe: Annotated[
@@ -211,18 +208,20 @@ def run(
     ],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes of the recipe.")] = None,
     scale: Annotated[
-        Literal["paper", "quick"], typer.Option(help="As published, or a smaller version that takes minutes.")
+        Literal["paper", "quick"],
+        typer.Option(metavar="SCALE", help="paper: as published. quick: smaller, in minutes."),
     ] = "paper",
     trust: Annotated[
-        bool, typer.Option("--trust", help="Let the file name code: file.py:function. Read that code first.")
+        bool,
+        typer.Option("--trust", metavar=shared.FLAG, help="Let the file name code. Read that code first."),
     ] = False,
-    out: Out = None,
-    engine: EngineOption = EngineName.PROCESSES,
-    workers: Workers = None,
-    threads: Threads = 1,
-    gpus: Gpus = 0.0,
-    address: Address = None,
-    checkpoint_seconds: Checkpoint = 30.0,
+    out: shared.Out = None,
+    engine: shared.EngineOption = shared.EngineName.PROCESSES,
+    workers: shared.Workers = None,
+    threads: shared.Threads = 1,
+    gpus: shared.Gpus = 0.0,
+    address: shared.Address = None,
+    checkpoint_seconds: shared.Checkpoint = 30.0,
 ) -> None:
     """Run a recipe: every run that is not done yet."""
     _print(PREPARING)
@@ -236,21 +235,16 @@ def run(
     _run_and_report(lambda: run_recipe(loaded, folder, place, checkpoint_seconds=checkpoint_seconds, console=console))
 
 
-ACTS = {
-    "demo": "Act 1: the data grew. Continue from the old weights, train from scratch, or treat the weights first?",
-    "demo_random_labels": "Act 2: the labels keep changing. Does the network learn the last task as well as the first?",
-}
-"""The recipes of the demo, and what each asks."""
-LANGUAGE_ACTS = {"demo_language": "The alphabet keeps changing. Does a GPT learn the last one as well as the first?"}
-RL_ACTS = {"demo_rl": "An agent learned too much from too little, and stopped learning. Does a reset bring it back?"}
-
-
-@app.command()
+@app.command(epilog=shared.list_examples("pliant demo", "pliant demo --rl"))
 def demo(
-    out: Out = None,
-    workers: Workers = None,
-    rl: Annotated[bool, typer.Option("--rl", help="Show an agent that stopped learning, and learns again.")] = False,
-    language: Annotated[bool, typer.Option("--language", help="Show a GPT whose alphabet keeps changing.")] = False,
+    out: shared.Out = None,
+    workers: shared.Workers = None,
+    rl: Annotated[
+        bool, typer.Option("--rl", metavar=shared.FLAG, help="Show an agent that stopped learning, and learns again.")
+    ] = False,
+    language: Annotated[
+        bool, typer.Option("--language", metavar=shared.FLAG, help="Show a GPT whose alphabet keeps changing.")
+    ] = False,
 ) -> None:
     """Show what Pliant is for: retraining on data that grew, and labels that keep changing. Takes minutes."""
     _print(PREPARING)
@@ -261,7 +255,7 @@ def demo(
 
     if rl and language:
         raise ValueError("--rl and --language are two demos; give one of them")
-    folder, acts = out or Path("demo"), RL_ACTS if rl else LANGUAGE_ACTS if language else ACTS
+    folder, acts = out or Path("demo"), shared.RL_ACTS if rl else shared.LANGUAGE_ACTS if language else shared.ACTS
 
     def run_acts() -> ComparisonResult:
         statuses: dict[str, Any] = {}
@@ -276,11 +270,11 @@ def demo(
     _run_and_report(run_acts)
 
 
-@app.command(epilog="Examples: `pliant report runs/mine`; `pliant report runs/a runs/b --to tables.tex`.")
+@app.command(epilog=shared.list_examples("pliant report runs/mine", "pliant report runs/a runs/b --to tables.tex"))
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs, finished or not.")],
     format: Annotated[
-        Format | None,
+        shared.Format | None,
         typer.Option(
             metavar="FORMAT",
             help="html, md, csv or tex: one file. png, svg or pdf: the figures. Default: the ending of --to, or html.",
@@ -294,7 +288,7 @@ def report(
     """Print the results of experiments and write a report."""
     from pliant.experiments.report.document import FIGURES, FORMATS, make_report
 
-    chosen: str = format or (to and to.suffix.removeprefix(".")) or Format.HTML
+    chosen: str = format or (to and to.suffix.removeprefix(".")) or shared.Format.HTML
     if chosen not in FORMATS:
         raise ValueError(
             f"--to is '{to}', which does not tell the format; end it in one of {', '.join(FORMATS)}, or give --format"
@@ -304,33 +298,23 @@ def report(
     files = made.save(target, chosen)
     made.print(console)
     _print(f"report: {target}" + (f" ({len(files)} files)" if chosen in FIGURES else ""))
+    if chosen == shared.Format.HTML:
+        _print(f"next: open {target} in a browser; pliant report {folders[0]} --format csv for the numbers")
 
 
-def _add_command(name: str, summary: str) -> None:
-    """Add a command that lives in its own module, `_NAME_command`, which is imported when the command is called."""
+def _announce(name: str, summary: str) -> None:
+    """Let `pliant --help` list a command whose module is imported when it is called."""
 
-    @app.command(
-        name,
-        help=summary,
-        add_help_option=False,  # The module knows the options.
-        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    )
-    def load_and_invoke(context: typer.Context) -> None:
-        module = importlib.import_module(f"pliant._{name}_command")
-        holder = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-        holder.command(name)(getattr(module, f"{name}_command"))
-        command: Any = get_command(holder)
-        with command.make_context(name, context.args, parent=context.parent) as inner:
-            command.invoke(inner)
+    @app.command(name, help=summary)
+    def never_called() -> None:
+        raise NotImplementedError
 
 
-_add_command("diagnose", "Say whether a network has lost plasticity, which signs explain it, and what to try.")
-_add_command(
-    "treat", "Treat a checkpoint: continue, apply a remedy or train from scratch? Tries all, and gives the code."
-)
+for _name, _summary in _LATER.items():
+    _announce(_name, _summary)
 
 
-@app.command()
+@app.command(epilog=shared.list_examples("pliant pack runs/mine mine.jsonl.gz"))
 def pack(
     folder: Annotated[Path, typer.Argument(help="The folder of an experiment.")],
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. results.jsonl.gz.")],
@@ -338,10 +322,10 @@ def pack(
     """Pack the finished runs of an experiment into one small file."""
     from pliant.experiments import archive
 
-    _print(f"{archive.pack(folder, file)} runs in {file}")
+    _print(f"{archive.pack(folder, file)} runs in {file}\nnext: pliant unpack {file} FOLDER, on any machine")
 
 
-@app.command()
+@app.command(epilog=shared.list_examples("pliant unpack mine.jsonl.gz runs/again"))
 def unpack(
     file: Annotated[Path, typer.Argument(help="A packed experiment.")],
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],
@@ -349,10 +333,10 @@ def unpack(
     """Unpack an experiment, to report on it."""
     from pliant.experiments import archive
 
-    _print(f"{archive.unpack(file, folder)} runs in {folder}")
+    _print(f"{archive.unpack(file, folder)} runs in {folder}\nnext: pliant report {folder}")
 
 
-@app.command()
+@app.command(epilog=shared.list_examples("pliant tensorboard runs/mine"))
 def tensorboard(
     folder: Annotated[Path, typer.Argument(help="The folder of an experiment.")],
     to: Annotated[
@@ -363,7 +347,7 @@ def tensorboard(
     from pliant.experiments.tensorboard import export
 
     target = to or folder / "tensorboard"
-    _print(f"{export(folder, target)} runs; see them with: tensorboard --logdir {target}")
+    _print(f"{export(folder, target)} runs in {target}\nnext: tensorboard --logdir {target}")
 
 
 @data_app.command("list")
@@ -377,9 +361,10 @@ def data_list() -> None:
         size = sum(file.stat().st_size for file in entry.iterdir())
         _print(f"in the cache: {entry} ({size / 1e6:.0f} MB)")
     _print(f"The cache is {cache.cache_folder()}. Set PLIANT_CACHE to use another folder.")
+    _print("next: pliant data get NAME downloads and decodes a data set; pliant data check looks for damage")
 
 
-@data_app.command("get", epilog="Example: `pliant data get photos/ --set data.size=32`.")
+@data_app.command("get", epilog=shared.list_examples("pliant data get photos/ --set data.size=32"))
 def data_get(
     name: Annotated[str, typer.Argument(help="A data set: a name, a path, or file.py:function.")],
     setting: Annotated[
@@ -394,7 +379,7 @@ def data_get(
     dataset = datasets.load(name, **read_options(setting or (), "data")["data"])
     _print(
         f"{name}: {len(dataset.train)} training examples, {len(dataset.test)} test examples, "
-        f"{len(dataset.classes)} classes, shape {dataset.shape}"
+        f"{len(dataset.classes)} classes, shape {dataset.shape}\nnext: pliant compare --data {name}"
     )
 
 
@@ -408,17 +393,27 @@ def data_check() -> None:
         _print(problem)
     _print(f"{len(cache.entries())} data sets in {cache.cache_folder()}, {len(problems)} problems")
     if problems:
+        _print("next: pliant data get NAME decodes a damaged data set again")
         raise typer.Exit(1)
 
 
-@app.command("list")
-def list_(what: Annotated[str, typer.Argument(metavar="WHAT")]) -> None:
-    """List methods, streams, models, data, training, measures or recipes."""
-    from pliant._listings import LISTINGS
+def _complete_listing(incomplete: str) -> list[str]:
+    return [name for name in shared.LISTED if name.startswith(incomplete)]
 
-    if what not in LISTINGS:
-        raise ValueError(f"list {what!r}: {suggest(what, LISTINGS)}")
+
+@app.command("list", epilog=shared.list_examples("pliant list methods", "pliant list data"))
+def list_(
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help=", ".join(shared.LISTED) + ".", autocompletion=_complete_listing)
+    ],
+) -> None:
+    """List methods, streams, models, data, training, measures or recipes."""
+    if what not in shared.LISTED:
+        raise ValueError(f"list {what!r}: {suggest(what, shared.LISTED)}")
+    from pliant._listings import LISTINGS, NEXT
+
     console.print(LISTINGS[what]())
+    _print(f"next: {NEXT[what]}")
 
 
 def _print(line: str) -> None:
@@ -430,10 +425,12 @@ def _print_error(message: str) -> None:
     SafeConsole(stderr=True).print(f"error: {message}", markup=False, soft_wrap=True)
 
 
-def _make_engine(engine: EngineName, workers: int | None, threads: int, gpus: float, address: str | None) -> "Engine":
+def _make_engine(
+    engine: shared.EngineName, workers: int | None, threads: int, gpus: float, address: str | None
+) -> "Engine":
     from pliant.experiments.engines import ProcessEngine, RayEngine
 
-    if engine is EngineName.RAY:
+    if engine is shared.EngineName.RAY:
         if workers is not None:
             raise ValueError("--workers is for --engine processes; Ray starts as many runs as its CPUs allow")
         return RayEngine(address, threads, gpus)
@@ -459,7 +456,10 @@ def _run_and_report(run: "Callable[[], ComparisonResult]") -> None:
             _print(f"no page without {', '.join(missing)}: pip install 'pliant[report]'; pliant report {result.folder}")
         else:
             (page,) = result.save(result.folder / "report.html")
-            _print(f"report: {page}")
+            _print(
+                f"report: {page}\n"
+                f"next: open it in a browser; pliant report {result.folder} --format csv for the numbers"
+            )
     except KeyboardInterrupt:
         _print(f"stopped; the runs are done, and `pliant report {result.folder}` makes the report")
         raise typer.Exit(130) from None

@@ -45,8 +45,11 @@ def test_a_recipe_runs_at_its_quick_scale_is_packed_and_comes_back(
         ("vanilla", 0, 1),
     ]
     assert {run.events[0]["environment"]["threads"] for run in runs} == {2}
-    assert pliant("pack", "runs/mine-quick", "kept.gz") == (0, "2 runs in kept.gz\n")
-    assert pliant("unpack", "kept.gz", "again") == (0, "2 runs in again\n")
+    assert pliant("pack", "runs/mine-quick", "kept.gz") == (
+        0,
+        "2 runs in kept.gz\nnext: pliant unpack kept.gz FOLDER, on any machine\n",
+    )
+    assert pliant("unpack", "kept.gz", "again") == (0, "2 runs in again\nnext: pliant report again\n")
     assert [run.id for run in load_runs(tmp_path / "again")] == [run.id for run in runs]
 
 
