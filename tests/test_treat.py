@@ -316,7 +316,7 @@ def test_checkpoints_that_are_none_are_told(
     write_checkpoint(Path("worn.pt"), 6.0)
     code, printed = command("treat", "worn.pt", *FLAGS, "--methods", "fier")
     assert code == 2
-    assert printed.splitlines()[-1].startswith("error: --methods: there is no method 'fier'")
+    assert printed.splitlines()[-1].startswith("error: methods: there is no method 'fier'")
     assert not Path("runs").exists()
 
 

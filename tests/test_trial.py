@@ -208,7 +208,7 @@ def test_each_pair_holds_out_its_own_part(digits: tuple[Tensor, Tensor]) -> None
 
 def test_results_can_be_written_and_shown(digits: tuple[Tensor, Tensor]) -> None:
     found = trial(build(), digits, fresh=build, **QUICK)
-    assert json.loads(json.dumps(found.to_dict()))["verdict"] == found.verdict
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["verdict"] == found.verdict
     assert found.interval[0] < found.gap < found.interval[1]
     for part in ("held-out accuracy at its best", "training accuracy at the end", "of the area", "cost: "):
         assert part in str(found)

@@ -67,6 +67,20 @@ def _contents(value: Any) -> Iterator[Any]:
         yield from value
 
 
+def without_infinities(value: Any) -> Any:
+    """Return plain types with None in place of numbers that JSON cannot hold.
+
+    Example:
+        >>> without_infinities({"steps": math.inf, "values": (1.0, math.nan)})
+        {'steps': None, 'values': [1.0, None]}
+    """
+    if isinstance(value, Mapping):
+        return {key: without_infinities(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_infinities(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def seal(record: Mapping[str, Any], previous: str = "", indent: int | None = None) -> bytes:
     """Write a table as JSON whose last key is a digest of the text before it.
 

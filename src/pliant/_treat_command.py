@@ -1,6 +1,5 @@
 """`pliant treat`: which remedy works best from a checkpoint, and the code that applies it."""
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -100,7 +99,6 @@ def treat_command(
     Settings compete on held-out data within --budget. The best one is tested on other seeds.
     """
     from pliant._console import make_console
-    from pliant.experiments.recipe import RecipeError
     from pliant.treat import treat
 
     console = make_console()
@@ -128,8 +126,6 @@ def treat_command(
         treatment.report.print(console)
         console.print(f"\n{treatment.code}", markup=False, highlight=False, soft_wrap=True)
         console.print(f"page: {page}", markup=False, highlight=False, soft_wrap=True)
-    except RecipeError as error:  # The flag is what the user wrote, not its place in a recipe.
-        raise ValueError(re.sub(r"^methods\b[\w.]*", "--methods", str(error), flags=re.MULTILINE)) from error
     except KeyboardInterrupt:
         console.print("stopped; the same command resumes")
         raise typer.Exit(130) from None

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import io
 import itertools
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -278,7 +279,7 @@ class _Search:
     def _list_entries(self, methods: str | Sequence[str]) -> list[Entry]:
         """Return the methods to try, each with the grid of its settings."""
         from pliant import methods as registry
-        from pliant.experiments.recipe import BASELINES
+        from pliant.experiments.recipe import BASELINES, RecipeError
         from pliant.experiments.run import make_methods, make_model, take_example
 
         given = methods.split(",") if isinstance(methods, str) else list(methods)
@@ -290,7 +291,10 @@ class _Search:
         if automatic:
             keeps_state = self.values["start"]["optimizer"] and "optimizer_reset" in registry.names()
             texts = [*AUTO, *(["optimizer_reset"] if keeps_state else [])]
-        recipe = self._recipe([_as_entry(text, per_epoch) for text in texts])
+        try:
+            recipe = self._recipe([_as_entry(text, per_epoch) for text in texts])
+        except RecipeError as error:  # The list is what the user wrote, not its place in a recipe.
+            raise ValueError(re.sub(r"^methods\b[\w.]*", "methods", str(error), flags=re.MULTILINE)) from error
         found = []
         model, example = make_model(self.config, self.stream), take_example(self.stream)
         for entry in recipe.methods[2:]:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from pliant._importing import naming_extra
+from pliant._json import without_infinities
 
 Verdict = Literal["plastic", "lost", "undecided"]
 Value = Literal["accuracy", "loss"]
@@ -134,8 +135,9 @@ class Trial:
     restored: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the trial in plain types, ready for JSON."""
-        return asdict(self)
+        """Return the trial in plain types, ready for JSON: None in place of a number that is not finite."""
+        plain: dict[str, Any] = without_infinities(asdict(self))
+        return plain
 
     def __str__(self) -> str:
         """Write the verdict, then the numbers that it rests on."""

@@ -70,7 +70,7 @@ def test_the_verdict_comes_first_then_signs_then_what_to_try(digits: tuple[Tenso
         signs = next(place for place, line in enumerate(lines) if line.startswith("  severe: units have gone dormant"))
         remedies = lines.index("What to try:")
         assert 0 < signs < remedies < lines.index("    redo.attach(optimizer)")
-    assert json.loads(json.dumps(found.to_dict()))["verdict"] == verdict
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["verdict"] == verdict
 
 
 def test_signs_without_loss_and_loss_without_signs_are_sentences(digits: tuple[Tensor, Tensor]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from pliant._json import without_infinities
 from pliant._seeding import drawing_for
 from pliant._validation import check_number
 from pliant.diagnosis.remedies import Remedy, choose_remedies
@@ -70,18 +71,20 @@ class Diagnosis:
         return [] if self.verdict == "plastic" else choose_remedies(self.signs.findings(), self.verdict == "lost")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the diagnosis in plain types, ready for JSON."""
+        """Return the diagnosis in plain types, ready for JSON: None in place of a number that is not finite."""
         findings = [
             {"measure": f.measure, "grade": f.grade, "size": f.size, "value": f.value, "reference": f.reference}
             for f in self.signs.findings()
         ]
-        return {
+        found = {
             "verdict": self.verdict,
             "trial": self.trial.to_dict() if self.trial else None,
             "signs": findings,
             "remedies": [remedy.method for remedy in self.remedies],
             "values": self.signs.to_dict(),
         }
+        plain: dict[str, Any] = without_infinities(found)
+        return plain
 
     def __str__(self) -> str:
         """Write the verdict, the signs, what to try, and what could not be measured."""
