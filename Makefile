@@ -33,10 +33,10 @@ check: $(VENV)/.setup
 	$(BIN)/mypy
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive src
 
-# Known vulnerabilities of what is installed: asks a service on the network.
+# Known vulnerabilities of what is installed: asks a service on the network. The list of findings is kept.
 audit: $(VENV)/.setup
 	$(PIP) pip-audit
-	$(BIN)/pip-audit --skip-editable
+	$(BIN)/pip-audit --skip-editable --progress-spinner off --format json --output benchmarks/results/audit.json
 
 format: $(VENV)/.setup
 	$(BIN)/ruff format .

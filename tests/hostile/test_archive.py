@@ -1,6 +1,7 @@
 """Archives that lie: damaged, swollen, nested, with forged results. Nothing is written of them."""
 
 import gzip
+import io
 import json
 import random
 import resource
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pliant._console import SafeConsole
 from pliant._json import parse_json
 from pliant.experiments.archive import pack, unpack
 from pliant.experiments.experiment import run_experiment
@@ -20,6 +22,8 @@ from pliant.experiments.recipe import make_recipe
 from pliant.experiments.report.document import make_report
 from pliant.experiments.run import execute
 from pliant.experiments.run_config import RunConfig
+from pliant.experiments.store import load_runs, read_sources
+from pliant.experiments.tensorboard import export
 from tests.hostile.attacks import assert_refused, flip_bit, pliant
 
 
@@ -182,7 +186,40 @@ def test_deep_nesting_is_one_line(packed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("task", 10**12), ("task", -1), ("task", 0.5), ("epoch", -1), ("epoch", "1"), ("loss", [1.0])]
+    "change",
+    [
+        {"title": True},
+        {"title": [None]},
+        {"published": ""},
+        {"published": {"l2": 0.5}},
+        {"published": {"l2": [{}, 0.1]}},
+        {"seeds": ["first"]},
+        {"seeds": [10**12]},
+        {"headline": {}},
+        {"choices": [[]]},
+        {"methods": [{"label": [], "parts": []}]},
+        {"methods": [{"label": "l2", "parts": [{"name": "l2", "settings": [], "grid": {}}]}]},
+        {"methods": [{"label": "l2", "parts": [{"name": {}, "settings": {}, "grid": {"lam": 0.1}}]}]},
+        {"selection": {"on": "best"}},
+        {"training": []},
+    ],
+    ids=str,
+)
+def test_a_forged_recipe_costs_only_itself(packed: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    lines = lines_of(packed)
+    lines[0]["recipe"] |= change
+    write(tmp_path / "bad.gz", lines)
+    unpack(tmp_path / "bad.gz", tmp_path / "got")
+    report = make_report([tmp_path / "got"])
+    report.print(SafeConsole(file=io.StringIO()))
+    for ending in ("md", "csv", "tex"):
+        report.save(tmp_path / f"report.{ending}")
+    assert [section.comparison.runs[0].status for section in report.sections] == ["finished"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("task", 10**12), ("task", -1), ("task", 0.5), ("epoch", -1), ("epoch", "1"), ("measures", 5), ("loss", [1.0])],
 )
 def test_a_forged_record_costs_only_its_run(packed: Path, tmp_path: Path, key: str, value: Any) -> None:
     """A task of that number would take terabytes; none of it may end in a traceback."""
@@ -195,7 +232,46 @@ def test_a_forged_record_costs_only_its_run(packed: Path, tmp_path: Path, key: s
     report.save(tmp_path / "report.md")
     if key != "loss":
         (section,) = report.sections
-        assert f"{key} is {value!r}" in section.failures[0].reason
+        assert f"{key} {'are' if key == 'measures' else 'is'} {value!r}" in section.failures[0].reason
+
+
+@pytest.mark.parametrize(
+    ("number", "key", "value"),
+    [
+        (0, "environment", 0.5),
+        (0, "environment", [[]]),
+        (1, "seconds", [1.0]),
+        (1, "steps", "many"),
+        (1, "bytes", []),
+        (1, "bytes", {"model": None}),
+        (1, "methods", 5),
+        (1, "methods", [{"name": []}]),
+        (1, "sources", 5),
+    ],
+)
+def test_a_forged_log_costs_only_the_log(packed: Path, tmp_path: Path, number: int, key: str, value: Any) -> None:
+    lines = lines_of(packed)
+    for line in lines[1:]:
+        line["events"][number][key] = value
+    write(tmp_path / "bad.gz", lines)
+    unpack(tmp_path / "bad.gz", tmp_path / "got")
+    report = make_report([tmp_path / "got"])
+    report.print(SafeConsole(file=io.StringIO()))
+    for ending in ("md", "csv", "tex"):
+        report.save(tmp_path / f"report.{ending}")
+    assert not report.sections[0].failures
+    assert all(read_sources(run) == {} for run in load_runs(tmp_path / "got")) or key != "sources"
+
+
+@pytest.mark.parametrize(("key", "value"), [("step", None), ("step", "1"), ("measures", 5)])
+def test_tensorboard_names_a_forged_record(packed: Path, tmp_path: Path, key: str, value: Any) -> None:
+    lines = lines_of(packed)
+    for line in lines[1:]:
+        line["metrics"][key] = [value]
+    write(tmp_path / "bad.gz", lines)
+    unpack(tmp_path / "bad.gz", tmp_path / "got")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl holds a record that no run writes"):
+        export(tmp_path / "got", tmp_path / "tensorboard")
 
 
 def test_infinite_numbers_are_not_json(tmp_path: Path) -> None:

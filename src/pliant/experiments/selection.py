@@ -71,7 +71,7 @@ def choose(
 def _count_examples(runs: Iterable[Run | None]) -> int | None:
     """Return the number of test examples that the first finished run recorded; None without a record."""
     finished = next((run for run in runs if run and run.status == "finished"), None)
-    with contextlib.suppress(ValueError, OSError):  # A damaged log costs only this number.
+    with contextlib.suppress(ValueError, TypeError, OSError):  # A damaged log costs only this number.
         for event in reversed(finished.events if finished else []):
             if "test_examples" in event:
                 return int(event["test_examples"])

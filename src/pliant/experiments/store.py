@@ -187,7 +187,7 @@ def _naming(file: Path, advice: str = "remove it, or its folder") -> Iterator[Pa
 
 def read_sources(run: Run) -> dict[tuple[str, str], str]:
     """Return the digests that a run's log holds, by kind and name, e.g. ("data", "photos/")."""
-    with contextlib.suppress(ValueError, KeyError, OSError):  # A damaged log holds none.
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, OSError):  # A damaged log holds none.
         then: Sources = next((event["sources"] for event in reversed(run.events) if "sources" in event), {})
         return {(kind, str(getattr(run.config, kind))): digest for kind, digest in then.items()}
     return {}

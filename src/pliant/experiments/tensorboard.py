@@ -25,9 +25,14 @@ def export(root: Path, target: Path) -> int:
             old.unlink()
         with SummaryWriter(str(target / run.id)) as writer:
             for record in records:
-                measures = {f"measures/{name}": value for name, value in record.get("measures", {}).items()}
+                measured, step = record.get("measures", {}), record.get("step")
+                if not isinstance(measured, dict) or not isinstance(step, int):
+                    raise ValueError(
+                        f"{run.path / 'metrics.jsonl'} holds a record that no run writes: step is {step!r}"
+                    )
+                measures = {f"measures/{name}": value for name, value in measured.items()}
                 for name, value in (record | measures).items():
                     if isinstance(value, int | float) and name != "step":
-                        writer.add_scalar(name, value, record["step"])
+                        writer.add_scalar(name, value, step)
         count += 1
     return count

@@ -336,12 +336,12 @@ def _read_cost(runs: Sequence[Run]) -> tuple[list[float], float] | None:
             continue
         try:
             end = next(event for event in reversed(run.events) if event["event"] == "end")
-            steps, sum_of_seconds, kept = end["steps"], end["seconds"], end["bytes"]
-        except (StopIteration, KeyError, ValueError, OSError):
-            continue
-        if steps:
-            seconds.append(sum_of_seconds / steps)
-            sizes.append(sum(kept.values()))
+            if end["steps"]:
+                per_step, size = float(end["seconds"] / end["steps"]), int(sum(end["bytes"].values()))
+                seconds.append(per_step)
+                sizes.append(size)
+        except (StopIteration, KeyError, ValueError, TypeError, AttributeError, OSError):
+            continue  # A log may hold anything; without one, only the cost is unknown.
     return (seconds, statistics.median(sizes)) if seconds else None
 
 

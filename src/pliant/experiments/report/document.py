@@ -369,7 +369,7 @@ def _describe(config: RunConfig) -> dict[str, str]:
 def _environment(run: Run) -> dict[str, Any]:
     try:
         return dict(next(event["environment"] for event in reversed(run.events) if event.get("event") == "start"))
-    except (StopIteration, KeyError, ValueError, OSError):
+    except (StopIteration, KeyError, ValueError, TypeError, OSError):
         return {}
 
 

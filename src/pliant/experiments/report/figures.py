@@ -159,7 +159,7 @@ def tooltip_title(name: str) -> str:
         >>> print(tooltip_title("a\\b"))
         a\\b
     """
-    return name.replace("\\", "\\\\")
+    return " ".join(name.splitlines()).replace("\\", "\\\\")  # No string of an expression may hold a line break.
 
 
 IS_SHOWN = "indexof(shown, datum.key) >= 0"

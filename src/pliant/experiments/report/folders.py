@@ -3,11 +3,14 @@
 A recipe is read as written: its data, network and methods need not exist here, and none of its code runs.
 """
 
+import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, TypeAdapter
 
 from pliant.experiments.recipe import Entry, GridPart, Recipe, Selection
 from pliant.experiments.report.comparison import Broken
@@ -101,24 +104,45 @@ def _read_recipe(folder: Path, broken: list[Broken]) -> WrittenRecipe | None:
 
 
 def _construct(values: dict[str, Any]) -> Recipe:
-    """Build a recipe from `recipe.json` without validating it; it was validated before it was written."""
+    """Build a recipe from `recipe.json`, of which only the types are checked: what it names need not exist here."""
     entries = [
-        Entry.model_construct(**entry | {"parts": tuple(GridPart.model_construct(**part) for part in entry["parts"])})
+        _typed(Entry, entry | {"parts": tuple(_typed(GridPart, part) for part in entry["parts"])})
         for entry in values["methods"]
     ]
     parts = {name: Part(**values[name]) for name in ("data", "model", "stream", "old_data") if values.get(name)}
-    return Recipe.model_construct(
-        **values
+    return _typed(
+        Recipe,
+        values
         | parts
         | {
             "training": read_settings(values["training"]),
             "start": Start(**values["start"]) if values.get("start") else None,
             "methods": tuple(entries),
             "seeds": tuple(values["seeds"]),
-            "selection": Selection.model_construct(**values["selection"]),
-            "measures": tuple(values["measures"]),
-        }
+            "selection": _typed(Selection, values["selection"]),
+        },
     )
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def _typed(model: type[_Model], values: dict[str, Any]) -> _Model:
+    """Construct a model of which each value has the type of its field; its own checks are not made."""
+    given = {name: values[name] for name in model.model_fields if name in values}
+    checked = {name: adapter.validate_python(given[name]) for name, adapter in _adapters(model) if name in given}
+    return model.model_construct(**given | checked)
+
+
+@functools.cache
+def _adapters(model: type[BaseModel]) -> list[tuple[str, TypeAdapter[Any]]]:
+    """Return what checks the fields of a model that hold plain values."""
+    fields = {name: field for name, field in model.model_fields.items() if name not in _CONSTRUCTED}
+    return [(name, TypeAdapter(field.rebuild_annotation())) for name, field in fields.items()]
+
+
+_CONSTRUCTED = ("data", "model", "stream", "old_data", "start", "training", "methods", "parts")
+"""Fields that hold objects, whose constructors check their types."""
 
 
 def _read_selection(folder: Path, written: WrittenRecipe | None, broken: list[Broken]) -> dict[str, Any]:

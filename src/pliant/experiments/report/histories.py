@@ -62,6 +62,8 @@ def read_history(run: Run) -> History:
         task, epoch = _place(record, "task", len(records)), _place(record, "epoch", 2**62)
         entry = {key.removeprefix(ENTRY): value for key, value in record.items() if key.startswith(ENTRY)}
         measured = record.get(MEASURES) or {}  # Taken at the first step, i.e. at the end of the epoch before.
+        if not isinstance(measured, dict):
+            raise ValueError(f"{MEASURES} are {measured!r}; they must be numbers by name")
         if rows and rows[-1][:2] == (task, epoch - 1):
             rows[-1] = (*rows[-1][:3], measured)
         elif entry or measured:

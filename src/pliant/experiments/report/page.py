@@ -75,8 +75,8 @@ def _charts(sections: "Sequence[Section]") -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    """Return JSON that is safe inside a script element."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    """Return JSON that is safe inside a script element. Line separators become spaces: Vega's expressions have none."""
+    text = re.sub("[\u2028\u2029]", " ", json.dumps(value, separators=(",", ":"), ensure_ascii=False))
     return re.sub(
         "[<\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]", lambda found: f"\\u{ord(found.group()):04x}", text
     )
