@@ -151,7 +151,7 @@ class Learner:
             method.attach(self.optimizer)
 
     def measure(self, names: Sequence[str], task: Task, reference: Reference = "initial") -> None:
-        """Record measures at the first step of a task and of every `evaluate_every`th epoch.
+        """Record measures at the first step of a task, and of every n-th epoch, n = `evaluate_every`.
 
         Args:
             names: Some of `pliant.diagnostics.measures.names()`.
