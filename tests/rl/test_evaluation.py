@@ -6,6 +6,7 @@ import pytest
 import torch
 from stable_baselines3 import DQN, SAC
 
+from pliant.rl.atari import ClippedReward
 from pliant.rl.evaluation import evaluate, overestimate
 
 
@@ -61,3 +62,12 @@ def test_a_truncated_episode_continues_with_the_value_of_its_last_observation() 
         rewards.append(float(reward))
     expected = [5 - sum(0.99**k * r for k, r in enumerate(rewards[t:])) - 0.99 ** (3 - t) * 5 for t in range(3)]
     assert found.overestimation == pytest.approx(np.mean(expected), rel=1e-5)
+
+
+def test_returns_are_scores_where_the_agent_sees_clipped_rewards() -> None:
+    agent = DQN("MlpPolicy", "CartPole-v1", seed=0, device="cpu")
+    plain = gymnasium.make("CartPole-v1")
+    fives = gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: 5 * reward)
+    expected, found = evaluate(agent, [plain], [3]), evaluate(agent, [ClippedReward(fives)], [3])
+    assert found.returns == (5 * expected.returns[0],)
+    assert found.overestimation == expected.overestimation

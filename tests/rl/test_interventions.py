@@ -40,7 +40,7 @@ def test_the_authors_rule_for_atari_is_in_the_recipe() -> None:
     before = {name: p.clone() for name, p in network.module.named_parameters()}
     moments = copy.deepcopy(network.optimizer.state_dict()["state"])
     reference = copy.deepcopy(network.module)
-    FIRE(reference, where=lambda name, p: "cnn" in name).apply()
+    FIRE(reference, optimizer_state="keep", where=lambda name, p: "cnn" in name).apply()
     fired = dict(reference.named_parameters())
     learner.methods.on_new_data()
     for name, parameter in network.module.named_parameters():
