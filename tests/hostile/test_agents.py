@@ -12,6 +12,8 @@ import torch
 pytest.importorskip("stable_baselines3")
 
 from pliant.experiments.agent_run import make_agent_learner
+from pliant.experiments.experiment import rehearse
+from pliant.experiments.recipe import make_recipe
 from pliant.experiments.run import execute
 from pliant.experiments.run_config import Part
 from pliant.experiments.store import RunFolder
@@ -130,3 +132,29 @@ def test_weights_that_are_not_finite_end_a_run_as_diverged(tmp_path: Path, agent
     outcome = execute(wild, tmp_path)
     assert outcome.status == "diverged", outcome.error
     assert "not finite" in outcome.error
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"agent": {"name": "dqn", "policy_kwargs": "big"}},
+        {"agent": {"name": "dqn", "policy": ["MlpPolicy"]}},
+        {"agent": {"name": "dqn", "policy_kwargs": {"features_extractor_class": "os.system"}}},
+        {"agent": {"name": "dqn", "buffer_size": 10**15}},
+        {"agent": {"name": "ppo", "n_steps": 10**15}},
+        {"env": {"name": "CartPole-v1", "max_episode_steps": "many"}},
+        {"env": {"name": "CartPole-v1", "render_mode": 5}},
+    ],
+    ids=str,
+)
+def test_wrong_options_of_an_agent_are_named_before_anything_is_trained(changes: dict[str, Any]) -> None:
+    values = {
+        "domain": "rl",
+        "env": "CartPole-v1",
+        "agent": "dqn",
+        "stream": {"name": "environment", "steps": 80, "evaluate_every": 40, "episodes": 1},
+        "methods": ["vanilla"],
+        "seeds": 1,
+    }
+    with pytest.raises(ValueError, match=r"vanilla: |stream: "):
+        rehearse(make_recipe(values | changes))

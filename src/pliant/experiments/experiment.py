@@ -148,6 +148,10 @@ def _rehearse_agents(recipe: Recipe) -> list[tuple[RunConfig, Sources]]:
                 make_agent_learner(config)
             except ValueError as error:
                 raise ValueError(f"{entry.label}: {error}") from error
+            except ImportError:
+                raise
+            except Exception as error:  # Gymnasium and Stable-Baselines3 raise anything for a wrong option.
+                raise ValueError(f"{entry.label}: the agent cannot be made: {tell_failure(error)}") from error
         used.append((config, {}))
     return used
 
