@@ -20,7 +20,10 @@ from pliant.diagnostics.batches import Batch
 from pliant.diagnostics.per_sample.gradient_gram import gradient_gram
 
 OPERATORS = Path(__file__).parent / "results" / "operators.txt"
-ENTRYWISE = ("swr", "l2", "l2_init", "weight_clipping", "hare_tortoise", "upgd", "spectral", "wasserstein")
+SIZES = (10**5, 10**6, 10**7, 10**8)
+LARGEST = {"swr": 10**8, "l2_init": 10**8, "weight_clipping": 10**8, "spectral": 10**7, "upgd": 10**7}
+"""The methods of the first table, and the most parameters that each is timed with."""
+ON_PAPER = (*LARGEST, "l2", "wasserstein", "streaming_ewc", "trac", "hare_tortoise", "nap", "weight_rescaling")
 
 # Llama 3 70B, spread over the ranks by `fully_shard` in float32.
 LAYERS, WIDTH, HIDDEN, KEYS, TOKENS = 80, 8192, 28672, 1024, 128256
@@ -34,12 +37,9 @@ def parameters() -> None:
     """Print the time of a method's action per step, in passes over the weights: `mul_` reads and writes each once."""
     print("Parameters: time of the method in a step / one pass of mul_ over the weights, 4 square layers\n")
     print(f"{'':20}" + "".join(f"{count:>10.0e}" for count in SIZES))
-    rows = {name: [added_passes(name, count) for count in SIZES] for name in ENTRYWISE}
-    for name, ratios in rows.items():
+    for name, largest in LARGEST.items():
+        ratios = [added_passes(name, count) for count in SIZES if count <= largest]
         print(f"{name:20}" + "".join(f"{ratio:10.1f}" for ratio in ratios), flush=True)
-
-
-SIZES = (10**5, 10**6, 10**7, 10**8)
 
 
 def added_passes(name: str, count: int) -> float:
@@ -53,8 +53,8 @@ def added_passes(name: str, count: int) -> float:
     methods.create(name, model, example=torch.zeros(1, width), seed=0).attach(optimizer)
     times = medians(
         {"with": optimizer.step, "without": plain.step, "pass": lambda: torch._foreach_mul_(weights, 1.0)},
-        rounds=max(3, 10**7 // count),
-        warmup=2,
+        rounds=max(3, min(50, 10**7 // count)),
+        warmup=1,
     )
     return (times["with"] - times["without"]) / times["pass"]
 
@@ -63,6 +63,7 @@ def layers() -> None:
     """Print the seconds of SWR's construction, and of torch.export alone."""
     print("\nLayers: seconds to construct SWR for a network of linear layers with ReLU, and of torch.export alone\n")
     print(f"{'layers':>10}{'SWR()':>10}{'export':>10}{'ratio':>10}")
+    methods.create("swr", nn.Linear(2, 2), example=torch.zeros(1, 2), lam=1e-3)  # the first one imports torch.export
     for depth in (10, 30, 100, 300, 1000):
         parts = [part for _ in range(depth) for part in (nn.Linear(8, 8), nn.ReLU())]
         model, example = nn.Sequential(*parts), torch.randn(2, 8)
@@ -70,7 +71,7 @@ def layers() -> None:
             "swr": lambda model=model, example=example: methods.create("swr", model, example=example, lam=1e-3),  # type: ignore[misc]
             "export": lambda model=model, example=example: torch.export.export(model, (example,), strict=False),  # type: ignore[misc]
         }
-        times = medians(contestants, rounds=1 if depth > 100 else 3, warmup=1)
+        times = medians(contestants, rounds=1 if depth > 100 else 3, warmup=0)
         print(
             f"{depth:10}{times['swr']:10.2f}{times['export']:10.2f}{times['swr'] / times['export']:10.1f}", flush=True
         )
@@ -89,7 +90,7 @@ def units() -> None:
             if name is not None:
                 methods.create(name, model, example=batch[:2], seed=0).attach(optimizer)
             contestants[str(name)] = step
-        times = medians(contestants, rounds=30)
+        times = medians(contestants, rounds=15, warmup=2)
         print(f"{width:10}" + "".join(f"{times[name] / times['None']:10.2f}" for name in list(times)[1:]), flush=True)
 
 
@@ -102,14 +103,14 @@ def samples() -> None:
     def train(x: Tensor, y: Tensor) -> None:
         cross_entropy(model(x), y).backward()
 
-    for count in (64, 128, 256, 512, 1024):
+    for count in (64, 128, 256, 512):
         x, y = torch.randn(count, 784), torch.randint(0, 10, (count,))
         times = medians(
             {
                 "gram": lambda x=x, y=y: gradient_gram(model, Batch.of((x, y)), cross_entropy),  # type: ignore[misc]
                 "pass": lambda x=x, y=y: train(x, y),  # type: ignore[misc]
             },
-            rounds=5,
+            rounds=3,
             warmup=1,
         )
         print(f"{count:10}{times['gram'] / times['pass']:10.1f}", flush=True)
@@ -136,7 +137,7 @@ def seventy_billion() -> None:
     print(f"A step on {BATCH / 1e6:g} million tokens: 6N operations each at {UTILIZATION:.0%} of peak, {step:.1f} s\n")
     print(f"{'':20}{'held GB':>10}{'moved GB':>10}{'ms':>10}{'of a step':>12}")
     for name, moved in moved_bytes().items():
-        if name in ENTRYWISE or name in ("streaming_ewc", "trac", "nap", "weight_rescaling"):
+        if name in ON_PAPER:
             seconds = moved * share / BANDWIDTH
             held = held_bytes(name) * share / 1e9
             print(f"{name:20}{held:10.2f}{moved * share / 1e9:10.1f}{1e3 * seconds:10.1f}{seconds / step:12.4%}")
