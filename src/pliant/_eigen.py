@@ -42,7 +42,7 @@ def eigvalsh(matrices: Tensor) -> Tensor:
 def _decompose(function: Callable[[Tensor], Any], matrices: Tensor) -> list[Tensor]:
     try:
         found: list[Tensor] = list(function(matrices))
-        if all(torch.isfinite(part).all() for part in found):
+        if torch.stack([torch.isfinite(part).all() for part in found]).all():  # one wait for the device, not one each
             return found
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         pass

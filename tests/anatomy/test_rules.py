@@ -438,7 +438,7 @@ def test_recurrent_layers_are_fixed(modules: dict[str, ScaleGraph], name: str) -
 
 
 def test_every_rule_has_a_probe(probed: ScaleGraph, modules: dict[str, ScaleGraph]) -> None:
-    # The other probes are traced twice, because some of their calls write to operands; then dropout is `native_dropout`.
+    # The other probes are traced twice, because some calls write to operands; then dropout is `native_dropout`.
     once = analyze(nn.Sequential(nn.Linear(2, 2), nn.Dropout()), torch.ones(1, 2))
     seen = {graph.graph.operator(node) for graph in (probed, once, *modules.values()) for node in graph.graph.nodes}
     assert set(RULES) - seen == set()

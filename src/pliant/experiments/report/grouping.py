@@ -116,7 +116,8 @@ def _sort_in(folder: Folder, drafts: _Drafts) -> list[_Draft]:
         for run, asked in members:
             draft.add(run, asked=asked)
         versions = _find_versions(run for run in draft.runs if run.status in FINAL)
-        settings = {run.config.label: [*_setting(run), run.config.fresh] for run, _ in members}
+        last = {run.config.label: run for run, _ in members}
+        settings = {label: [*_setting(run), run.config.fresh] for label, run in last.items()}
         alike = drafts.setdefault(key, [])
         same = next((other for other in alike if other.fits(versions, settings)), None)
         if same is None:
@@ -154,8 +155,8 @@ def _begin_draft(run: Run, written: WrittenRecipe | None) -> tuple[str, _Draft, 
         order = [entry.label for entry in written.recipe.methods]
         draft = _Draft(written.recipe.title or _describe(run), setting, written.values, order)
     else:
-        setting = dict(zip(SETTING, _setting(run), strict=True))
-        key, draft = json.dumps(_setting(run), sort_keys=True), _Draft(_describe(run), setting)
+        parts = _setting(run)
+        key, draft = json.dumps(parts, sort_keys=True), _Draft(_describe(run), dict(zip(SETTING, parts, strict=True)))
     return key, draft, run.config == expected
 
 

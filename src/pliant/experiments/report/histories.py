@@ -1,5 +1,6 @@
 """The metrics that runs recorded during training, as arrays: over epochs, at task ends, and averaged over seeds."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,19 +104,15 @@ def _is_of_agent(run: Run) -> bool:
 
 def _columns(rows: Sequence[Mapping[str, Any]], skip: Iterable[str] = ()) -> dict[str, Floats]:
     """Turn rows into columns of numbers; values that are not finite numbers become NaN."""
-    columns: dict[str, Floats] = {}
+    names = dict.fromkeys(key for row in rows for key in row)
     left_out = set(skip)
-    for place, row in enumerate(rows):
-        for key, value in row.items():
-            if key in left_out or key.startswith(ENTRY):
-                continue
-            if key not in columns:
-                columns[key] = np.full(len(rows), np.nan)
-            if isinstance(value, int | float):
-                columns[key][place] = value
-    for column in columns.values():
-        column[~np.isfinite(column)] = np.nan
-    return {key: column for key, column in columns.items() if np.isfinite(column).any()}
+    columns: dict[str, Floats] = {}
+    for name in names:
+        if name not in left_out and not name.startswith(ENTRY):
+            values = [row.get(name) for row in rows]
+            column = np.array([value if isinstance(value, int | float) else math.nan for value in values], dtype=float)
+            columns[name] = np.where(np.isfinite(column), column, np.nan)
+    return {key: column for key, column in columns.items() if not np.isnan(column).all()}
 
 
 @dataclass(frozen=True)
