@@ -217,8 +217,8 @@ class PlasticityInjection(Reinitializer):
         if made < self.draws:
             raise ValueError(
                 f"model: it has the frozen heads of {made} injections, but the state of {self.name} is that after "
-                f"{self.draws}. Load the model's state too; torch.distributed.checkpoint fills only what the model has, "
-                "so call apply() as often before loading"
+                f"{self.draws}. Load the model's state too; torch.distributed.checkpoint fills only what the model "
+                "has, so call apply() as often before loading"
             )
         super()._agree(group)
 
