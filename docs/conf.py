@@ -38,7 +38,7 @@ html_theme_options = {
     "navigation_with_keys": False,
     "footer_start": ["copyright"],
     "footer_end": [],
-    "header_links_before_dropdown": 9,
+    "header_links_before_dropdown": 7,
 }
 html_sidebars = {
     name: []

@@ -165,10 +165,13 @@ def diagnose_command(
     if parquet is not None:
         found.signs.to_parquet(parquet)
         _echo(f"table: {parquet}")
-    if found.trial is None or found.trial.verdict != "plastic":
-        _echo(f"next: pliant treat {checkpoint} --model {model} --data {data or 'NEW_DATA'} finds the best remedy")
-    else:
-        _echo(f"next: nothing to repair; {html} shows the learning curves")
+    verdict = found.trial.verdict if found.trial else "undecided"
+    steps = {
+        "plastic": f"nothing to repair; {html} shows the learning curves",
+        "lost": f"pliant treat {checkpoint} --model {model} --data {data} finds the best remedy",
+        "undecided": f"the same command with --data and a --budget above {budget:g} decides",
+    }
+    _echo(f"next: {steps[verdict]}")
 
 
 def _check_files(
