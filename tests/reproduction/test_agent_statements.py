@@ -1,13 +1,10 @@
 """Statements about agents are judged by their returns and measures, and the cards show them."""
 
-import shutil
-from pathlib import Path
-
 import pytest
-from benchmarks.reproduction import agent_effects, kept, statements
+from benchmarks.reproduction import agent_effects, statements
 from benchmarks.reproduction.agent_effects import agent_block
 from benchmarks.reproduction.forest import find_unit
-from benchmarks.reproduction.kept import KEPT, PRIMING, find_recipe, load_kept, load_priming
+from benchmarks.reproduction.kept import PRIMING, find_recipe, load_priming
 from benchmarks.reproduction.statements import find_margin, judge, load_statements, measure
 
 from tests.reproduction.helpers import make_kept
@@ -16,20 +13,12 @@ INTERVENTION = "ours_rl_intervention"
 OF_INTERVENTION = [one for one in load_statements() if one["recipe"] == INTERVENTION]
 
 
-def test_archive_of_the_intervention_has_every_number_that_is_stated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The one seed that is kept apart has a number for each statement; one seed decides nothing."""
-    shutil.copy(KEPT.parent / "unfinished" / f"{INTERVENTION}.jsonl.gz", tmp_path)
-    monkeypatch.setattr(kept, "KEPT", tmp_path)
-    for function in (load_kept, kept.unpack_kept):
-        function.cache_clear()
+def test_archive_of_the_intervention_has_every_number_that_is_stated() -> None:
+    """Each statement is judged by all ten seeds."""
     judged = [measure(statement) for statement in OF_INTERVENTION]
-    for function in (load_kept, kept.unpack_kept):
-        function.cache_clear()
     assert len(judged) >= 15
-    assert {len(one.samples) for one in judged} == {1}
-    assert {one.reason for one in judged} == {"1 of 3 seeds"}
+    assert {len(one.samples) for one in judged} == {10}
+    assert not {one.reason for one in judged if "seeds" in one.reason}
 
 
 def test_returns_and_measures_are_judged_in_their_units(monkeypatch: pytest.MonkeyPatch) -> None:
