@@ -68,8 +68,8 @@ def layers() -> None:
         parts = [part for _ in range(depth) for part in (nn.Linear(8, 8), nn.ReLU())]
         model, example = nn.Sequential(*parts), torch.randn(2, 8)
         contestants: dict[str, Callable[[], object]] = {
-            "swr": lambda model=model, example=example: methods.create("swr", model, example=example, lam=1e-3),  # type: ignore[misc]
-            "export": lambda model=model, example=example: torch.export.export(model, (example,), strict=False),  # type: ignore[misc]
+            "swr": lambda model=model, example=example: methods.create("swr", model, example=example, lam=1e-3),
+            "export": lambda model=model, example=example: torch.export.export(model, (example,), strict=False),
         }
         times = medians(contestants, rounds=1 if depth > 100 else 3, warmup=0)
         print(
@@ -107,8 +107,8 @@ def samples() -> None:
         x, y = torch.randn(count, 784), torch.randint(0, 10, (count,))
         times = medians(
             {
-                "gram": lambda x=x, y=y: gradient_gram(model, Batch.of((x, y)), cross_entropy),  # type: ignore[misc]
-                "pass": lambda x=x, y=y: train(x, y),  # type: ignore[misc]
+                "gram": lambda x=x, y=y: gradient_gram(model, Batch.of((x, y)), cross_entropy),
+                "pass": lambda x=x, y=y: train(x, y),
             },
             rounds=3,
             warmup=1,

@@ -200,7 +200,8 @@ def _is_functional(node: fx.Node) -> bool:
         return True
     if schema.is_mutable or torch.Tag.maybe_aliasing_or_mutating in target.tags:
         return False
-    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
+    name = f"{schema.name}.{schema.overload_name}".removesuffix(".")
+    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
     return not (is_composite and any(argument.alias_info for argument in schema.arguments))
 
 
