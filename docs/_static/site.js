@@ -1,0 +1,7 @@
+// Tables that scroll can be reached with the keyboard.
+const reach = () => document.querySelectorAll(".bd-article table").forEach((table) => {
+  if (table.scrollWidth > table.clientWidth) table.tabIndex = 0;
+  else table.removeAttribute("tabindex");
+});
+addEventListener("load", reach);
+addEventListener("resize", reach);
