@@ -5,3 +5,7 @@ const reach = () => document.querySelectorAll(".bd-article table").forEach((tabl
 });
 addEventListener("load", reach);
 addEventListener("resize", reach);
+// The gallery hides the text of its links, which lie over the pictures.
+addEventListener("DOMContentLoaded", () =>
+  document.querySelectorAll(".sphx-glr-thumbcontainer a.reference").forEach((link) =>
+    link.setAttribute("aria-label", link.textContent.trim())));
