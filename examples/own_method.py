@@ -64,4 +64,5 @@ plain, sparse = train(0.0), train(1e-2)
 figure, axes = plt.subplots(1, 2, figsize=(6, 3), layout="constrained")
 for place, (name, model) in enumerate((("λ = 0", plain), ("λ = 0.01", sparse))):
     axes[place].imshow(model.weight.detach().abs().mean(0).reshape(8, 8), cmap="viridis")
-    axes[place].set(title=f"{name}: mean |weight| of each pixel", xticks=[], yticks=[])
+    axes[place].set(title=name, xticks=[], yticks=[])
+figure.suptitle("mean |weight| of each pixel")
