@@ -1,4 +1,4 @@
-"""One training step of the papers' convolutional networks on a CPU: the channels_last layout against torch's default."""
+"""One training step of the papers' convolutional networks on a CPU: channels_last against torch's default layout."""
 
 import statistics
 from collections.abc import Callable

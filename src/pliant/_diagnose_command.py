@@ -166,12 +166,12 @@ def diagnose_command(
         found.signs.to_parquet(parquet)
         _echo(f"table: {parquet}")
     verdict = found.trial.verdict if found.trial else "undecided"
-    steps = {
+    advice = {
         "plastic": f"nothing to repair; {html} shows the learning curves",
         "lost": f"pliant treat {checkpoint} --model {model} --data {data} finds the best remedy",
         "undecided": f"the same command with --data and a --budget above {budget:g} decides",
     }
-    _echo(f"next: {steps[verdict]}")
+    _echo(f"next: {advice[verdict]}")
 
 
 def _check_files(
