@@ -76,8 +76,9 @@ def test_versions_of_python_are_those_of_the_workflow() -> None:
 
 
 @pytest.mark.long
-def test_wheel_works_in_a_clean_environment(built: Path, tmp_path: Path) -> None:
+def test_wheel_works_in_a_clean_environment(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Install the wheel; run the README's first example, --help, and the demo's first act, shortened."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # else the checkout would stand before the wheel
     (wheel,) = built.glob("*.whl")
     environment = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
