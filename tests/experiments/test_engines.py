@@ -8,6 +8,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from pliant import cli
+from pliant._command_options import EngineName
 from pliant._files import BusyError, exclusive
 from pliant.experiments.engines import RayEngine
 from pliant.experiments.run import execute
@@ -91,7 +92,7 @@ def test_requests_reach_ray(tmp_path: Path, cluster: Cluster, engine: RayEngine)
     where = write_network(
         tmp_path / "own.py", f"Path({str(tmp_path / 'gpu')!r}).write_text(os.environ['CUDA_VISIBLE_DEVICES'])"
     )
-    asked = cli._make_engine(cli.EngineName.RAY, workers=None, threads=2, gpus=0.5, address=cluster.address)
+    asked = cli._make_engine(EngineName.RAY, workers=None, threads=2, gpus=0.5, address=cluster.address)
     statuses = run_all([small(model=where)], tmp_path, asked, Notebook())
     assert set(statuses.values()) == {"finished"}
     assert (tmp_path / "gpu").read_text() == "0"

@@ -155,7 +155,7 @@ def write_npz(path: Path, classes: int = 10, size: int = 8) -> Path:
 def test_old_data_must_have_inputs_and_classes_of_the_new(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
     with pytest.raises(
-        ValueError, match=r"old_data: inputs of small are .* \(1, 6, 6\), those of digits .* \(1, 8, 8\)"
+        ValueError, match=r"old_data: inputs of small are .* \(1, 6, 6\), inputs of digits .* \(1, 8, 8\)"
     ):
         compare(tmp_path, old_data=write_npz(tmp_path / "small.npz", size=6))
     with pytest.raises(ValueError, match="has a class '10' that digits does not have"):

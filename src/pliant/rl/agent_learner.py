@@ -109,9 +109,10 @@ class AgentLearner:
                 self.pause()
         except _ReachedEnd:
             pass
-        except ValueError as error:  # Distributions refuse values that are not finite.
+        except (ValueError, RuntimeError) as error:  # Distributions refuse values that are not finite.
             parameters = (p for network in self.methods.networks for p in network.module.parameters())
-            if all(p.isfinite().all() for p in parameters):
+            # A norm is not finite if an entry is not, or if its square overflows: outputs are infinite then.
+            if all(p.norm().isfinite() for p in parameters):
                 raise
             raise DivergedError(f"the agent's weights are not finite after {self.env.steps} steps") from error
 
