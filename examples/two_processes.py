@@ -43,6 +43,7 @@ def train() -> None:
     if rank == 0:
         print(redo.receipt)
         print("replicas are bit-equal:", torch.equal(*both))
+    distributed.barrier()
     distributed.destroy_process_group()
 
 
@@ -50,6 +51,8 @@ def train() -> None:
 # ReDo scores a unit on the batches of both processes, and both renew the same units with the same draw.
 if "RANK" in os.environ:
     train()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may abort a process whose interpreter shuts down
 else:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", sys.argv[0]]
     ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
