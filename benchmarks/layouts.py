@@ -1,13 +1,21 @@
-"""One training step of the papers' convolutional networks on a CPU: channels_last against torch's default layout."""
+"""One training step of the papers' convolutional networks on a CPU: memory layout, and memory that is kept.
 
+`python -m benchmarks.layouts CASE` prints the seconds of a step in the channels_last layout; a child process does so with
+the allocator's variables that workers have.
+"""
+
+import os
 import statistics
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 
 import torch
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 
 from benchmarks.timing import rounds_of, row
+from pliant.experiments.engines import ALLOCATOR
 from pliant.models import create
 
 CASES = (
@@ -51,3 +59,22 @@ def main() -> None:
         size = "x".join(map(str, shape))
         row(f"default / channels_last, {name} on {size}, {samples} samples", statistics.median(ratios), "")
         row("  the same, smallest and largest of 3 builds", min(ratios), f"to {max(ratios):.3f}")
+    for case, (name, shape, samples) in enumerate(CASES):
+        ratios = [seconds_in_child(case, {}) / seconds_in_child(case, ALLOCATOR) for _ in range(3)]
+        size = "x".join(map(str, shape))
+        row(f"memory returned / kept, {name} on {size}, {samples} samples", statistics.median(ratios), "")
+        row("  the same, smallest and largest of 3 pairs", min(ratios), f"to {max(ratios):.3f}")
+
+
+def seconds_in_child(case: int, variables: Mapping[str, str]) -> float:
+    """Return the median seconds of a step in a process that starts with these variables."""
+    command = [sys.executable, "-m", "benchmarks.layouts", str(case)]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    name, shape, samples = CASES[int(sys.argv[1])]
+    step = stepper(name, shape, samples, torch.channels_last)
+    print(statistics.median(rounds_of({"step": step}, 5 if name == "resnet18" else 25)["step"]))

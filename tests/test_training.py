@@ -489,6 +489,7 @@ def test_measures_of_a_resumed_run_are_equal(dataset: Dataset, reference: Refere
         ({"betas": (0.9,)}, r"betas is \(0\.9,\); it must hold 2 numbers"),
         ({"decay": "slow"}, "decay"),
         ({"precision": "float16"}, "precision"),
+        ({"layout": "nhwc"}, "layout: 'nhwc' is not allowed; it must be one of 'default', 'channels_last'"),
         ({"momentum": 0.9}, r"momentum is 0\.9; it needs optimizer sgd, not adam"),
     ],
 )

@@ -34,6 +34,7 @@ Reference = Literal["initial", "boundary", "previous_task"]
 OptimizerName = Literal["adam", "adamw", "sgd"]
 Decay = Literal["none", "linear", "cosine"]
 Precision = Literal["float32", "bfloat16"]
+Layout = Literal["default", "channels_last"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,9 @@ class Settings:
             example, whose variance BatchNorm cannot compute.
         accumulate: Parts of a batch that are computed one after the other, to save memory.
         precision: "bfloat16" computes outputs and losses under autocast; weights stay in float32.
+        layout: "channels_last" keeps the channels of a pixel together in memory. Results agree with the default layout
+            up to rounding. Small convolutional networks train faster with it on a CPU; see
+            `python -m benchmarks layouts`.
         warmup: Fraction of every task's steps over which the learning rate rises linearly from 0, in [0, 1).
         decay: How the learning rate falls after the warm-up, to `decay_to` times `lr` at the end of the task: "linear",
             "cosine" or "none".
@@ -70,6 +74,7 @@ class Settings:
     batch_size: int = 256
     accumulate: int = 1
     precision: Precision = "float32"
+    layout: Layout = "default"
     warmup: float = 0.0
     decay: Decay = "none"
     decay_to: float = 0.1
@@ -91,6 +96,7 @@ class Settings:
         check_number("weight_decay", self.weight_decay)
         require_positive(batch_size=self.batch_size, accumulate=self.accumulate, evaluate_every=self.evaluate_every)
         check_choice("precision", self.precision, get_args(Precision))
+        check_choice("layout", self.layout, get_args(Layout))
         check_number("warmup", self.warmup, high=1.0, below=True)
         check_choice("decay", self.decay, get_args(Decay))
         check_number("decay_to", self.decay_to, high=1.0)

@@ -15,7 +15,7 @@ import torch
 from pliant.experiments import store
 from pliant.experiments.run import execute
 from pliant.experiments.run_config import Part, RunConfig
-from pliant.training import Learner
+from pliant.training import Learner, Settings
 from tests.experiments.helpers import count_records, events, interrupt, outputs, small, write_waiting_network
 
 
@@ -37,6 +37,16 @@ def test_every_kind_of_method_resumes(tmp_path: Path, methods: tuple[Part, ...])
     assert count_records(tmp_path, config) == 7
     assert execute(config, tmp_path).status == "finished"
     assert events(tmp_path, config) == ["start", "start", "resume", "end"]
+    assert_nothing_shows(tmp_path, config)
+
+
+def test_a_run_in_the_channels_last_layout_resumes(tmp_path: Path) -> None:
+    config = small(
+        model=write_waiting_network(tmp_path, step=75, network="cnn(shape, classes, batch_norm=True)"),
+        training=Settings(batch_size=16, layout="channels_last"),
+    )
+    interrupt(config, tmp_path)
+    assert execute(config, tmp_path).status == "finished"
     assert_nothing_shows(tmp_path, config)
 
 

@@ -51,6 +51,21 @@ def test_a_finished_run_is_never_redone(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json*")} == before
 
 
+def test_the_layout_changes_the_memory_and_not_the_results(tmp_path: Path) -> None:
+    default = small(model=Part("cnn", {}), measures=("dormant_fraction",))
+    other = replace(default, training=replace(default.training, layout="channels_last"))
+    model = make_model(other, make_stream(other))
+    weight = model[3].weight
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    assert not weight.is_contiguous()
+    results = []
+    for config in (default, other):
+        assert execute(config, tmp_path).status == "finished"
+        results.append(RunFolder(tmp_path, config).records())
+    for one, two in zip(*results, strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-3)
+
+
 def test_names_depend_on_the_configuration_alone() -> None:
     assert small().id == small().id
     changed = [

@@ -77,6 +77,20 @@ def test_results_do_not_depend_on_processes_or_on_failed_runs(tmp_path: Path, en
     assert (again.waiting, again.done, list(again.outcomes)) == (1, 2, [bad.id])
 
 
+def test_workers_keep_their_memory_and_the_user_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000")
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    names = "os.environ['MALLOC_MMAP_THRESHOLD_'], os.environ['MALLOC_TRIM_THRESHOLD_']"
+    engine = ProcessEngine(1)
+    try:
+        model = write_network(tmp_path / "own.py", f"Path({str(tmp_path / 'seen')!r}).write_text(' '.join(({names})))")
+        run_all([small(model=model)], tmp_path, engine, Notebook())
+    finally:
+        engine.close()
+    assert (tmp_path / "seen").read_text() == f"{2**30} 1000"
+    assert "MALLOC_MMAP_THRESHOLD_" not in os.environ
+
+
 def test_a_killed_worker_is_replaced_and_its_run_goes_on(tmp_path: Path, engine: ProcessEngine) -> None:
     once = f"p = Path({str(tmp_path / 'mark')!r}); p.exists() or (p.touch(), os.kill(os.getpid(), signal.SIGKILL))"
     victim = small(model=write_network(tmp_path / "own.py", once))

@@ -112,7 +112,7 @@ class ProcessEngine:
         outcome: Future[Outcome] = Future()
         outcome.set_running_or_notify_cancel()
         try:
-            with _hidden_main(), _blocked_interrupts():
+            with _hidden_main(), _blocked_interrupts(), _kept_memory():
                 future = worker.pool.submit(perform, job, self._threads)
         except BrokenProcessPool:  # It was killed while idle.
             self._lose(worker, outcome)
@@ -183,6 +183,26 @@ def _blocked_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _kept_memory() -> Iterator[None]:
+    """Start processes whose allocator keeps freed memory for the next step; variables that the user set stay.
+
+    By default glibc gives large blocks back to the kernel, which fills them with zeros again in every training step.
+    Other allocators ignore the variables.
+    """
+    missing = {name: value for name, value in ALLOCATOR.items() if name not in os.environ}
+    os.environ.update(missing)
+    try:
+        yield
+    finally:
+        for name in missing:
+            del os.environ[name]
+
+
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
+"""Blocks below 1 GiB come from the heap, and up to 4 GiB of free heap stay with the process."""
 
 
 def _prepare() -> None:

@@ -157,7 +157,7 @@ class RunConfig:
         )
 
 
-_LATER = ("betas", "accumulate", "precision", "decay", "decay_to")
+_LATER = ("betas", "accumulate", "precision", "layout", "decay", "decay_to")
 """Settings that are left out of a configuration where they have their defaults, as those of `to_json` above."""
 
 
