@@ -1,7 +1,7 @@
 """One training step of the papers' convolutional networks on a CPU: memory layout, and memory that is kept.
 
-`python -m benchmarks.layouts CASE` prints the seconds of a step in the channels_last layout; a child process does so with
-the allocator's variables that workers have.
+`python -m benchmarks.layouts CASE` prints the seconds of a step in the channels_last layout. A child process does so
+with the allocator's variables that workers have.
 """
 
 import os

@@ -244,8 +244,10 @@ def make_model(config: RunConfig, stream: Stream, task: int = 0) -> nn.Module:
     """Make the untrained network of a run; each task has its own."""
     seed = config.seed if task == 0 else derive_seed("task", config.seed, task)
     model = models.create(config.model.name, stream.dataset.shape, stream.outputs, seed=seed, **config.model.options)
-    layout = torch.channels_last if config.training.layout == "channels_last" else torch.preserve_format
-    return model.to(config.device).to(memory_format=layout)
+    model = model.to(config.device)
+    if config.training.layout == "channels_last":
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
+    return model
 
 
 def make_learner(config: RunConfig, stream: Stream) -> Learner:
