@@ -28,8 +28,9 @@ STREAMS = {
     "warm start, digits": "defaults/warm_start-0",
     "permuted pixels, digits": "defaults/pixel_permutation-0",
     "random labels, MNIST": "reproduction/methods_effect",
+    "permuted text": "reproduction/ours_language_core",
 }
-"""The kept file of each stream; a line more adds a stream."""
+"""The file of each stream; a line more adds a stream, which counts once its file is kept."""
 RESAMPLES = 1000
 SEEDS = 5
 """The seeds that a setting must have, or those of plain training if they are fewer."""
@@ -84,6 +85,8 @@ def read_scores(runs: list[Run], headline: str) -> Scores:
         parts = run.config.methods
         if run.config.purpose != "result" or len(parts) > 1:
             continue
+        if not parts and run.config.label not in (PLAIN, FRESH):
+            continue  # a control, such as the optimizer's own weight decay
         method = parts[0].name if parts else FRESH if run.config.fresh else PLAIN
         if run.status != "finished":
             diverged.add((method, run.config.label))
@@ -96,6 +99,11 @@ def read_scores(runs: list[Run], headline: str) -> Scores:
         for method, settings in found.items()
     }
     return {method: choose_held_out(settings) for method, settings in complete.items() if settings}
+
+
+def kept_streams() -> dict[str, str]:
+    """Return the streams of `STREAMS` whose files are kept."""
+    return {stream: file for stream, file in STREAMS.items() if (RESULTS / f"{file}.jsonl.gz").exists()}
 
 
 @cache
@@ -153,7 +161,7 @@ def stand(streams: dict[str, Scores]) -> list[Standing]:
 
 def leaderboard_block(_: str) -> str:
     """Make the table of methods that ran on all streams, and list those that did not yet."""
-    streams = {stream: load_stream(file) for stream, file in STREAMS.items()}
+    streams = {stream: load_stream(file) for stream, file in kept_streams().items()}
     standings = stand(streams)
     rows = [["method", "mean rank (95 % interval)", *streams, "told"]]
     for place, one in enumerate(standings, start=1):

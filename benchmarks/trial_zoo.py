@@ -72,13 +72,21 @@ def run(
     kinds: Sequence[str] = ("truth", "signs", "trial"),
 ) -> None:
     """Do the jobs that are not in the file yet."""
-    done = {(row["kind"], row["network"], row["condition"], row["seed"]) for row in read(path)}
+    done = {_network(row): row for row in read(path)}
     work = {"truth": measure_truth, "signs": measure_signs, "trial": hold_trial}
     for kind, architecture, condition, seed in jobs(seeds, networks):
-        if kind not in kinds or (kind, architecture, condition, seed) in done:
+        known = done.get((kind, architecture, condition, seed))
+        missing = [
+            name for name in SIGNS if has_sign(architecture, name) and name not in (known or {}).get("values", ())
+        ]
+        if kind not in kinds or (known is not None and not (kind == "signs" and missing)):
             continue
         begun = time.process_time()
-        found = work[kind](architecture, make_network(architecture, condition, seed), seed)
+        network = make_network(architecture, condition, seed)
+        if known is None:
+            found = work[kind](architecture, network, seed)
+        else:
+            found = measure_signs(architecture, network, seed, missing)
         row = {"definition": DEFINITION, "kind": kind, "network": architecture, "condition": condition, "seed": seed,
                **found, "cpu_seconds": round(time.process_time() - begun, 1), "torch": torch.__version__}  # fmt: skip
         with path.open("a") as file:
@@ -130,18 +138,35 @@ def learn_long(model: nn.Module, seed: int) -> tuple[float, ...]:
     return tuple(curve)
 
 
-def measure_signs(architecture: str, model: nn.Module, seed: int) -> Row:
-    """Measure all signs of a network and of a fresh one on new data."""
+def measure_signs(architecture: str, model: nn.Module, seed: int, names: Sequence[str] = ()) -> Row:
+    """Measure signs of a network and of a fresh one on new data; all that it can have if none are named."""
     torch.manual_seed(2000 + seed)
     x, y = digits().new
-    found = measure(model, (x[:256], y[:256]), cross_entropy, ARCHITECTURES[architecture](), measures=SIGNS)
-    return {"values": {name: [found.values.get(name), found.reference.get(name)] for name in SIGNS}}
+    names = names or [name for name in SIGNS if has_sign(architecture, name)]
+    found = measure(model, (x[:256], y[:256]), cross_entropy, ARCHITECTURES[architecture](), measures=names)
+    return {"values": {name: [found.values.get(name), found.reference.get(name)] for name in names}}
+
+
+def has_sign(architecture: str, name: str) -> bool:
+    """Return whether an architecture can have a sign: only a transformer has attention."""
+    return name != "attention_entropy" or architecture == "transformer"
 
 
 def read(path: Path) -> list[Row]:
-    """Return the rows of the current definition."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [row for row in rows if row.get("definition") == DEFINITION]
+    """Return the rows of the current definition. A later line with signs of the same network adds them to the first."""
+    rows: dict[tuple[str, str, str, int], Row] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        row = json.loads(line)
+        if row.get("definition") != DEFINITION:
+            continue
+        known = rows.setdefault(_network(row), row)
+        if known is not row:
+            known["values"] |= row["values"]
+    return list(rows.values())
+
+
+def _network(row: Row) -> tuple[str, str, str, int]:
+    return row["kind"], row["network"], row["condition"], row["seed"]
 
 
 def mean(values: Iterable[float]) -> float:
@@ -187,14 +212,15 @@ def times_worse(row: Row) -> dict[str, float]:
 
 
 def healthy_limits(rows: list[Row]) -> dict[str, float]:
-    """Return the largest `times_worse` of each sign among healthy networks."""
+    """Return the largest `times_worse` of each sign that healthy networks have."""
     healthy = [times_worse(row) for row in rows if row["kind"] == "signs" and row["condition"] in HEALTHY]
-    return {name: max(1.0, *(each[name] for each in healthy if name in each)) for name in SIGNS}
+    found = {name: [each[name] for each in healthy if name in each] for name in SIGNS}
+    return {name: max(1.0, *times) for name, times in found.items() if times}
 
 
 def strongest(row: Row, limits: dict[str, float]) -> float:
     """Return the size of a network's strongest sign, as a multiple of healthy networks."""
-    return max(times / limits[name] for name, times in times_worse(row).items())
+    return max(times / limits[name] for name, times in times_worse(row).items() if name in limits)
 
 
 def severe_limit(rows: list[Row]) -> float:

@@ -45,7 +45,7 @@ FIGURES = {
     "P0": "figures 1 to 6, tables 1 and 5",
     "P2": "figures 1 to 5, 7, 8 and 10 to 14",
     "P3": "figures 1 to 8, 13 to 20 and 23",
-    "P4": "figures 2a, 2b, 2c, 4a, 4b, 5a and 5b",
+    "P4": "figures 2a, 2b, 2c, 3, 4a, 4b, 5a and 5b",
 }
 """What of the papers has a recipe: all results but those that docs/recipes.md names."""
 

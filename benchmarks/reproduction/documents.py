@@ -15,6 +15,7 @@ from benchmarks.reproduction.explanations import explanations_block
 from benchmarks.reproduction.figures import figures_block
 from benchmarks.reproduction.forest import FORESTS, draw_forest, make_forest
 from benchmarks.reproduction.kept import NOTHING, count_seeds, estimate, load_kept
+from benchmarks.reproduction.language_effects import language_block
 from benchmarks.reproduction.markdown import write_table
 from benchmarks.reproduction.result_files import FILES, provenance_block
 from benchmarks.reproduction.results_tables import count_block, coverage_block, main_block, statements_block
@@ -51,8 +52,8 @@ def table_block(name: str) -> str:
 
 
 def card_block(method: str) -> str:
-    """Make the tables of a method card: the effect on a stream of images, and on agents if there were any."""
-    return "\n\n".join(filter(None, (effect_block(method), agent_block(method))))
+    """Make the tables of a method card: the effect on a stream of images, and on agents and text where it ran."""
+    return "\n\n".join(filter(None, (effect_block(method), agent_block(method), language_block(method))))
 
 
 MAKERS: dict[str, Callable[[str], str]] = {

@@ -47,7 +47,7 @@ def more_numbers(run: Run) -> Iterator[tuple[str, float]]:
         yield from agent_numbers(tasks[-1])
         return
     yield from test_numbers(tasks)
-    if len(tasks) > 1:
+    if len(tasks) > 1 and all("train_accuracy" in records[-1] for records in tasks):  # Not if a task was left early.
         errors = end_errors(tasks)
         early, late = ends_of(errors)
         yield "first_train_error", errors[0]

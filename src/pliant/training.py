@@ -463,7 +463,11 @@ def _evaluate(learner: Learner, task: Task, examples: Examples, which: str) -> R
         accuracy, loss = evaluate(learner.model, examples, size)
     if not math.isfinite(loss):
         raise DivergedError(f"the {which} loss is {loss} after epoch {learner.epoch} of task {task.index}")
-    return ({f"{which}_accuracy": accuracy} if has_classes(examples) else {}) | {f"{which}_loss": loss}
+    record: Record = ({f"{which}_accuracy": accuracy} if has_classes(examples) else {}) | {f"{which}_loss": loss}
+    if examples.characters is not None:
+        tokens = len(examples) * answers_per_example(examples)
+        record[f"{which}_bits_per_character"] = loss * tokens / (math.log(2) * int(examples.characters.sum()))
+    return record
 
 
 def _evaluate_entry(learner: Learner, task: Task, examples: Examples, which: str) -> Record:
@@ -589,14 +593,15 @@ def make_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
 
 _AT_ENDS = (
     "test_accuracy", "old_test_accuracy", "train_accuracy", "task_online_accuracy",
-    "test_loss", "old_test_loss", "train_loss", "task_online_loss",
-    *(f"{name}_test_{value}" for value in ("accuracy", "loss") for name in OTHERS),
+    "test_loss", *(f"{name}_test_loss" for name in OTHERS), "old_test_loss", "train_loss", "task_online_loss",
+    *(f"{name}_test_accuracy" for name in OTHERS),
+    *(f"{name}_bits_per_character" for name in ("test", *(f"{other}_test" for other in OTHERS), "train")),
 )  # fmt: skip
 RESULTS = tuple(f"{which}_{name}" for name in _AT_ENDS for which in ("final", "mean"))
 """The metrics of a run's result."""
 
 
-_LOWER_IS_BETTER = ("loss", "error", "perplexity")
+_LOWER_IS_BETTER = ("loss", "error", "perplexity", "per_character")
 
 
 def direction(metric: str) -> int:

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 from pliant import data
+from pliant.data import cache, text
 from pliant.data.text import cut_windows, decode
 
 
@@ -108,3 +109,79 @@ def test_byte_pairs_are_learned_or_loaded(tmp_path: Path) -> None:
         data.load(str(tmp_path / "text.txt"), vocabulary=100)
     with pytest.raises(ValueError, match=r"vocabulary is 'no.json'; it must be a size, or an existing tokenizer.json"):
         data.load(str(tmp_path / "text.txt"), vocabulary="no.json")
+
+
+def test_windows_are_memory_mapped_and_encoded_once(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("the quick brown fox jumps over the lazy dog. " * 20)
+    encoded = []
+    make = text.make_vocabulary
+    monkeypatch.setattr(text, "make_vocabulary", lambda *args: encoded.append(args) or make(*args))
+    first, again = (data.load(str(file), window=8) for _ in range(2))
+    assert len(encoded) == 1
+    assert first.fingerprint == again.fingerprint
+    (entry,) = (path for path in own_cache.iterdir() if path.is_dir())
+    assert str(entry / "train.x") in Path("/proc/self/maps").read_text()
+    part = again.train.from_source(0)
+    assert part.y.untyped_storage().data_ptr() == part.x.untyped_storage().data_ptr()
+    in_memory = cut_windows("text.txt", [file.read_text()], 8)
+    for stored, made in ((again.train, in_memory.train), (again.test, in_memory.test)):
+        for name in ("x", "y", "source", "characters"):
+            assert torch.equal(getattr(stored, name), getattr(made, name)), name
+    assert again.classes == in_memory.classes
+    encoded.clear()
+    data.load(str(file), window=9)
+    assert len(encoded) == 1
+    file.write_text("another text " * 40)
+    assert decode(data.load(str(file), window=8).train.x[0], data.load(str(file), window=8)) == "another "
+
+
+def test_a_damaged_text_in_the_cache_is_encoded_again(tmp_path: Path, own_cache: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("the quick brown fox jumps over the lazy dog. " * 20)
+    before = data.load(str(file), window=8).train.x.clone()
+    (entry,) = (path for path in own_cache.iterdir() if path.is_dir())
+    content = bytearray((entry / "train.x").read_bytes())
+    content[0] ^= 1
+    (entry / "train.x").write_bytes(content)
+    assert cache.check(entry) == [f"{entry / 'train.x'}: the content does not match its checksum"]
+    with pytest.warns(UserWarning, match="the data is decoded again"):
+        assert torch.equal(data.load(str(file), window=8).train.x, before)
+
+
+def test_byte_pairs_of_pieces_are_those_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "One line\nanother's\n\n  indented \n 'quoted'\nStraße — 7 €\r\nend\n"
+    whole = cut_windows("text", [lines * 30], 8, 280)
+    pieces: list[str] = []
+    cut = text._cut
+    monkeypatch.setattr(text, "_cut", lambda each: (pieces.append(p) or (s, p) for s, p in cut(each)))
+    monkeypatch.setattr(text, "_PIECE", 5)
+    cut_whole = cut_windows("text", [lines * 30], 8, 280)
+    assert "".join(pieces) == lines * 30
+    assert len(pieces) > 30
+    for part in ("train", "test"):
+        assert torch.equal(getattr(cut_whole, part).x, getattr(whole, part).x)
+        assert torch.equal(getattr(cut_whole, part).characters, getattr(whole, part).characters)
+
+
+def test_the_characters_of_targets_are_counted() -> None:
+    sentence = "the quick brown fox jumps over the lazy dog. "
+    letters = cut_windows("text", [sentence * 10], 8)
+    assert set(letters.train.characters.tolist()) == {8}
+    pairs = cut_windows("text", [sentence * 40, sentence.upper() * 40], 8, 300)
+    for examples in (pairs.train, pairs.test, pairs.train.from_source(1)):
+        counted = [len(decode(row, pairs)) for row in examples.y]
+        assert examples.characters.tolist() == counted
+    with_dashes = cut_windows("text", ["a — b – c " * 60], 8, 256)  # A dash has three bytes, which are three tokens.
+    assert int(with_dashes.train.characters.sum()) < with_dashes.train.y.numel()
+
+
+def test_a_tokenizer_that_shortens_texts_reads_them_whole(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(BPE({"[UNK]": 0, "t": 1, "h": 2}, [], unk_token="[UNK]"))
+    tokenizer.enable_truncation(5)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "text.txt").write_text("th" * 50)
+    loaded = data.load(str(tmp_path / "text.txt"), window=8, vocabulary=str(tmp_path / "tokenizer.json"))
+    assert len(loaded.train) + len(loaded.test) == 99 // 8

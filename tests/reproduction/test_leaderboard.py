@@ -1,5 +1,6 @@
 """The leaderboard ranks methods by runs that did not choose their settings."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,8 @@ from benchmarks import defaults, leaderboard
 from benchmarks.leaderboard import (
     FRESH,
     PLAIN,
-    RESULTS,
-    STREAMS,
     choose_held_out,
+    kept_streams,
     load_stream,
     rank,
     read_scores,
@@ -90,9 +90,22 @@ def test_settings_that_diverged_or_lack_seeds_are_left_out() -> None:
     assert read_scores(runs, "mean_test_loss") == good
 
 
-@pytest.mark.parametrize("file", STREAMS.values())
+def test_controls_are_not_plain_training() -> None:
+    runs = [*make_runs(PLAIN, [0.5] * 3), *make_runs(FRESH, [0.9] * 3)]
+    control = [Run(run.path, replace(run.config, label="weight decay"), run.status, {"final_test_accuracy": 0.99}, "")
+               for run in make_runs(PLAIN, [0.99] * 3)]  # fmt: skip
+    assert read_scores(runs + control, "final_test_accuracy") == read_scores(runs, "final_test_accuracy")
+
+
+def test_a_stream_counts_once_its_file_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = kept_streams()
+    assert len(known) >= 4
+    monkeypatch.setitem(leaderboard.STREAMS, "not yet", "reproduction/nothing")
+    assert kept_streams() == known
+
+
+@pytest.mark.parametrize("file", kept_streams().values())
 def test_streams_are_kept_with_both_baselines(file: str) -> None:
-    assert (RESULTS / f"{file}.jsonl.gz").exists()
     scores = load_stream(file)
     assert {PLAIN, FRESH} <= set(scores) <= {PLAIN, FRESH, *methods.names()}
     assert len(scores[PLAIN]) >= 3

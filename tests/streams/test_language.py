@@ -1,11 +1,14 @@
 """Streams of text: new names of tokens, more text after the first, texts in turn."""
 
+import math
+
 import pytest
 import torch
 
-from pliant import streams
+from pliant import models, streams
 from pliant.data.dataset import Dataset, from_tensors
 from pliant.data.text import cut_windows, decode
+from pliant.training import Learner, Settings, direction, summarize, train
 
 THREE = cut_windows("three", [letter * 200 + "xyz" * 20 for letter in "abc"], 5)
 
@@ -63,6 +66,23 @@ def test_text_cycle_takes_turns_and_keeps_the_probe_out() -> None:
     assert ["".join(set(letters(THREE, task.train))) for task in streams.create("text_cycle", THREE, tasks=4)] == list(
         "abca"
     )
+
+
+@pytest.mark.parametrize("vocabulary", [None, 280])
+def test_losses_are_also_in_bits_per_character(vocabulary: int | None) -> None:
+    texts = ["to be or not to be, that is the question; " * 40, "the quick brown fox jumps over the lazy dog. " * 40]
+    dataset = cut_windows("two", texts, 8, vocabulary)
+    stream = streams.create("text_warm_start", dataset, first_epochs=1, epochs=1)
+    model = models.create("gpt", (8,), len(dataset.classes), depth=1, width=8, heads=2)
+    last = list(train(Learner(model, Settings(batch_size=16)), stream, 0))[-1]
+    for name, examples in (("test", stream[1].test), *((f"{n}_test", e) for n, e in stream[1].others.items())):
+        characters = len("".join(decode(row, dataset) for row in examples.y))
+        bits = last[f"{name}_loss"] / math.log(2) * examples.y.numel() / characters
+        assert last[f"{name}_bits_per_character"] == pytest.approx(bits, rel=1e-12)
+    result = summarize([last])
+    assert result["final_second_test_bits_per_character"] == last["second_test_bits_per_character"]
+    assert direction("final_test_bits_per_character") == -1
+    assert (last["test_bits_per_character"] < last["test_loss"] / math.log(2)) == (vocabulary is not None)
 
 
 def test_too_few_texts_are_refused() -> None:

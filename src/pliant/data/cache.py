@@ -1,8 +1,8 @@
-"""Cache of decoded images on disk, memory-mapped when used.
+"""Cache of decoded images and encoded texts on disk, memory-mapped when used.
 
     CACHE/NAME-FINGERPRINT/meta.json   shapes, class names, checksums
-                          /train.x     uint8 images [N, C, H, W], nothing else
-                          /train.y     int64 labels
+                          /train.x     uint8 images [N, C, H, W], or int64 windows of tokens; nothing else
+                          /train.y     int64 labels, or what else is known of each window
                           /test.x, test.y
 
 The first process that needs a data set decodes it. Processes that map the same file share its memory pages. Each
@@ -28,9 +28,10 @@ from pliant._json import seal, unseal
 from pliant.data.dataset import Dataset, from_tensors
 
 Decoded = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[str, ...]]
-"""Training images and labels, test images and labels, class names."""
+"""Training images and labels, test images and labels, class names; for a text, see `pliant.data.text`."""
+Make = Callable[[str, tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[str, ...]], Dataset]
 
-_FILES = {"train.x": torch.uint8, "train.y": torch.int64, "test.x": torch.uint8, "test.y": torch.int64}
+_FILES = ("train.x", "train.y", "test.x", "test.y")
 
 
 def cache_folder() -> Path:
@@ -39,16 +40,24 @@ def cache_folder() -> Path:
     return Path(os.environ.get("PLIANT_CACHE") or Path(base) / "pliant")
 
 
-def cached(name: str, fingerprint: str, decode: Callable[[], Decoded]) -> Dataset:
+def cached(
+    name: str,
+    fingerprint: str,
+    decode: Callable[[], Decoded],
+    inputs: torch.dtype = torch.uint8,
+    make: Make = from_tensors,
+) -> Dataset:
     """Map a data set from the cache; decode it first if it is missing.
 
     Args:
         name: The name of the data set.
         fingerprint: Identifies the content of the source.
         decode: Reads the source.
+        inputs: The type of the inputs.
+        make: Makes the data set from its name and from what was decoded.
 
     Returns:
-        The data set; its images are memory-mapped.
+        The data set; its inputs are memory-mapped.
     """
     folder = entry_folder(name, fingerprint)
     if _find_problems(folder):
@@ -59,7 +68,7 @@ def cached(name: str, fingerprint: str, decode: Callable[[], Decoded]) -> Datase
                 if (folder / "meta.json").exists():
                     warnings.warn(f"{problems[0]}; the data is decoded again", stacklevel=2)
                 _write(folder, decode())
-    return _map(name, folder)
+    return _map(name, folder, inputs, make)
 
 
 _INTACT: set[tuple[Any, ...]] = set()
@@ -138,7 +147,7 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     file = folder / "meta.json"
     try:
         meta = unseal(read_regular(file))
-        if meta["shapes"].keys() == meta["sha256"].keys() == _FILES.keys() and list(meta["classes"]):
+        if meta["shapes"].keys() == meta["sha256"].keys() == set(_FILES) and list(meta["classes"]):
             return meta
         reason = "keys are missing"
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
@@ -146,16 +155,16 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     raise ValueError(f"{file} is damaged ({reason})")
 
 
-def _map(name: str, folder: Path) -> Dataset:
+def _map(name: str, folder: Path, inputs: torch.dtype, make: Make) -> Dataset:
     meta = _read_meta(folder)
     tensors: dict[str, Tensor] = {}
     for file, shape in meta["shapes"].items():
-        dtype, size = _FILES[file], torch.Size(shape).numel()
+        dtype, size = inputs if file.endswith(".x") else torch.int64, torch.Size(shape).numel()
         if not (folder / file).exists() or (folder / file).stat().st_size != size * dtype.itemsize:
             raise ValueError(f"{folder / file} has the wrong size")
         # A private mapping: writes to the tensor do not change the file.
         tensors[file] = torch.from_file(str(folder / file), shared=False, size=size, dtype=dtype).view(shape)
-    dataset = from_tensors(
+    dataset = make(
         name,
         (tensors["train.x"], tensors["train.y"]),
         (tensors["test.x"], tensors["test.y"]),

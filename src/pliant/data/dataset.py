@@ -29,6 +29,7 @@ class Examples:
         scale: Factor of uint8 inputs per channel [C, 1, 1].
         shift: Number added after scaling, of the same shape.
         source: The number of the text that each example comes from, if there may be several.
+        characters: How many characters the targets of each example have, if they are tokens of a text.
     """
 
     x: Tensor
@@ -37,6 +38,7 @@ class Examples:
     scale: Tensor | None = None
     shift: Tensor | None = None
     source: Tensor | None = None
+    characters: Tensor | None = None
 
     def __post_init__(self) -> None:
         n = len(self.x) if self.rows is None else len(self.rows)
@@ -82,10 +84,14 @@ class Examples:
         return x, self.y.index_select(0, index)
 
     def select(self, index: Tensor) -> "Examples":
-        """Return the examples at `index`, without copying inputs."""
+        """Return the examples at `index`, without copying inputs; targets in a row are not copied either."""
+        first = int(index[0]) if len(index) else 0
+        in_a_row = torch.equal(index, torch.arange(first, first + len(index), device=index.device))
         index = index.to(self.y.device)
-        source = None if self.source is None else self.source[index]
-        return replace(self, y=self.y[index], rows=index if self.rows is None else self.rows[index], source=source)
+        place = slice(first, first + len(index)) if in_a_row else index
+        source, characters = (None if each is None else each[place] for each in (self.source, self.characters))
+        rows = index if self.rows is None else self.rows[place]
+        return replace(self, y=self.y[place], rows=rows, source=source, characters=characters)
 
     def from_source(self, source: int) -> "Examples":
         """Return the examples of one text."""

@@ -3,11 +3,18 @@
 A text is a `.txt` file, a Parquet file with a column of texts, a file on the hub, or Python's own reference. Tokens are
 characters, or byte pairs (BPE) of Hugging Face's `tokenizers`. A folder of `.txt` files holds several texts, and `then`
 adds one: streams may train on one text after the other.
+
+Windows are cached on disk and memory-mapped. A window holds one token more than its inputs, so inputs and targets are
+two views of the same memory.
 """
 
 import contextlib
+import functools
 import hashlib
+import platform
+import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,6 +23,7 @@ from torch import Tensor
 from pliant._files import check_expansion, open_regular, read_regular
 from pliant._importing import naming_extra
 from pliant._validation import check_positive_int
+from pliant.data.cache import Decoded, cached
 from pliant.data.dataset import Dataset, Examples
 from pliant.data.hub import download
 
@@ -30,13 +38,26 @@ TEXTS: dict[str, tuple[str, tuple[str, ...]]] = {
         "text: articles of Wikipedia, 540 million characters",
         tuple(WIKITEXT.format("wikitext-103-v1", f"0000{part}-of-00002") for part in range(2)),
     ),
+    "openwebtext": (
+        "text: pages of the web, the first of 80 files, 500 million characters",
+        ("hub:Skylion007/openwebtext/plain_text/train-00000-of-00080.parquet",),
+    ),
 }
 """Texts by name: a summary, and the files on the hub."""
 
 _ROWS = 256
 """How many rows of a Parquet file are decoded at once."""
 
-Encode = Callable[[str], list[int]]
+_PIECE = 2**20
+"""About how many characters a tokenizer gets at once: it needs a hundred times their memory."""
+_SAFE_CUT = re.compile(r"\S\n(?=\S)")
+"""Between lines without spaces around the break, byte pairs are the same in one text and in two."""
+_ENCODER = "1"
+"""Part of the cache key. Increase it when reading or encoding changes."""
+
+Part = tuple[Tensor, Tensor]
+Encode = Callable[[str], tuple[Tensor, Tensor]]
+"""Turns a text into the codes of its tokens, and the place of each token's first character."""
 
 
 def is_text(name: str) -> bool:
@@ -76,12 +97,22 @@ def load_text(
     for argument, value in {"column": column, "then": then}.items():
         if value is not None and not isinstance(value, str):
             raise ValueError(f"{argument} is {value!r}; it must be a text")
-    texts = [text for each in (name, then) if each is not None for text in read_texts(each, column)]
     if characters is not None:
         check_positive_int("characters", characters)
-        texts = [text[:characters] for text in texts]
-    shown = Path(name).name if then is None else f"{Path(name).name}, then {Path(then).name}"
-    return cut_windows(shown, texts, window, vocabulary)
+    names = [each for each in (name, then) if each is not None]
+    shown = ", then ".join(Path(each).name for each in names)
+
+    def decode() -> Decoded:
+        texts = [text[:characters] for each in names for text in read_texts(each, column)]
+        return _encode_windows(shown, texts, window, vocabulary)
+
+    files = [file for each in names for file in _find_files(each)]
+    if isinstance(vocabulary, str):
+        files.append(_check_tokenizer_file(vocabulary))
+    stats = [(str(file.resolve()), each.st_size, each.st_mtime_ns) for file in files for each in [file.stat()]]
+    python = platform.python_version() if "python_docs" in names else ""
+    options = (names, window, characters, vocabulary, column)
+    return cached(shown, f"{_ENCODER}|{options}|{stats}|{python}", decode, torch.int64, _from_windows)
 
 
 def read_texts(name: str, column: str = "text") -> list[str]:
@@ -90,30 +121,43 @@ def read_texts(name: str, column: str = "text") -> list[str]:
     Raises:
         ValueError: If the name is not a text, or a file cannot be read.
     """
-    if not is_text(name):
-        raise ValueError(
-            f"data {name!r} is not a text; it must be a .txt or .parquet file, or one of {', '.join(TEXTS)}"
-        )
     if name == "python_docs":
         from pydoc_data.topics import topics
 
         return ["\n".join(topics[topic] for topic in sorted(topics))]
+    files = _find_files(name)
     if name in TEXTS:
-        return ["".join(text for file in TEXTS[name][1] for text in read_texts(file))]
-    if name.startswith("hub:"):
-        owner, _, rest = name.removeprefix("hub:").partition("/")
-        repository, _, file = rest.partition("/")
-        if not file.endswith(".parquet"):
-            raise ValueError(f"data {name!r} is not a file on the hub; it must be hub:OWNER/NAME/FILE.parquet")
-        return [_read_column(download(f"{owner}/{repository}", file), column)]
-    path = Path(name)
-    if path.suffix == ".parquet":
-        return [_read_column(path, column)]
-    files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+        return ["".join(_read_column(file, "text") for file in files)]
+    if files and files[0].suffix == ".parquet":
+        return [_read_column(file, column) for file in files]
     try:
         return [read_regular(file).decode("utf8") for file in files]
     except UnicodeDecodeError as error:
         raise ValueError(f"data {name!r}: a text must be UTF-8; {error.reason} at byte {error.start}") from error
+
+
+def _find_files(name: str) -> list[Path]:
+    """Return the files of a text, after their download; none for Python's own reference."""
+    if not is_text(name):
+        raise ValueError(
+            f"data {name!r} is not a text; it must be a .txt or .parquet file, or one of {', '.join(TEXTS)}"
+        )
+    if name in TEXTS:
+        return [file for each in TEXTS[name][1] for file in _find_files(each)]
+    if name.startswith("hub:"):
+        return [_download(name)]
+    path = Path(name)
+    return sorted(path.glob("*.txt")) if path.is_dir() else [path]
+
+
+@functools.cache
+def _download(name: str) -> Path:
+    """Get a file of the hub; the hub is asked once per process."""
+    owner, _, rest = name.removeprefix("hub:").partition("/")
+    repository, _, file = rest.partition("/")
+    if not file.endswith(".parquet"):
+        raise ValueError(f"data {name!r} is not a file on the hub; it must be hub:OWNER/NAME/FILE.parquet")
+    return download(f"{owner}/{repository}", file)
 
 
 def _read_column(path: Path, column: str) -> str:
@@ -142,25 +186,26 @@ def _read_column(path: Path, column: str) -> str:
 
 
 def make_vocabulary(texts: Sequence[str], vocabulary: int | str | None) -> tuple[tuple[str, ...], Encode]:
-    """Return the tokens by their codes, and the function that turns a text into codes; see `load_text`.
+    """Return the tokens by their codes, and the function that encodes a text; see `load_text`.
 
     Example:
         >>> tokens, encode = make_vocabulary(["abba"], None)
         >>> tokens, encode("bab")
-        (('a', 'b'), [1, 0, 1])
+        (('a', 'b'), (tensor([1, 0, 1]), tensor([0, 1, 2])))
     """
     if vocabulary is None:
         tokens = tuple(sorted(set().union(*texts)))
-        codes = {character: code for code, character in enumerate(tokens)}
-        return tokens, lambda text: [codes[character] for character in text]
+        table = torch.zeros(0x110000, dtype=torch.int64)
+        table[[ord(token) for token in tokens]] = torch.arange(len(tokens))
+        return tokens, lambda text: (table[_code_points(text)], torch.arange(len(text)))
     with naming_extra("a vocabulary of byte pairs", "language"):
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     if isinstance(vocabulary, str):
-        if not Path(vocabulary).is_file():
-            raise ValueError(f"vocabulary is {vocabulary!r}; it must be a size, or an existing tokenizer.json")
-        content = read_regular(Path(vocabulary))
+        content = read_regular(_check_tokenizer_file(vocabulary))
         with _naming_vocabulary(vocabulary):
             tokenizer = Tokenizer.from_str(content.decode("utf8"))
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
             if sorted(tokenizer.get_vocab().values()) != list(range(tokenizer.get_vocab_size())):
                 raise ValueError("the codes of its tokens are not 0, 1, … without gaps")
     else:
@@ -174,13 +219,42 @@ def make_vocabulary(texts: Sequence[str], vocabulary: int | str | None) -> tuple
         trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
         tokenizer.train_from_iterator(texts, trainer)
     tokens = tuple(tokenizer.id_to_token(code) or "" for code in range(tokenizer.get_vocab_size()))
+    splitter = tokenizer.pre_tokenizer
+    in_pieces = (
+        isinstance(splitter, pre_tokenizers.ByteLevel) and not splitter.add_prefix_space and not tokenizer.normalizer
+    )
 
-    def encode(text: str) -> list[int]:
+    def encode(text: str) -> tuple[Tensor, Tensor]:
+        codes, places = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, dtype=torch.int64)]
         with _naming_vocabulary(vocabulary):
-            codes: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-            return codes
+            for start, piece in _cut(text) if in_pieces else [(0, text)]:
+                encoding = tokenizer.encode(piece, add_special_tokens=False)
+                codes.append(torch.tensor(encoding.ids, dtype=torch.int64))
+                places.append(torch.tensor([start + first for first, _ in encoding.offsets], dtype=torch.int64))
+        return torch.cat(codes), torch.cat(places)
 
     return tokens, encode
+
+
+def _code_points(text: str) -> Tensor:
+    content = bytearray(text.encode("utf-32-le", "surrogatepass"))
+    return torch.frombuffer(content, dtype=torch.int32).long() if content else torch.zeros(0, dtype=torch.int64)
+
+
+def _cut(text: str) -> Iterator[tuple[int, str]]:
+    """Cut a text into pieces whose byte pairs are those of the whole text; yield each with its place."""
+    start = 0
+    while start < len(text):
+        cut = _SAFE_CUT.search(text, start + _PIECE)
+        end = cut.end() if cut else len(text)
+        yield start, text[start:end]
+        start = end
+
+
+def _check_tokenizer_file(vocabulary: str) -> Path:
+    if not Path(vocabulary).is_file():
+        raise ValueError(f"vocabulary is {vocabulary!r}; it must be a size, or an existing tokenizer.json")
+    return Path(vocabulary)
 
 
 @contextlib.contextmanager
@@ -194,28 +268,42 @@ def _naming_vocabulary(vocabulary: int | str) -> Iterator[None]:
 
 def cut_windows(name: str, texts: Sequence[str], window: int, vocabulary: int | str | None = None) -> Dataset:
     """Cut texts into windows without overlap, each with the next token of every token as target; see `load_text`."""
+    train, test, classes = _encode_windows(name, texts, window, vocabulary)
+    digest = hashlib.sha256("\0".join([*texts, *classes]).encode())
+    return replace(_from_windows(name, train, test, classes), fingerprint=digest.hexdigest())
+
+
+def _encode_windows(name: str, texts: Sequence[str], window: int, vocabulary: int | str | None) -> Decoded:
+    """Return windows of `window` + 1 tokens, and for each its text and how many characters its targets have."""
     check_positive_int("window", window)
     classes, encode = make_vocabulary(texts, vocabulary)
     trains, tests = [], []
     for place, text in enumerate(texts):
-        tokens = torch.tensor(encode(text))
+        tokens, starts = encode(text)
         count = (len(tokens) - 1) // window
         if count < 2:
             which = f", text {place + 1}" if len(texts) > 1 else ""
             unit = "characters" if len(tokens) == len(text) else "tokens"
             raise ValueError(f"data {name}{which}: {len(tokens)} {unit}; two windows of {window} need {2 * window + 1}")
-        x, y = (tokens[shift : shift + count * window].view(count, window) for shift in (0, 1))
+        windows = tokens.unfold(0, window + 1, window)
+        ends = torch.cat([starts, torch.tensor([len(text)])])[1::window][: count + 1]
+        about = torch.stack([torch.full((count,), place), ends.diff()], 1)
         held_out = max(1, count // 10)
-        source = torch.full((count,), place)
-        trains.append((x[:-held_out], y[:-held_out], source[:-held_out]))
-        tests.append((x[-held_out:], y[-held_out:], source[-held_out:]))
-    digest = hashlib.sha256("\0".join([*texts, *classes]).encode())
-    return Dataset(name, train=_join(trains), test=_join(tests), classes=classes, fingerprint=digest.hexdigest())
+        trains.append((windows[:-held_out], about[:-held_out]))
+        tests.append((windows[-held_out:], about[-held_out:]))
+    return _join(trains), _join(tests), classes
 
 
-def _join(parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Examples:
-    x, y, source = (torch.cat(each) for each in zip(*parts, strict=True))
-    return Examples(x, y, source=source)
+def _join(parts: Sequence[Part]) -> Part:
+    windows, about = (torch.cat(each) for each in zip(*parts, strict=True))
+    return windows, about
+
+
+def _from_windows(name: str, train: Part, test: Part, classes: tuple[str, ...]) -> Dataset:
+    def examples(windows: Tensor, about: Tensor) -> Examples:
+        return Examples(windows[:, :-1], windows[:, 1:], source=about[:, 0], characters=about[:, 1])
+
+    return Dataset(name, train=examples(*train), test=examples(*test), classes=classes)
 
 
 def decode(tokens: Tensor, dataset: Dataset) -> str:

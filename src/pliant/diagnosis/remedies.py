@@ -18,6 +18,7 @@ _ACTS_ON: dict[str, tuple[str, ...]] = {
     "gradient_effective_rank": ("fire", "shrink_perturb"),
     "feature_rank": ("fire", "shrink_perturb"),
     "hessian_rank": ("shrink_perturb", "fire"),
+    "attention_entropy": ("fire", "shrink_perturb"),
 }
 """The methods that act on each sign."""
 

@@ -319,6 +319,11 @@ _RECORDS = (
         "entropy of a query's attention weights over log of the number of keys it sees, 1 if uniform; of each layer "
         "and layer[head], total is the mean over layers",
         "Zhai 2023", attention_entropy,
+        Sign(
+            "lower", "attention looks at single tokens",
+            "the softmax is flat there, so heads hardly change any more (Zhai 2023); a long healthy training sharpens "
+            "attention too",
+        ),
     ),
     _record(
         "gradient_condition_number", "batch labels loss", "curvature",

@@ -414,10 +414,10 @@ class Recipe(_Strict):
             raise ValueError(
                 f"device is {self.device!r}; it must be a device of torch: cpu, cuda, cuda:1, …"
             ) from error
-        for entry in self.methods if self.start is not None else ():
-            _check_startable(entry)
         self._check_domain()
-        for config in self._configs.values():
+        for entry, config in zip(self.methods, self._configs.values(), strict=True):
+            if config.start is not None or config.starts_shared:
+                _check_startable(entry)
             check_names("stream", config.stream.options, streams.options(config.stream.name))
             if self.domain == "rl":
                 continue  # Environment and agent are checked when they are made.

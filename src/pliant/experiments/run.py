@@ -154,6 +154,10 @@ def begin(config: RunConfig, root: Path) -> Session:
         from pliant.experiments.agent_run import AgentSession
 
         return AgentSession(config, root)
+    if config.starts_shared:
+        from pliant.experiments.shared_start import SharedStartSession
+
+        return SharedStartSession(config, root)
     return SupervisedSession(config)
 
 

@@ -125,6 +125,11 @@ class RunConfig:
         """The label and the settings of the methods, which runs with other seeds share."""
         return self.label, describe(self.methods)
 
+    @property
+    def starts_shared(self) -> bool:
+        """Whether the second task starts from a checkpoint of a first task that all runs of a seed share."""
+        return bool(self.stream.options.get("checkpoint"))
+
     def to_json(self) -> str:
         """Return the configuration as JSON, with sorted keys."""
         values = asdict(self)

@@ -1,16 +1,20 @@
 """Streams of text: a permuted vocabulary, more text after the first, texts in turn."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from pliant._seeding import permutation
-from pliant._validation import check_number, require_positive
+from pliant._validation import check_choice, check_number, require_positive
 from pliant.data.dataset import Examples
 from pliant.streams.stream import Change, Stream, Task
 from pliant.streams.task_shifts import Drifting
+
+Checkpoint = Literal["best", "middle", "last"]
+CHECKPOINTS: tuple[Checkpoint, ...] = get_args(Checkpoint)
+"""Checkpoints of a first task, from which the second may start."""
 
 
 def check_texts(stream: Stream, name: str, least: int) -> int:
@@ -68,11 +72,15 @@ class TextWarmStart(Stream):
             earlier checkpoint of the same run.
         epochs: Epochs on both texts.
         share: The share of the first text's windows in the second task; None for all windows of both texts.
+        checkpoint: Where the second task starts. None: each run trains the first task itself, with its methods.
+            "last", "middle", "best": the first task is trained once for each seed, without methods, and all runs of an
+            experiment start from its end, from half of its epochs, or where the test loss was lowest.
     """
 
     first_epochs: int = 100
     epochs: int = 10
     share: float | None = None
+    checkpoint: Checkpoint | None = None
     paper: ClassVar[str] = "FIRE, §4.2"
     headline: ClassVar[str] = "final_test_loss"
 
@@ -80,6 +88,8 @@ class TextWarmStart(Stream):
         require_positive(first_epochs=self.first_epochs, epochs=self.epochs)
         if self.share is not None:
             check_number("share", self.share, high=1.0, below=True)
+        if self.checkpoint is not None:
+            check_choice("checkpoint", self.checkpoint, CHECKPOINTS)
         check_texts(self, "text_warm_start", 2)
 
     def __len__(self) -> int:

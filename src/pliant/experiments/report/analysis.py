@@ -290,13 +290,19 @@ class Analysis:
 
 
 def _distinct(comparison: Comparison) -> list[str]:
-    """Return the metrics: the headline, its last task, metrics of its kind, the rest. Equal metrics appear once."""
+    """Return the metrics: the headline, its last task, metrics of its kind, the rest. Equal metrics appear once.
+
+    Where a loss decides, losses come before accuracies.
+    """
     columns: dict[tuple[float | None, ...], str] = {}
     headline, kind = comparison.headline, comparison.headline.partition("_")[0]
     last = f"final_{comparison.metric}"
     # Where accuracy decides, losses stay in the files: they would only repeat it.
     shown = [m for m in comparison.metrics if headline.endswith("loss") or not m.endswith("_loss")]
-    for metric in sorted(shown, key=lambda m: (m != headline, m != last, not m.startswith(kind))):
+    decided_by = headline.rpartition("_")[2]
+    for metric in sorted(
+        shown, key=lambda m: (m != headline, m != last, not m.startswith(kind), not m.endswith(decided_by))
+    ):
         columns.setdefault(tuple(run.result.get(metric) for run in comparison.runs), metric)
     return list(columns.values())
 
