@@ -74,7 +74,7 @@ def test_estimates_are_those_of_rliable(scores: np.ndarray) -> None:
 
 @pytest.fixture
 def rliable_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """rliable 1.2 gives `random_state` to arch, which version 7 calls `seed`; it draws from NumPy's global generator."""
+    """Rliable 1.2 calls `random_state` what arch 7 calls `seed`. It draws from the global generator of NumPy."""
     for cls in (IIDBootstrap, IndependentSamplesBootstrap):
 
         def start(self: Any, *tables: Any, random_state: Any = None, made: Any = cls.__init__, **options: Any) -> None:
@@ -96,7 +96,7 @@ def test_intervals_are_those_of_rliable(scores: np.ndarray) -> None:
         mine = bootstrap(ours, *tables, draws=4000)
         given = tables[0] if len(tables) == 1 else tables
         _, intervals = library.get_interval_estimates(
-            {"x": given}, lambda *drawn: np.array([theirs(*drawn)]), reps=reps
+            {"x": given}, lambda *drawn, theirs=theirs: np.array([theirs(*drawn)]), reps=reps
         )
         (low,), (high,) = intervals["x"]
         assert (mine.low, mine.high) == pytest.approx((low, high), abs=0.06 * (high - low))

@@ -16,7 +16,7 @@ from pliant.experiments.report.aggregates import (
 )
 from pliant.experiments.report.analysis import Analysis
 from pliant.experiments.report.chart_style import Series
-from pliant.experiments.report.figures import Figure, Table, curve_table, lines
+from pliant.experiments.report.figures import Figure, Table, axis_format, curve_table, lines
 from pliant.experiments.report.formatting import name_of, number, span
 from pliant.experiments.report.histories import MANY_TASKS, Curve, Histories, gather
 from pliant.experiments.report.result_charts import dot_plot
@@ -85,7 +85,7 @@ def _dots(
         written = [number(estimate.mean, metric), span(estimate, metric)]
         summary.append([key_of[contender], contender, estimate.mean, estimate.low, estimate.high, *written, ""])
         table.append([contender, *written])
-    chart = dot_plot(summary, [], series, "~g", zero=zero)
+    chart = dot_plot(summary, [], series, axis_format(metric), zero=zero)
     return Figure(name, title, note, chart, Table(["method", "estimate", "95 % interval"], table))
 
 
