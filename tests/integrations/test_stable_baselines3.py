@@ -14,7 +14,7 @@ from stable_baselines3.common.utils import set_random_seed
 from torch import nn
 
 import pliant
-from pliant.integrations.stable_baselines3 import PliantCallback
+from pliant.integrations.stable_baselines3 import PliantCallback, diagnose_agent
 from tests.integrations.agents import AGENTS, CONTINUOUS, NETWORKS, keep_log, tensors_of
 
 
@@ -84,6 +84,41 @@ def test_measures_go_to_the_logger(name: str) -> None:
         for measure in ("dormant_fraction", "feature_rank", "weight_l2", "gradient_l2"):
             assert written.values[f"pliant/{network}/{measure}"]
     assert np.isfinite(written.values["pliant/overestimation"]).all()
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_diagnosis_sees_each_network_and_leaves_the_training_bit_equal(name: str) -> None:
+    agents = [AGENTS[name](), AGENTS[name]()]
+    measures = ["weight_l2", "dormant_fraction", "feature_rank"]
+    for diagnosed, agent in enumerate(agents):
+        set_random_seed(3)
+        agent.learn(64)
+        if diagnosed:
+            found = diagnose_agent(agent, measures=measures)
+            assert list(found) == NETWORKS[name]
+            assert all({*measures} <= each.signs.values.keys() for each in found.values())
+        agent.learn(64, reset_num_timesteps=False)
+    first, second = map(tensors_of, agents)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_a_diagnosis_tells_twin_critics_apart() -> None:
+    agent: Any = AGENTS["SAC"]()
+    agent.learn(64)
+    with torch.no_grad():
+        for layer in agent.critic.q_networks[1][:-1:2]:
+            layer.bias.fill_(-100.0)
+    found = diagnose_agent(agent, measures=["dormant_fraction"])
+    assert found["critic.1"].signs.values["dormant_fraction"] == 1.0
+    assert found["critic.0"].signs.values["dormant_fraction"] < 0.5
+    present = {name: any(sign.present for sign in each.signs.findings()) for name, each in found.items()}
+    assert present == {"actor": False, "critic.0": False, "critic.1": True}
+
+
+def test_a_diagnosis_needs_transitions() -> None:
+    for name in ("DQN", "PPO"):
+        with pytest.raises(ValueError, match="model: it has no transitions; call learn"):
+            diagnose_agent(AGENTS[name]())
 
 
 def test_the_gradient_norm_is_that_of_the_networks_own_loss() -> None:

@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from pliant.diagnostics import measure
 from pliant.experiments.agent_run import AgentSession, train_first_task
 from pliant.experiments.run import execute
 from pliant.experiments.run_config import Part, RunConfig
 from pliant.experiments.store import RunFolder, load_runs
-from pliant.rl.agent_learner import AgentLearner
+from pliant.rl.agent_learner import MEASURES, AgentLearner
 from tests.experiments.helpers import in_process, outputs, wait_until
 from tests.rl.helpers import DQN, INTERVENTION, PPO, PRIMING, SAC, SEQUENCE, small
 
@@ -120,8 +122,9 @@ def test_an_interrupted_first_task_resumes(tmp_path: Path, monkeypatch: pytest.M
     assert records == train_first_task(config, tmp_path / "whole")[1]
 
 
-def test_sharing_the_first_task_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = small(methods=(Part("full_reset"), Part("fire")))
+@pytest.mark.parametrize("model", [DQN, PPO], ids=["dqn", "ppo"])
+def test_sharing_the_first_task_changes_nothing(tmp_path: Path, model: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(model=model, methods=(Part("full_reset"), Part("fire")))
     assert execute(config, tmp_path).status == "finished"
     monkeypatch.setattr("pliant.streams.Intervention.shares_first_task", False)
     assert execute(config, tmp_path / "alone").status == "finished"
@@ -146,6 +149,25 @@ def test_records_hold_the_measures_of_each_network(tmp_path: Path) -> None:
     names = ("weight_l2", "spectral_norm_max", "dormant_fraction", "feature_rank", "gradient_l2")
     assert records[-1]["measures"].keys() == {f"{name} ({network})" for network in networks for name in names}
     assert records[-1]["measures"]["weight_l2 (critic.0)"] != records[-1]["measures"]["weight_l2 (critic.1)"]
+
+
+def test_an_agent_without_replay_buffer_is_measured_on_its_last_rollout() -> None:
+    """PPO empties its rollout buffer before the next rollout begins, which is when records are written."""
+    from pliant.experiments.agent_run import make_agent_learner
+
+    learner = make_agent_learner(small(model=PPO))
+    records: list[dict[str, Any]] = []
+    learner.run(records.append, lambda: None)
+    last = torch.as_tensor(learner.agent.rollout_buffer.observations)
+    assert last.shape == (20, 4)
+    assert torch.equal(learner.methods.rollout, last)
+    assert records[0]["measures"] == {}
+    assert all(record["measures"].keys() >= {*MEASURES} for record in records[1:])
+    (network,) = learner.methods.networks
+    expected = measure(network.module, last, measures=MEASURES).values
+    assert learner.methods.measure() == {f"policy/{name}": expected[name] for name in MEASURES}
+    of_nothing = measure(network.module, torch.zeros_like(last), measures=MEASURES).values
+    assert expected["dormant_fraction"] != of_nothing["dormant_fraction"]
 
 
 def test_twin_critics_are_reset_to_different_weights(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pliant.experiments.experiment import rehearse, run_experiment
 from pliant.experiments.recipe import Recipe, RecipeError, make_recipe
 from pliant.experiments.recipe_files import find_recipe, load_recipe
 from pliant.experiments.report.document import make_report
+from pliant.experiments.report.figures import Figure
 from pliant.experiments.run import execute
 from pliant.experiments.store import load_recipe_values, load_runs
 
@@ -59,20 +60,39 @@ def test_wrong_recipes_are_refused(changes: dict[str, Any], message: str) -> Non
 
 
 def test_the_page_shows_what_is_usual_for_agents(tmp_path: Path) -> None:
-    run_here(make_recipe(VALUES), tmp_path)
+    run_here(make_recipe(VALUES | {"seeds": 3}), tmp_path)
     (section,) = make_report(tmp_path).sections
     assert section.comparison.headline == "final_late_return"
     assert section.setting["environment"] == "CartPole-v1"
     assert "training" not in section.setting
     names = [figure.name for figure in section.figures]
-    assert {"interquartile_mean", "probability_of_improvement", "performance_profile", "curve_evaluation_return"} <= {
-        *names
-    }
+    aggregates = {"interquartile_mean", "probability_of_improvement", "performance_profile", "sample_efficiency"}
+    assert {*aggregates, "curve_evaluation_return"} <= {*names}
     for history in section.histories.of["fire"]:
         assert history.x[-1] == 120
     assert section.histories.boundaries == [60.0]
+    figures = {figure.name: figure for figure in section.figures}
+    for name in ("sample_efficiency", "curve_evaluation_return"):
+        assert "dotted lines mark interventions" in figures[name].note
+        assert "x\n60\n" in figures[name].spec()["datasets"].values(), "a line at the intervention"
+    curve = {
+        float(x): [float(value) for value in values]
+        for key, _, x, _, _, *values in (row.split(",") for row in drawn_rows(figures["sample_efficiency"]))
+        if key == next(each.key for each in section.series if each.name == "fire")
+    }
+    returns = {history.seed: history.values["evaluation_return"][-1] for history in section.histories.of["fire"]}
+    middle, low, high = curve[120.0]
+    assert middle == pytest.approx(sum(returns.values()) / 3, rel=1e-4), "a quarter of three seeds is none"
+    assert min(returns.values()) == pytest.approx(low, rel=1e-4)
+    assert max(returns.values()) == pytest.approx(high, rel=1e-4)
     assert section.histories.x_title == "environment steps"
     assert "environment steps" in make_report(tmp_path).to_html()
+
+
+def drawn_rows(figure: Figure) -> list[str]:
+    """The rows of a chart of curves: key, order, x, task, epoch, mean, low, high."""
+    (text,) = (text for text in figure.spec()["datasets"].values() if text.startswith("key,place,x,"))
+    return text.splitlines()[1:]
 
 
 def test_the_demo_is_a_recipe_that_runs(tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
 
+from pliant.experiments.agent_run import make_agent_learner
+from pliant.experiments.recipe_files import find_recipe, load_recipe
 from pliant.experiments.run import execute
 from pliant.experiments.run_config import Part
 from pliant.experiments.store import RunFolder
@@ -122,3 +125,56 @@ def test_an_interrupted_run_is_bit_equal(tmp_path: Path, config: Any, monkeypatc
     _interrupt_after(config, tmp_path, records - 2, monkeypatch)
     assert execute(config, tmp_path).status == "finished"
     assert outputs(tmp_path, config) == outputs(tmp_path / "whole", config)
+
+
+NATURE = {"q_net": [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 3136), (ANY, 512)]}
+SIMBA = {
+    "actor": [(128, ANY), (512, 128), (128, 512), (ANY, 128), (ANY, 128)],
+    **{key: [(512, ANY), *([(2048, 512), (512, 2048)] * 2), (1, 512)] for key in ("critic.0", "critic.1")},
+}
+WIDE = {
+    "actor": [(256, ANY), (256, 256), (ANY, 256), (ANY, 256)],
+    "critic.0": [(256, ANY), (256, 256), (1, 256)],
+}
+PAPER_SCALE = {
+    "p4_fig4a_asterix": (NATURE, 1, 32, "FIRE"),
+    "p4_fig4a_beamrider": (NATURE, 1, 32, "S&P"),
+    "p4_fig4a_demonattack": (NATURE, 1, 32, "full reset"),
+    "p4_fig4b_humanoid_walk": (SIMBA, 2, 256, "FIRE"),
+    "p4_fig4b_humanoid_run": (SIMBA, 2, 256, "S&P"),
+    "p4_fig4b_dog_walk": (SIMBA, 2, 256, "full reset"),
+    "p2_fig5_hopper_hop": (WIDE, 16, 256, "spectral 1e-4"),
+    "p2_fig5_quadruped_walk": (WIDE, 16, 256, "LayerNorm"),
+}
+"""The papers' networks by the shapes of their weights, updates of each step, batch size, and the method to run."""
+IN_EVERY_RUN = ("p4_fig4a_asterix", "p2_fig5_hopper_hop")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.long) for name in PAPER_SCALE]
+)
+def test_the_first_updates_at_paper_scale(name: str) -> None:
+    """Networks, batches and replay ratio are the paper's; only the training is shorter, and the buffer smaller."""
+    shapes, ratio, batch, label = PAPER_SCALE[name]
+    less = ("agent.learning_starts=20", "agent.buffer_size=100", "env.max_episode_steps=400")
+    shorter = ("stream.steps=26", "stream.at=[23]", "stream.evaluate_every=13", "stream.episodes=1")
+    recipe = load_recipe(find_recipe(name), [*less, *shorter])
+    (entry,) = [entry for entry in recipe.methods if entry.label == label]
+    (variant,) = entry.variants()
+    learner = make_agent_learner(recipe.config(entry, variant, 0, "result"))
+    found = {
+        network.name: [tuple(p.shape) for p in network.module.parameters() if p.ndim > 1]
+        for network in learner.methods.networks
+    }
+    assert found == shapes
+    sampled: list[int] = []
+    sample = learner.agent.replay_buffer.sample
+    learner.agent.replay_buffer.sample = lambda size, env=None: (sampled.append(size), sample(size, env=env))[1]
+    records: list[Any] = []
+    learner.run(records.append, lambda: None)
+    assert learner.agent._n_updates == 6 * ratio
+    assert sampled.count(batch) >= 6 * ratio
+    assert [record["step"] for record in records] == [13, 23, 26]
+    for network in found:
+        key = f"gradient_l2 ({network})" if len(found) > 1 else "gradient_l2"
+        assert 0 < records[-1]["measures"][key] < np.inf

@@ -1,5 +1,6 @@
 """The networks of a Stable-Baselines3 agent, each with its optimizer and its target network."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,14 @@ class ActorCritic(nn.Module):
             actor = policy.mlp_extractor.forward_actor(features[0])
             critic = policy.mlp_extractor.forward_critic(features[1])
         return policy.action_net(actor), policy.value_net(critic)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ActorCritic":
+        """Copy all but the distribution of the last actions: its tensors belong to a graph and cannot be copied."""
+        (policy,) = self._policy
+        memo[id(policy.action_dist)] = policy.action_dist
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

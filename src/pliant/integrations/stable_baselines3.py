@@ -7,6 +7,8 @@ network of its own. After a reinitializer acts, the target network is copied fro
 
 An actor's loss runs through the critics. That pass must not count for methods that watch a critic's activations.
 Critics with such methods are therefore frozen from their optimizer's step until their target network is called again.
+
+`diagnose_agent` looks for signs of lost plasticity in each network of an agent.
 """
 
 import inspect
@@ -23,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pliant._importing import naming_extra
 from pliant._validation import check_positive_int
+from pliant.diagnosis import Diagnosis, diagnose
 from pliant.diagnostics import measure
 from pliant.integrations._methods import attach_to_holders, check_times, load_states, name_methods, states_of
 from pliant.methods import FeatureRankRegularization, Method, Receipt
@@ -43,7 +46,7 @@ with naming_extra("pliant.integrations.stable_baselines3", "sb3"):
 MEASURES = ("dormant_fraction", "feature_rank", "weight_l2")
 
 
-__all__ = ["PliantCallback"]
+__all__ = ["PliantCallback", "diagnose_agent"]
 
 
 class PliantCallback(BaseCallback):  # type: ignore[misc]
@@ -68,6 +71,7 @@ class PliantCallback(BaseCallback):  # type: ignore[misc]
     Attributes:
         methods: The methods by `network/name`, such as "critic.0/fire".
         receipts: The receipts of reinitializers, each with the environment step.
+        rollout: Observations of the last rollout of an agent without a replay buffer, to measure on.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class PliantCallback(BaseCallback):  # type: ignore[misc]
         self.samples = check_positive_int("samples", samples)
         self.methods: dict[str, Method] = {}
         self.receipts: list[tuple[int, Receipt]] = []
+        self.rollout: Any = None
         self._networks: dict[str, Network] = {}
         self._made_for: Any = None
         self._acted_until = -1
@@ -215,6 +220,8 @@ class PliantCallback(BaseCallback):  # type: ignore[misc]
 
     def _on_rollout_end(self) -> None:
         every, now = self.measure_every, self.model.num_timesteps
+        if isinstance(self.model, OnPolicyAlgorithm):
+            self.rollout, _ = _recent_batch(self.model, self.samples)
         if every is not None and now // every > self._measured // every:
             self._measured = now
             self._log_measures()
@@ -232,8 +239,10 @@ class PliantCallback(BaseCallback):  # type: ignore[misc]
 
     def measure(self) -> dict[str, float]:
         """Measure each network now, on recent transitions; return the values by `network/measure`."""
-        with _numpy_generator_kept():
-            observations, actions = _recent_batch(self.model, self.samples)
+        observations, actions = self.rollout, None
+        if observations is None:
+            with _numpy_generator_kept():
+                observations, actions = _recent_batch(self.model, self.samples)
         values: dict[str, float] = {}
         for network in self._networks.values():
             with torch.no_grad():
@@ -279,6 +288,34 @@ class PliantCallback(BaseCallback):  # type: ignore[misc]
     def _freeze_critics(self, frozen: bool) -> None:
         for network in self._watched_critics():
             network.module.requires_grad_(not frozen)
+
+
+def diagnose_agent(model: Any, *, measures: Sequence[str] | None = None, samples: int = 256) -> dict[str, Diagnosis]:
+    """Diagnose each network of an agent on transitions that the agent has seen; the agent is left as it was.
+
+    There is no trial, since an agent's data depends on the agent: what decides is whether a reset helps.
+
+    Args:
+        model: An agent of Stable-Baselines3 or sb3-contrib. A loaded agent needs `load_replay_buffer()` first.
+        measures: Names from `pliant.diagnostics.measures.names()`; by default the affordable ones.
+        samples: How many transitions to measure on.
+
+    Returns:
+        The diagnosis of each network by name; twin critics are "critic.0" and "critic.1".
+
+    Raises:
+        ValueError: If the agent has no transitions.
+    """
+    check_positive_int("samples", samples)
+    with _numpy_generator_kept():
+        observations, actions = _recent_batch(model, samples)
+    found = {}
+    for network in find_networks(model):
+        with torch.no_grad():
+            inputs = network.input_of(observations, actions)
+        data = inputs[0] if isinstance(inputs[0], Tensor) else None  # a dictionary would be keyword arguments
+        found[network.name] = diagnose(network.module, data, trial=False, measures=measures, samples=samples)
+    return found
 
 
 class SavedState:
@@ -347,15 +384,26 @@ class _ValueErrors:
 
 
 def _recent_batch(model: Any, samples: int) -> tuple[Any, Tensor | None]:
-    """Return observations and actions of the replay buffer, or of the last rollout."""
-    if not isinstance(model, OnPolicyAlgorithm):
-        batch = model.replay_buffer.sample(samples, env=model._vec_normalize_env)
+    """Return observations and actions of the replay buffer, or observations of the last rollout.
+
+    Raises:
+        ValueError: If the agent has no transitions.
+    """
+    on_policy = isinstance(model, OnPolicyAlgorithm)
+    buffer = model.rollout_buffer if on_policy else model.replay_buffer
+    # An agent empties its rollout buffer when the next rollout starts.
+    if buffer is None or not (buffer.full if on_policy else buffer.size()):
+        raise ValueError("model: it has no transitions; call learn(), or load_replay_buffer() if it was loaded")
+    if not on_policy:
+        batch = buffer.sample(samples, env=model._vec_normalize_env)
         return batch.observations, batch.actions
 
     def flat(array: np.ndarray[Any, Any]) -> Tensor:
-        return torch.as_tensor(array.reshape(-1, *array.shape[2:])[:samples], device=model.device)
+        # Updates merge the dimensions of steps and environments.
+        rows = array if buffer.generator_ready else array.reshape(-1, *array.shape[2:])
+        return torch.tensor(rows[:samples], device=model.device)
 
-    observations = model.rollout_buffer.observations
+    observations = buffer.observations
     if isinstance(observations, dict):
         return {key: flat(each) for key, each in observations.items()}, None
     return flat(observations), None

@@ -143,6 +143,7 @@ class AgentLearner:
             "methods": {name: method.state_dict() for name, method in self.methods.methods.items()},
             "position": {name: getattr(self, name) for name in ("task", "epoch", "begun", "pending", "evaluations")},
             "env": {"steps": self.env.steps, "returns": list(self.env.returns)},
+            "rollout": self.methods.rollout,
             "random": random_state(),
         }
 
@@ -158,6 +159,7 @@ class AgentLearner:
             self.methods.methods[name].load_state_dict(saved)
         for name, value in state["position"].items():
             setattr(self, name, value)
+        self.methods.rollout = state["rollout"]
         self.env.steps, self.env.returns = state["env"]["steps"], list(state["env"]["returns"])
         set_random_state(state["random"])
         if self.begun:
@@ -221,7 +223,7 @@ class AgentLearner:
         """Measure the networks if there is data; the next update adds the norms of the gradients."""
         self.pending["measures"] = {}
         buffer = getattr(self.agent, "replay_buffer", None)
-        if (buffer is None and self.agent._n_updates == 0) or (buffer is not None and buffer.size() == 0):
+        if self.methods.rollout is None if buffer is None else buffer.size() == 0:
             return
         self.pending["measures"] = {self._key(name): _finite(value) for name, value in self.methods.measure().items()}
 

@@ -4,7 +4,7 @@ Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical
 × environments. Intervals are percentile bootstrap intervals that draw seeds separately in each environment.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from scipy import stats
@@ -22,6 +22,19 @@ def interquartile_mean(scores: Floats) -> float:
         2.0
     """
     return float(stats.trim_mean(scores, 0.25, axis=None))
+
+
+def sample_efficiency(scores: Floats) -> Floats:
+    """Return the interquartile mean over seeds at each point of a training.
+
+    Args:
+        scores: Seeds × points.
+
+    Example:
+        >>> sample_efficiency(np.array([[0.0, 4.0], [1.0, 4.0], [3.0, 5.0], [100.0, 9.0]])).tolist()
+        [2.0, 4.5]
+    """
+    return np.asarray(stats.trim_mean(scores, 0.25, axis=0), dtype=np.float64)
 
 
 def performance_profile(scores: Floats, thresholds: Floats) -> Floats:
@@ -54,14 +67,33 @@ def bootstrap(statistic: Callable[..., float], *tables: Floats, draws: int = _DR
         draws: Number of draws.
         seed: Seed of the draws.
     """
-    random = np.random.default_rng(seed)
-
-    def draw(table: Floats) -> Floats:
-        return np.take_along_axis(table, random.integers(len(table), size=table.shape), axis=0)
-
-    values = [statistic(*map(draw, tables)) for _ in range(draws)]
+    values = [statistic(*drawn) for drawn in _draw(tables, draws, seed)]
     low, high = np.quantile(values, [LEVEL / 2, 1 - LEVEL / 2])
     return Interval(statistic(*tables), float(low), float(high), min(map(len, tables)))
+
+
+def bootstrap_band(
+    statistic: Callable[[Floats], Floats], table: Floats, draws: int = _DRAWS, seed: int = 0
+) -> tuple[Floats, Floats]:
+    """Return the ends of the 95 % stratified bootstrap interval at each point of a curve.
+
+    Args:
+        statistic: A curve as a function of the table.
+        table: Scores, seeds × environments.
+        draws: Number of draws.
+        seed: Seed of the draws.
+    """
+    values = [statistic(drawn) for (drawn,) in _draw([table], draws, seed)]
+    low, high = np.quantile(values, [LEVEL / 2, 1 - LEVEL / 2], axis=0)
+    return low, high
+
+
+def _draw(tables: Sequence[Floats], draws: int, seed: int) -> Iterator[list[Floats]]:
+    """Draw the seeds of each table with replacement, separately in each environment."""
+    random = np.random.default_rng(seed)
+    for _ in range(draws):
+        places = [random.integers(len(table), size=table.shape) for table in tables]
+        yield [np.take_along_axis(table, place, axis=0) for table, place in zip(tables, places, strict=True)]
 
 
 def spread_thresholds(tables: Sequence[Floats], points: int = 100) -> Floats:

@@ -229,7 +229,7 @@ class Section:
                 "aggregates",
                 "Aggregates over seeds",
                 "As usual for agents: robust to single seeds, with 95 % bootstrap intervals.",
-                agent_charts.aggregate_figures(self.analysis, series) if comparison.is_of_agents else [],
+                agent_charts.aggregate_figures(self.analysis, histories, series) if comparison.is_of_agents else [],
                 "half",
             ),
             Group(

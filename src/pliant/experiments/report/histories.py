@@ -22,6 +22,8 @@ MANY_TASKS = 60
 """With at least this many tasks, curves show only the end of each task."""
 
 _BOOKKEEPING = frozenset({"task", "epoch", "step", "progress", "lr", "receipts", MEASURES})
+_MARKS = {"intervention": "interventions", "priming": "the end of priming"}
+"""What the task boundaries of a stream are, where no task is new."""
 _AT_AN_END = ("train_loss", "task_return")
 """Metrics recorded only at the end of a task."""
 
@@ -123,11 +125,13 @@ class Histories:
         of: The histories of each contender's runs by the contender's name, sorted by seed.
         broken: Files of metrics that cannot be read.
         x_title: What `x` counts.
+        mark: What the boundaries are.
     """
 
     of: dict[str, list[History]]
     broken: list[Broken] = field(default_factory=list)
     x_title: str = "epochs"
+    mark: str = "new tasks"
 
     @property
     def names(self) -> list[str]:
@@ -167,7 +171,9 @@ def read_histories(comparison: Comparison) -> Histories:
                 found[contender.name].append(read_history(run))
             except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
                 broken.append(Broken(run.path / "metrics.jsonl", f"{type(error).__name__}: {error}"))
-    return Histories(found, broken, "environment steps" if comparison.is_of_agents else "epochs")
+    names = {run.config.stream.name for contender in comparison.contenders for run in contender.runs}
+    mark = _MARKS.get(names.pop(), "new tasks") if len(names) == 1 else "new tasks"
+    return Histories(found, broken, "environment steps" if comparison.is_of_agents else "epochs", mark)
 
 
 @dataclass(frozen=True)

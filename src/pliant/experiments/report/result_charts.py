@@ -158,7 +158,7 @@ def learning_curves(histories: Histories, series: Sequence[Series]) -> list[Figu
             Figure(
                 name=f"curve_{name}",
                 title=name_of(name).capitalize(),
-                note=_curve_note(name, histories.tasks),
+                note=_curve_note(name, histories),
                 chart=lines(
                     curves,
                     series,
@@ -174,12 +174,13 @@ def learning_curves(histories: Histories, series: Sequence[Series]) -> list[Figu
     return figures
 
 
-def _curve_note(name: str, tasks: int) -> str:
+def _curve_note(name: str, histories: Histories) -> str:
+    tasks = histories.tasks
     note = "Lines are means over seeds, bands their 95 % intervals"
     if tasks > MANY_TASKS:
         return f"{note}, after the last epoch of each task."
     if tasks > 1:
-        note += "; dotted lines mark new tasks"
+        note += f"; dotted lines mark {histories.mark}"
     # Test accuracy is also measured after the methods acted on a new task, before its first step.
     drop = " A vertical drop there is the immediate cost of a method's action."
     return note + "." + (drop if tasks > 1 and name == "test_accuracy" else "")
