@@ -78,6 +78,10 @@ class Session(Protocol):
     def position(self) -> dict[str, int]:
         """Task, epoch and step."""
 
+    @property
+    def age(self) -> int:
+        """A number that grows from checkpoint to checkpoint."""
+
     def run(self, append: Callable[[Record], None], save: Callable[[], None]) -> None:
         """Train to the end; pass on every record, and call `save` wherever the run may be saved."""
 
@@ -121,8 +125,12 @@ class SupervisedSession:
     @property
     def position(self) -> dict[str, int]:
         """Task, epoch and step."""
-        learner = self.learner
-        return {"task": learner.task, "epoch": learner.epoch, "step": learner.step + learner.batch}
+        return {"task": self.learner.task, "epoch": self.learner.epoch, "step": self.age}
+
+    @property
+    def age(self) -> int:
+        """The steps so far."""
+        return self.learner.step + self.learner.batch
 
     def run(self, append: Callable[[Record], None], save: Callable[[], None]) -> None:
         """Train to the end."""
@@ -199,7 +207,7 @@ def _train(
     def save() -> None:
         nonlocal saved
         if time.monotonic() - saved >= checkpoint_seconds:
-            folder.save_checkpoint(session.state_dict(), session.position["step"], sources)
+            folder.save_checkpoint(session.state_dict(), session.age, sources)
             saved = time.monotonic()
 
     try:

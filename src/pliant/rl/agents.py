@@ -22,6 +22,8 @@ AGENTS: dict[str, type[BaseAlgorithm]] = {"dqn": DQN, "sac": SAC, "td3": TD3, "p
 
 _OURS = ("self", "policy", "env", "seed", "device", "_init_setup_model")
 _CLASSES = {"activation_fn": torch.nn, "optimizer_class": torch.optim}
+_AT_ONCE = 100
+"""Updates of priming between two places where the agent's state may be saved."""
 _COUNTERS = (
     "num_timesteps",
     "_episode_num",
@@ -92,18 +94,32 @@ def rollout_steps(agent: Any) -> int:
     return int(agent.train_freq.frequency)
 
 
-def prime(agent: Any, updates: int) -> None:
-    """Update an agent on its replay buffer, and the target network of DQN as often as in training."""
+def prime(agent: Any, updates: int, done: int = 0) -> int:
+    """Do the next updates of an agent on its replay buffer, and those of the target network of DQN as in training.
+
+    The agent's state may be saved after every call: the updates are the same in however many processes they are done.
+
+    Args:
+        agent: The agent.
+        updates: The number of updates in all.
+        done: How many of them are done.
+
+    Returns:
+        How many are done now: about a hundred more, or all.
+    """
     agent.policy.set_training_mode(True)
-    at_once = updates
-    if isinstance(agent, DQN):
-        per_rollout = agent.gradient_steps if agent.gradient_steps >= 0 else rollout_steps(agent)
-        at_once = max(1, agent.target_update_interval * per_rollout // rollout_steps(agent))
-    while updates > 0:
-        agent.train(min(at_once, updates), agent.batch_size)
-        updates -= at_once
-        if isinstance(agent, DQN):
-            polyak_update(agent.q_net.parameters(), agent.q_net_target.parameters(), agent.tau)
+    every = agent.target_update_interval if isinstance(agent, SAC) else 1  # SAC counts from the start of a call.
+    end = min(done + every * -(-_AT_ONCE // every), updates)
+    if not isinstance(agent, DQN):
+        agent.train(end - done, agent.batch_size)
+        return end
+    per_rollout = agent.gradient_steps if agent.gradient_steps >= 0 else rollout_steps(agent)
+    between = max(1, agent.target_update_interval * per_rollout // rollout_steps(agent))
+    end = min(end, done + between - done % between)
+    agent.train(end - done, agent.batch_size)
+    if end % between == 0 or end == updates:
+        polyak_update(agent.q_net.parameters(), agent.q_net_target.parameters(), agent.tau)
+    return end
 
 
 def restart(agent: Any) -> None:
