@@ -5,6 +5,7 @@ agent, lets methods act at task boundaries, and allows saving whenever an episod
 depends only on the run's seed and the step, so a resumed run is bit-equal to an uninterrupted one.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -188,6 +189,7 @@ class AgentLearner:
         # The last evaluation of a task follows its priming.
         if not 0 <= done <= stage.steps or epoch != (done - (primed > 0)) // self.stream.evaluate_every:
             raise ValueError(f"task {task}, epoch {epoch} does not fit {env['steps']} steps")
+        json.dumps(position, allow_nan=False)  # It becomes a line of the metrics.
         numbers = [*position["evaluations"], *env["returns"]]
         if len(position["evaluations"]) != epoch or not all(isinstance(value, float) for value in numbers):
             raise ValueError(f"the evaluations are {position['evaluations']!r} after {epoch} epochs")

@@ -12,10 +12,14 @@ from stable_baselines3 import DQN, PPO, SAC, TD3
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.save_util import recursive_getattr
 from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 from stable_baselines3.common.utils import polyak_update
+from torch import nn
+from torch.optim import Optimizer
 
 from pliant._names import check_names, suggest
+from pliant._optimizer_state import load_optimizer_state
 from pliant.rl.policies import POLICIES
 
 AGENTS: dict[str, type[BaseAlgorithm]] = {"dqn": DQN, "sac": SAC, "td3": TD3, "ppo": PPO}
@@ -109,7 +113,7 @@ def prime(agent: Any, updates: int, done: int = 0) -> int:
     """
     agent.policy.set_training_mode(True)
     every = agent.target_update_interval if isinstance(agent, SAC) else 1  # SAC counts from the start of a call.
-    end = min(done + every * -(-_AT_ONCE // every), updates)
+    end: int = min(done + every * -(-_AT_ONCE // every), updates)
     if not isinstance(agent, DQN):
         agent.train(end - done, agent.batch_size)
         return end
@@ -166,10 +170,11 @@ def load_agent_state(agent: Any, state: Mapping[str, Any]) -> None:
     variables = [name for name in agent._get_torch_save_params()[1] if hasattr(agent, name)]
     if sorted(state["variables"]) != sorted(variables):
         raise ValueError(f"variables are {sorted(state['variables'])}; the agent has {sorted(variables)}")
-    try:
-        agent.set_parameters(state["parameters"], device=agent.device)
-    except RuntimeError as error:
-        raise ValueError(" ".join(str(error).split())) from error
+    parts = agent._get_torch_save_params()[0]
+    if sorted(state["parameters"]) != sorted(parts):
+        raise ValueError(f"parameters are those of {sorted(state['parameters'])}; the agent has {sorted(parts)}")
+    for name in parts:
+        _load_part(recursive_getattr(agent, name), state["parameters"][name], name)
     for name in variables:
         getattr(agent, name).data.copy_(state["variables"][name])
     for name in own:
@@ -181,6 +186,16 @@ def load_agent_state(agent: Any, state: Mapping[str, Any]) -> None:
         raise ValueError(f"the state has {'no' if buffer is not None else 'a'} replay buffer, unlike the agent")
     if buffer is not None:
         _load_buffer_state(buffer, state["buffer"])
+
+
+def _load_part(part: nn.Module | Optimizer, state: Any, name: str) -> None:
+    if isinstance(part, Optimizer):
+        load_optimizer_state(part, state, f"the state of {name}", with_rate=True)
+        return
+    try:
+        part.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(" ".join(str(error).split())) from error
 
 
 def _buffer_state(buffer: Any) -> dict[str, Any]:
