@@ -5,6 +5,7 @@ run is bit-equal to an uninterrupted one. The order of the examples depends only
 """
 
 import copy
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch.nn.functional import mse_loss
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pliant._losses import class_loss
+from pliant._optimizer_state import load_optimizer_state
 from pliant._seeding import permutation, random_state, set_random_state
 from pliant._validation import check_choice, check_number, check_positive_int, require_positive
 from pliant.data.dataset import Examples
@@ -218,14 +220,16 @@ class Learner:
                 raise ValueError(f"{name} is {position[name]!r}; it must be an integer ≥ 0")
         if not isinstance(position["start"], dict) or not isinstance(position["measured"], dict | None):
             raise ValueError("start and measured must be records")
-        sums = [position[name] for name in ("online_correct", "online_loss", "loss_sum", "correct")]
-        if not all(isinstance(each, int | float) or (isinstance(each, Tensor) and each.ndim == 0) for each in sums):
-            raise ValueError(f"the sums over the epoch are {sums}; they must be numbers")
+        check_number("online_loss", position["online_loss"])
+        for name in ("loss_sum", "correct"):
+            if not isinstance(position[name], Tensor) or position[name].ndim or not position[name].isfinite():
+                raise ValueError(f"{name} is {position[name]!r}; it must be a finite number")
+        json.dumps([position["start"], position["measured"]], allow_nan=False)  # They become a line of the metrics.
         try:
             self.model.load_state_dict(state["model"])
         except RuntimeError as error:
             raise ValueError(" ".join(str(error).split())) from error
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_optimizer_state(self.optimizer, state["optimizer"], "the optimizer's state", with_rate=True)
         for method, saved in zip(self._stateful(), state["methods"], strict=True):
             method.load_state_dict(saved)
         for name in _POSITION:
@@ -281,8 +285,8 @@ class ReferenceNetwork:
             getattr(self, name).load_state_dict(saved)
 
 
-_COUNTS = ("task", "epoch", "step", "answers", "batch")
-_POSITION = (*_COUNTS, "online_correct", "online_loss", "start", "loss_sum", "correct", "measured")
+_COUNTS = ("task", "epoch", "step", "answers", "batch", "online_correct")
+_POSITION = (*_COUNTS, "online_loss", "start", "loss_sum", "correct", "measured")
 
 
 def train(
@@ -378,6 +382,12 @@ def _act_at_boundary(learner: Learner, task: Task, fresh: Callable[[int], nn.Mod
     return receipts
 
 
+def count_steps(task: Task, settings: Settings) -> int:
+    """Return the steps of an epoch; a last batch of a single example is left out."""
+    whole, rest = divmod(len(task.train), settings.batch_size)
+    return whole + (rest > 1 or whole == 0)
+
+
 def train_epoch(learner: Learner, task: Task, seed: int) -> Record:
     """Train on every example of a task once.
 
@@ -387,9 +397,7 @@ def train_epoch(learner: Learner, task: Task, seed: int) -> Record:
     model, optimizer, settings = learner.model, learner.optimizer, learner.settings
     device = _device(model)
     order = permutation(len(task.train), "order", seed, task.index, learner.epoch).to(device)
-    indices = torch.split(order, settings.batch_size)
-    if len(indices) > 1 and len(indices[-1]) == 1 < settings.batch_size:
-        indices = indices[:-1]
+    indices = torch.split(order, settings.batch_size)[: count_steps(task, settings)]
     # The monitor is attached for the first step only, so it adds no cost and no state to the other steps.
     monitor = learner.monitor if learner.batch == 0 and learner.epoch % settings.evaluate_every == 0 else None
     if monitor is not None:

@@ -44,7 +44,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def save_or_stop(self: RunFolder, state: dict[str, Any], number: int, sources: dict[str, str]) -> None:
         save(self, state, number, sources)
-        if number >= 90 and len(checkpoints(self.path)) == 2:
+        if state["env"]["steps"] >= 90 and len(checkpoints(self.path)) == 2:
             raise _Interrupted
 
     with pytest.MonkeyPatch.context() as patch:
@@ -52,6 +52,11 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with pytest.raises(_Interrupted):
             execute(CONFIG, root, checkpoint_seconds=0.0)
     return root
+
+
+def moments(state: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = state["agent"]["parameters"]["policy.optimizer"]["state"][0]
+    return found
 
 
 FORGERIES: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -76,6 +81,14 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "steps before the first": lambda state: state["env"].update(steps=-1),
     "steps behind the last": lambda state: state["env"].update(steps=10**6),
     "no generators": lambda state: state.update(random=None),
+    "primed without priming": lambda state: state["position"].update(primed=5),
+    "primed as text": lambda state: state["position"].update(primed="5"),
+    "tensor in a record": lambda state: state["position"]["pending"].update(measures=torch.zeros(2)),
+    "infinity in a record": lambda state: state["position"]["pending"].update(x=float("inf")),
+    "moment of another shape": lambda state: moments(state).update(exp_avg=torch.zeros(3)),
+    "moment without a shape": lambda state: moments(state).update(exp_avg=torch.zeros(())),
+    "part that is not there": lambda state: state["agent"]["parameters"].update(collect_rollouts={}),
+    "part missing": lambda state: state["agent"]["parameters"].pop("policy"),
 }
 
 

@@ -62,6 +62,11 @@ def forge(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path.with_name(f"{path.name[:24]}{digest}.pt").write_bytes(buffer.getvalue())
 
 
+def first_moments(saved: dict[str, Any]) -> dict[str, Any]:
+    moments: dict[str, Any] = saved["state"]["optimizer"]["state"][0]
+    return moments
+
+
 def lines_of(folder: Path) -> list[bytes]:
     return (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
 
@@ -154,6 +159,21 @@ def test_lost_lines_at_the_end_of_a_finished_run_are_noticed(tmp_path: Path, und
         ("record as list", lambda saved: saved["state"]["position"].update(start=[])),
         ("methods as number", lambda saved: saved["state"].update(methods=7)),
         ("no generators", lambda saved: saved["state"].update(random=None)),
+        ("step that is not there", lambda saved: saved["state"]["position"].update(step=10**12)),
+        ("batch that is not there", lambda saved: saved["state"]["position"].update(batch=10**12)),
+        ("sum that is not finite", lambda saved: saved["state"]["position"].update(online_loss=float("nan"))),
+        ("loss that is not finite", lambda saved: saved["state"]["position"]["loss_sum"].fill_(torch.nan)),
+        ("answers as tensor", lambda saved: saved["state"]["position"].update(online_correct=torch.zeros(()))),
+        ("less than no answers", lambda saved: saved["state"]["position"].update(online_correct=-1)),
+        ("tensor in a record", lambda saved: saved["state"]["position"]["start"].update(receipts=torch.zeros(3))),
+        ("infinity in a record", lambda saved: saved["state"]["position"]["start"].update(receipts=float("inf"))),
+        ("moment without a shape", lambda saved: first_moments(saved).update(exp_avg=torch.zeros(()))),
+        ("moment of another shape", lambda saved: first_moments(saved).update(exp_avg=torch.zeros(3))),
+        ("moment as text", lambda saved: first_moments(saved).update(exp_avg_sq="x")),
+        ("moment missing", lambda saved: first_moments(saved).pop("exp_avg_sq")),
+        ("steps of another shape", lambda saved: first_moments(saved).update(step=torch.zeros(7))),
+        ("rate as text", lambda saved: saved["state"]["optimizer"]["param_groups"][0].update(lr="x")),
+        ("draws as text", lambda saved: saved["state"]["methods"][1]["state"].update(draws="x")),
         ("weights of another shape", lambda saved: saved["state"].update(model={"x": torch.zeros(3)})),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -183,6 +203,16 @@ def put_link(path: Path) -> None:
 
 
 IN_THE_WAY = [put_folder, put_dead_link, put_link, os.mkfifo]
+
+
+def test_settings_of_a_forged_optimizer_are_not_loaded(
+    interrupted: Path, tmp_path: Path, undisturbed: dict[str, bytes]
+) -> None:
+    """They are those of the configuration; as text they would fail at every attempt."""
+    forge(interrupted, lambda saved: saved["state"]["optimizer"]["param_groups"][0].update(betas="x", weight_decay=9.0))
+    outcome = execute(REFERENCE, tmp_path)
+    assert (outcome.status, outcome.notes) == ("finished", ())
+    assert outputs(tmp_path, REFERENCE) == undisturbed
 
 
 @pytest.mark.parametrize("put", IN_THE_WAY)

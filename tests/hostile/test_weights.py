@@ -88,6 +88,22 @@ def test_a_forged_optimizer_is_named(tmp_path: Path, state: dict[str, Any]) -> N
     assert not optimizer.state
 
 
+@pytest.mark.parametrize(("name", "value"), [("exp_avg", torch.zeros(())), ("step", torch.zeros(4)), ("exp_avg", "x")])
+def test_a_moment_of_another_shape_reaches_no_fused_optimizer(tmp_path: Path, name: str, value: Any) -> None:
+    """It would read and write beyond the end of that moment."""
+    model = nn.Linear(50, 50)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    model(torch.ones(1, 50)).sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    state["state"][0][name] = value
+    torch.save({"model": model.state_dict(), "optimizer": state}, tmp_path / "a.pt")
+    again = torch.optim.Adam(model.parameters(), fused=True)
+    with pytest.raises(ValueError, match=f"belongs to another network: {name} does not fit parameter 0"):
+        load_optimizer_into(again, tmp_path / "a.pt", "optimizer")
+    assert not again.state
+
+
 def test_depth_is_an_error_and_not_a_crash(tmp_path: Path) -> None:
     opening = b"}X\x01\x00\x00\x00a"  # an empty dictionary and the key "a"
     depth = 20_000

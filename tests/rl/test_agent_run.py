@@ -4,8 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from stable_baselines3.common.utils import polyak_update
+from torch.utils._pytree import tree_leaves
 
 from pliant.diagnostics import measure
 from pliant.experiments.agent_run import AgentSession, train_first_task
@@ -13,6 +17,7 @@ from pliant.experiments.run import execute
 from pliant.experiments.run_config import Part, RunConfig
 from pliant.experiments.store import RunFolder, load_runs
 from pliant.rl.agent_learner import MEASURES, AgentLearner
+from pliant.rl.agents import make_agent, prime
 from tests.experiments.helpers import in_process, outputs, wait_until
 from tests.rl.helpers import DQN, INTERVENTION, PPO, PRIMING, SAC, SEQUENCE, small
 
@@ -209,3 +214,74 @@ def test_the_replay_ratio_counts_updates(tmp_path: Path) -> None:
     learner = make_agent_learner(config)
     learner.run(lambda record: None, lambda: None)
     assert learner.agent._n_updates == 4 * (240 - 20)
+
+
+TD3 = Part("td3", {"learning_starts": 20, "batch_size": 16, "policy_kwargs": {"net_arch": [8, 8]}})
+PENDULUM = {"data": Part("Pendulum-v1", {"max_episode_steps": 9})}
+
+
+@pytest.mark.parametrize("updates", [250, 1000])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model": Part("sac", SAC.options | {"target_update_interval": 30}), **PENDULUM},
+        {"model": TD3, "methods": (Part("redo", {"every": 70, "tau": 0.3}),), **PENDULUM},
+    ],
+    ids=["dqn", "sac", "td3"],
+)
+def test_priming_goes_on_where_it_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], updates: int
+) -> None:
+    config = small(stream=Part("priming", PRIMING.options | {"updates": updates}), **changes)
+    save, saved = RunFolder.save_checkpoint, []
+
+    def save_or_stop(self: RunFolder, state: dict[str, Any], number: int, sources: dict[str, str]) -> None:
+        save(self, state, number, sources)
+        saved.append(state["position"]["primed"])
+        if saved[-1] >= updates // 2:
+            raise _Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save_checkpoint", save_or_stop)
+        with pytest.raises(_Interrupted):
+            train_first_task(config, tmp_path, checkpoint_seconds=0.0)
+    assert 0 < saved[-1] < updates
+    begun: list[int] = []
+    monkeypatch.setattr(
+        "pliant.rl.agent_learner.prime",
+        lambda agent, updates, done: (begun.append(done), prime(agent, updates, done))[1],
+    )
+    assert execute(config, tmp_path).status == "finished"
+    assert begun[0] == saved[-1]
+    assert execute(config, tmp_path / "whole").status == "finished"
+    assert outputs(tmp_path, config) == outputs(tmp_path / "whole", config)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "calls"),
+    [("sac", SAC.options | {"target_update_interval": 30}, [700]), ("td3", TD3.options, [700]), ("dqn", {}, [64] * 11)],
+)
+def test_priming_in_pieces_is_the_priming_of_the_paper(name: str, options: dict[str, Any], calls: list[int]) -> None:
+    """Without pieces: one call of the agent's own training, or one between two updates of DQN's target network."""
+    states = []
+    for in_pieces in (True, False):
+        given = DQN.options | {"target_update_interval": 64, "gradient_steps": 1} if name == "dqn" else options
+        env = gymnasium.make("CartPole-v1" if name == "dqn" else "Pendulum-v1", max_episode_steps=20)
+        agent: Any = make_agent(name, given, env, seed=0)
+        agent.learn(60, log_interval=None)
+        torch.manual_seed(0)
+        np.random.seed(0)
+        done = 0
+        while in_pieces and done < 700:
+            done = prime(agent, 700, done)
+        agent.policy.set_training_mode(True)
+        for size in () if in_pieces else calls:
+            agent.train(min(size, 700 - done), agent.batch_size)
+            done += size
+            if name == "dqn":
+                polyak_update(agent.q_net.parameters(), agent.q_net_target.parameters(), agent.tau)
+        assert agent._n_updates > 700
+        states.append([value for network in agent.get_parameters().values() for value in tree_leaves(network)])
+    for one, other in zip(*states, strict=True):
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pliant._examples import Examples, gather
+from pliant._validation import check_number
 from pliant.diagnostics.checkpoints import load_into, read_checkpoint
 from pliant.running import call_with, undisturbed
 from pliant.trial import LossFunction, trial
@@ -81,7 +82,13 @@ def check_resume(
     """
     contents = [read_checkpoint(path) for path in (before, after)]
     models = [load_into(build(), path, key) for path in (before, after)]
-    lost, evidence = compare_states(*contents)
+    try:
+        lost, evidence = compare_states(*contents)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {error}"[:300]
+        raise ValueError(
+            f"{str(before)!r} or {str(after)!r} holds a malformed state of an optimizer or schedule ({reason})"
+        ) from error
     found: Trial | None = None
     if data is not None:
         examples = gather("data", data, _EXAMPLES)
@@ -131,7 +138,7 @@ def compare_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple
         evidence.append("the checkpoint after holds no optimizer state, so nothing shows whether it was kept")
     kept = False
     for place in schedules[0].keys() & schedules[1].keys():
-        counts = [schedules[i][place]["last_epoch"] for i in (0, 1)]
+        counts = [int(check_number("last_epoch", schedules[i][place]["last_epoch"], low=-1)) for i in (0, 1)]
         kept = counts[1] >= counts[0]
         evidence.append(
             f"the schedule {'continued' if kept else 'started over'}: at {counts[0]} before, {counts[1]} after"
@@ -150,17 +157,27 @@ def compare_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple
     return lost, evidence
 
 
-def _find(content: Any, keys: set[str], place: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield every mapping inside a checkpoint that holds certain keys, with its place."""
+def _find(
+    content: Any, keys: set[str], place: str = "", seen: set[int] | None = None
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield every mapping inside a checkpoint that holds certain keys, with its place.
+
+    A pickle can hold a table within itself, or twice at each of many levels: each is walked once.
+    """
+    seen = set() if seen is None else seen
+    if isinstance(content, Mapping | list | tuple):
+        if id(content) in seen:
+            return
+        seen.add(id(content))
     if isinstance(content, Mapping):
         if keys <= content.keys():
             yield place, content
             return
         for key, value in content.items():
-            yield from _find(value, keys, f"{place}.{key}")
+            yield from _find(value, keys, f"{place}.{key}", seen)
     elif isinstance(content, list | tuple):
         for number, value in enumerate(content):
-            yield from _find(value, keys, f"{place}.{number}")
+            yield from _find(value, keys, f"{place}.{number}", seen)
 
 
 def _steps(optimizer: Mapping[str, Any]) -> int | None:

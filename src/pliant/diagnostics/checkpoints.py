@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from pliant._files import is_regular, open_regular
 from pliant._importing import naming_extra
+from pliant._optimizer_state import load_optimizer_state
 from pliant.distributed import unwrap_model
 
 _PLACES = ("model", "state_dict", "model_state_dict", "module", "state")
@@ -136,40 +137,8 @@ def load_optimizer_into(optimizer: Optimizer, path: str | Path, key: str) -> Opt
         content = content.get(step) if isinstance(content, Mapping) else None
     if not isinstance(content, Mapping) or not {"state", "param_groups"} <= content.keys():
         raise ValueError(f"{str(path)!r} holds no optimizer state under {key!r}; save optimizer.state_dict() there")
-    try:
-        _load_state(optimizer, content, f"the optimizer state under {key!r} of {str(path)!r}")
-    except (TypeError, KeyError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"the optimizer state under {key!r} of {str(path)!r} is malformed ({reason})") from error
+    load_optimizer_state(optimizer, content, f"the optimizer state under {key!r} of {str(path)!r}")
     return optimizer
-
-
-def _load_state(optimizer: Optimizer, content: Mapping[str, Any], what: str) -> None:
-    """Load a state dict into an optimizer, by the order of its parameters; `what` names it in errors."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    numbers = [number for group in content["param_groups"] for number in group["params"]]
-    # An optimizer numbers its parameters in their order; the file may have numbered them in another way.
-    state = {numbers.index(number): entries for number, entries in content["state"].items()}
-    fits = len(numbers) == len(parameters) and all(
-        value.ndim == 0 or value.shape == parameters[place].shape
-        for place, entries in state.items()
-        for value in entries.values()
-        if isinstance(value, Tensor)
-    )
-    if not fits:
-        raise ValueError(f"{what} belongs to another network")
-    held = {name for entries in state.values() for name in entries}
-    if held and held != _STATE_OF.get(type(optimizer), held):
-        raise ValueError(f"{what} holds {', '.join(sorted(held))}: it is not the state of {type(optimizer).__name__}")
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-_STATE_OF: dict[type[Optimizer], set[str]] = {
-    Adam: {"step", "exp_avg", "exp_avg_sq"},
-    AdamW: {"step", "exp_avg", "exp_avg_sq"},
-    SGD: {"momentum_buffer"},
-}
-"""What an optimizer remembers of a parameter."""
 
 
 def _named_alike(weights: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

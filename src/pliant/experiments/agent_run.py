@@ -58,6 +58,11 @@ class AgentSession:
         """Task, epoch and environment step."""
         return {name: getattr(self.learner, name) for name in ("task", "epoch", "step")}
 
+    @property
+    def age(self) -> int:
+        """A number that grows from checkpoint to checkpoint."""
+        return self.learner.age
+
     def run(self, append: Callable[[Record], None], save: Callable[[], None]) -> None:
         """Train to the end."""
         if self.learner.step == 0 and self.learner.stream.shares_first_task:
@@ -107,12 +112,12 @@ def train_first_task(
         def save() -> None:
             nonlocal saved
             if time.monotonic() - saved >= checkpoint_seconds:
-                folder.save_checkpoint(learner.state_dict(), learner.step, {})
+                folder.save_checkpoint(learner.state_dict(), learner.age, {})
                 saved = time.monotonic()
 
         if learner.task == 0:
             learner.run(folder.append, save, tasks=1)
-            folder.save_checkpoint(learner.state_dict(), learner.step, {})
+            folder.save_checkpoint(learner.state_dict(), learner.age, {})
         return learner.state_dict(), folder.records()
 
 

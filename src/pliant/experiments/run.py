@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ from pliant.diagnostics.checkpoints import load_into, load_optimizer_into
 from pliant.experiments.run_config import Part, RunConfig, Start
 from pliant.experiments.store import FINAL, RunFolder, Sources, Status, environment
 from pliant.streams.stream import Stream
-from pliant.training import DivergedError, Learner, Record, summarize, train
+from pliant.training import DivergedError, Learner, Record, count_steps, summarize, train
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,10 @@ class Session(Protocol):
     def position(self) -> dict[str, int]:
         """Task, epoch and step."""
 
+    @property
+    def age(self) -> int:
+        """A number that grows from checkpoint to checkpoint."""
+
     def run(self, append: Callable[[Record], None], save: Callable[[], None]) -> None:
         """Train to the end; pass on every record, and call `save` wherever the run may be saved."""
 
@@ -113,16 +117,29 @@ class SupervisedSession:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state; raise a KeyError, TypeError or ValueError if it does not fit."""
-        task, epoch = state["position"]["task"], state["position"]["epoch"]
-        if not (task in range(len(self.stream)) and epoch in range(self.stream[task].epochs + 1)):
-            raise ValueError(f"the stream has no epoch {epoch!r} of task {task!r}")
+        self._check_position(state["position"])
         self.learner.load_state_dict(state)
+
+    def _check_position(self, position: Mapping[str, Any]) -> None:
+        """Raise a ValueError if no run can be at this position."""
+        task, epoch, batch, step = (position[name] for name in ("task", "epoch", "batch", "step"))
+        if any(type(each) is not int for each in (task, epoch, batch, step)) or task not in range(len(self.stream)):
+            raise ValueError(f"the stream has no step {step!r} in task {task!r}")
+        tasks = [self.stream[index] for index in range(task + 1)]
+        *before, (size, epochs) = [(count_steps(each, self.config.training), each.epochs) for each in tasks]
+        begun = sum(size * epochs for size, epochs in before)
+        if not (0 <= epoch <= epochs and 0 <= batch < size and step == begun + epoch * size):
+            raise ValueError(f"step {step} is not in epoch {epoch} of task {task}, which has {epochs} epochs")
 
     @property
     def position(self) -> dict[str, int]:
         """Task, epoch and step."""
-        learner = self.learner
-        return {"task": learner.task, "epoch": learner.epoch, "step": learner.step + learner.batch}
+        return {"task": self.learner.task, "epoch": self.learner.epoch, "step": self.age}
+
+    @property
+    def age(self) -> int:
+        """The steps so far."""
+        return self.learner.step + self.learner.batch
 
     def run(self, append: Callable[[Record], None], save: Callable[[], None]) -> None:
         """Train to the end."""
@@ -203,7 +220,7 @@ def _train(
     def save() -> None:
         nonlocal saved
         if time.monotonic() - saved >= checkpoint_seconds:
-            folder.save_checkpoint(session.state_dict(), session.position["step"], sources)
+            folder.save_checkpoint(session.state_dict(), session.age, sources)
             saved = time.monotonic()
 
     try:

@@ -5,6 +5,7 @@ agent, lets methods act at task boundaries, and allows saving whenever an episod
 depends only on the run's seed and the step, so a resumed run is bit-equal to an uninterrupted one.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -31,6 +32,10 @@ from pliant.training import DivergedError, Record
 
 MEASURES = ("weight_l2", "spectral_norm_max", "dormant_fraction", "feature_rank")
 """What is measured of each network unless a recipe says otherwise; the norm of its gradient is always recorded."""
+
+
+_POSITION = {"task": int, "epoch": int, "begun": bool, "primed": int, "pending": dict, "evaluations": list}
+"""The attributes that say where an agent is in its stream, and their types."""
 
 
 class AgentLearner:
@@ -72,6 +77,7 @@ class AgentLearner:
         self.task = 0
         self.epoch = 0
         self.begun = False
+        self.primed = 0
         self.pending: Record = {}
         self.evaluations: list[float] = []
         self._append: Callable[[Record], None] = lambda record: None
@@ -86,6 +92,11 @@ class AgentLearner:
     def step(self) -> int:
         """The environment steps so far."""
         return self.env.steps
+
+    @property
+    def age(self) -> int:
+        """Environment steps and updates so far: a number that grows while the agent is primed, too."""
+        return self.env.steps + int(self.agent._n_updates)
 
     def run(self, append: Callable[[Record], None], save: Callable[[], None], tasks: int | None = None) -> None:
         """Train from the present position to the end of the stream.
@@ -123,11 +134,12 @@ class AgentLearner:
         """
         stage, done = self.stages[self.task], self.env.steps - self.starts[self.task]
         if done == min((self.epoch + 1) * self.stream.evaluate_every, stage.steps):
-            if done == stage.steps:
-                prime(self.agent, stage.updates)
+            while done == stage.steps and self.primed < stage.updates:
+                self.primed = prime(self.agent, stage.updates, self.primed)
+                self._save()  # The end of a task is the end of an episode too.
             self._record(is_last=done == stage.steps)
             if done == stage.steps:
-                self.task, self.epoch, self.begun, self.evaluations = self.task + 1, 0, False, []
+                self.task, self.epoch, self.begun, self.primed, self.evaluations = self.task + 1, 0, False, 0, []
                 if self.task == self._until:
                     raise _ReachedEnd
                 if not self.stages[self.task].is_new:
@@ -141,7 +153,7 @@ class AgentLearner:
         return {
             "agent": agent_state(self.agent),
             "methods": {name: method.state_dict() for name, method in self.methods.methods.items()},
-            "position": {name: getattr(self, name) for name in ("task", "epoch", "begun", "pending", "evaluations")},
+            "position": {name: getattr(self, name) for name in _POSITION},
             "env": {"steps": self.env.steps, "returns": list(self.env.returns)},
             "rollout": self.methods.rollout,
             "random": random_state(),
@@ -168,15 +180,18 @@ class AgentLearner:
 
     def _check_position(self, position: Mapping[str, Any], env: Mapping[str, Any]) -> None:
         """Raise a ValueError if no run can be at this position."""
-        types = {"task": int, "epoch": int, "begun": bool, "pending": dict, "evaluations": list}
-        if {name: type(value) for name, value in position.items()} != types or type(env["steps"]) is not int:
+        if {name: type(value) for name, value in position.items()} != _POSITION or type(env["steps"]) is not int:
             raise ValueError(f"the position after {env['steps']!r} steps is malformed")
         task, epoch = position["task"], position["epoch"]
         if not 0 <= task < len(self.stages):
             raise ValueError(f"task is {task}; the stream has tasks 0 … {len(self.stages) - 1}")
-        done = env["steps"] - self.starts[task]
-        if not 0 <= done < self.stages[task].steps or epoch != done // self.stream.evaluate_every:
+        done, stage, primed = env["steps"] - self.starts[task], self.stages[task], position["primed"]
+        if not 0 <= primed <= stage.updates or (done == stage.steps) != (primed > 0):
+            raise ValueError(f"{primed} of {stage.updates} updates of priming do not fit {env['steps']} steps")
+        # The last evaluation of a task follows its priming.
+        if not 0 <= done <= stage.steps or epoch != (done - (primed > 0)) // self.stream.evaluate_every:
             raise ValueError(f"task {task}, epoch {epoch} does not fit {env['steps']} steps")
+        json.dumps(position, allow_nan=False)  # It becomes a line of the metrics.
         numbers = [*position["evaluations"], *env["returns"]]
         if len(position["evaluations"]) != epoch or not all(isinstance(value, float) for value in numbers):
             raise ValueError(f"the evaluations are {position['evaluations']!r} after {epoch} epochs")

@@ -12,16 +12,22 @@ from stable_baselines3 import DQN, PPO, SAC, TD3
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.save_util import recursive_getattr
 from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 from stable_baselines3.common.utils import polyak_update
+from torch import nn
+from torch.optim import Optimizer
 
 from pliant._names import check_names, suggest
+from pliant._optimizer_state import load_optimizer_state
 from pliant.rl.policies import POLICIES
 
 AGENTS: dict[str, type[BaseAlgorithm]] = {"dqn": DQN, "sac": SAC, "td3": TD3, "ppo": PPO}
 
 _OURS = ("self", "policy", "env", "seed", "device", "_init_setup_model")
 _CLASSES = {"activation_fn": torch.nn, "optimizer_class": torch.optim}
+_AT_ONCE = 100
+"""Updates of priming between two places where the agent's state may be saved."""
 _COUNTERS = (
     "num_timesteps",
     "_episode_num",
@@ -92,18 +98,32 @@ def rollout_steps(agent: Any) -> int:
     return int(agent.train_freq.frequency)
 
 
-def prime(agent: Any, updates: int) -> None:
-    """Update an agent on its replay buffer, and the target network of DQN as often as in training."""
+def prime(agent: Any, updates: int, done: int = 0) -> int:
+    """Do the next updates of an agent on its replay buffer, and those of the target network of DQN as in training.
+
+    The agent's state may be saved after every call: the updates are the same in however many processes they are done.
+
+    Args:
+        agent: The agent.
+        updates: The number of updates in all.
+        done: How many of them are done.
+
+    Returns:
+        How many are done now: about a hundred more, or all.
+    """
     agent.policy.set_training_mode(True)
-    at_once = updates
-    if isinstance(agent, DQN):
-        per_rollout = agent.gradient_steps if agent.gradient_steps >= 0 else rollout_steps(agent)
-        at_once = max(1, agent.target_update_interval * per_rollout // rollout_steps(agent))
-    while updates > 0:
-        agent.train(min(at_once, updates), agent.batch_size)
-        updates -= at_once
-        if isinstance(agent, DQN):
-            polyak_update(agent.q_net.parameters(), agent.q_net_target.parameters(), agent.tau)
+    every = agent.target_update_interval if isinstance(agent, SAC) else 1  # SAC counts from the start of a call.
+    end: int = min(done + every * -(-_AT_ONCE // every), updates)
+    if not isinstance(agent, DQN):
+        agent.train(end - done, agent.batch_size)
+        return end
+    per_rollout = agent.gradient_steps if agent.gradient_steps >= 0 else rollout_steps(agent)
+    between = max(1, agent.target_update_interval * per_rollout // rollout_steps(agent))
+    end = min(end, done + between - done % between)
+    agent.train(end - done, agent.batch_size)
+    if end % between == 0 or end == updates:
+        polyak_update(agent.q_net.parameters(), agent.q_net_target.parameters(), agent.tau)
+    return end
 
 
 def restart(agent: Any) -> None:
@@ -150,10 +170,11 @@ def load_agent_state(agent: Any, state: Mapping[str, Any]) -> None:
     variables = [name for name in agent._get_torch_save_params()[1] if hasattr(agent, name)]
     if sorted(state["variables"]) != sorted(variables):
         raise ValueError(f"variables are {sorted(state['variables'])}; the agent has {sorted(variables)}")
-    try:
-        agent.set_parameters(state["parameters"], device=agent.device)
-    except RuntimeError as error:
-        raise ValueError(" ".join(str(error).split())) from error
+    parts = agent._get_torch_save_params()[0]
+    if sorted(state["parameters"]) != sorted(parts):
+        raise ValueError(f"parameters are those of {sorted(state['parameters'])}; the agent has {sorted(parts)}")
+    for name in parts:
+        _load_part(recursive_getattr(agent, name), state["parameters"][name], name)
     for name in variables:
         getattr(agent, name).data.copy_(state["variables"][name])
     for name in own:
@@ -165,6 +186,16 @@ def load_agent_state(agent: Any, state: Mapping[str, Any]) -> None:
         raise ValueError(f"the state has {'no' if buffer is not None else 'a'} replay buffer, unlike the agent")
     if buffer is not None:
         _load_buffer_state(buffer, state["buffer"])
+
+
+def _load_part(part: nn.Module | Optimizer, state: Any, name: str) -> None:
+    if isinstance(part, Optimizer):
+        load_optimizer_state(part, state, f"the state of {name}", with_rate=True)
+        return
+    try:
+        part.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(" ".join(str(error).split())) from error
 
 
 def _buffer_state(buffer: Any) -> dict[str, Any]:

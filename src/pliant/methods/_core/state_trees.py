@@ -74,8 +74,14 @@ def check_same_structure(mine: Any, theirs: Any, path: str) -> None:
             raise ValueError(f"{path}: a tensor here, {type(theirs).__name__} in the given state")
         if mine.shape != theirs.shape:
             raise ValueError(f"{path}: shape {tuple(mine.shape)} here, {tuple(theirs.shape)} in the given state")
-    elif isinstance(theirs, Tensor | Mapping):
+    elif isinstance(theirs, Tensor | Mapping) or (
+        type(mine) is not type(theirs) and not (_is_number(mine) and _is_number(theirs)) and None not in (mine, theirs)
+    ):
         raise ValueError(f"{path}: {type(mine).__name__} here, {type(theirs).__name__} in the given state")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def copy_state_(mine: Any, theirs: Any) -> Any:
