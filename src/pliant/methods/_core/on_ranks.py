@@ -83,7 +83,7 @@ class OnRanks(ABC):
 
     def _find_shards(self) -> None:
         """Find the parameters again by name if the model was sharded since the method was made."""
-        if self._shards is None and has_shards(self.model):
+        if has_shards(self.model) and self._shards is None:
             self._given_group = self._given_group or group_of(self.model)
             check_same(dict(named_leaves(self._facts())), find_group(self._given_group), self._advice())
             self._adopt(Shards(self.model, self.parameters))
