@@ -8,13 +8,11 @@ that of the median processor times of a rank's step, which depend less on other 
 """
 
 import itertools
-import math
 import statistics
 import tempfile
 import time
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -30,7 +28,7 @@ from pliant import methods
 from pliant.distributed import ranks, shards
 
 WIDTHS = (256, 512, 512, 10)
-STEPS = 24
+WARM_UP, STEPS = 4, 20
 RANKS = 2
 SETTINGS: dict[str, dict[str, Any]] = {
     "feature_rank": {"lam": 1e-4},
@@ -95,22 +93,36 @@ class Training:
         self.times.append(time.process_time() - start)
 
 
-def measure(setting: str, name: str) -> SimpleNamespace:
-    """Train with and without a method by turns; return the counts per action and the ratio of the step times."""
-    plain, treated = Training(setting, None), Training(setting, name)
+def count(treated: Training, steps: int) -> tuple[float, float]:
+    """Return the collectives and the bytes of a method for each action: for each step, or for one `apply()`."""
     assert treated.method is not None
     counter = Counter()
     ranks.dist = shards.dist = counter  # type: ignore[assignment]
-    for _ in range(STEPS):
+    try:
+        for _ in range(steps):
+            treated.step()
+        if treated.method.kind == "reinitializer":
+            counter.collectives = counter.bytes = 0
+            treated.method.apply(treated.optimizer, batches=[treated.batch], loss_fn=cross_entropy)
+            return counter.collectives, counter.bytes
+    finally:
+        ranks.dist = shards.dist = dist
+    return counter.collectives / steps, counter.bytes / steps
+
+
+def time_ratio(setting: str, name: str) -> float:
+    """Return the ratio of the median step times with and without a method, by turns, after a few steps."""
+    plain, treated = Training(setting, None), Training(setting, name)
+    for _ in range(WARM_UP + STEPS):
         plain.step()
         treated.step()
-    actions, ratio = STEPS, statistics.median(treated.times[4:]) / statistics.median(plain.times[4:])
-    if treated.method.kind == "reinitializer":
-        counter.collectives = counter.bytes = 0
-        treated.method.apply(treated.optimizer, batches=[treated.batch], loss_fn=cross_entropy)
-        actions, ratio = 1, math.nan
-    ranks.dist = shards.dist = dist
-    return SimpleNamespace(collectives=counter.collectives / actions, bytes=counter.bytes / actions, ratio=ratio)
+    return statistics.median(treated.times[WARM_UP:]) / statistics.median(plain.times[WARM_UP:])
+
+
+def describe(setting: str, name: str) -> str:
+    """Return the columns of collectives and bytes of a method."""
+    collectives, sent = count(Training(setting, name), WARM_UP)
+    return f"{collectives:11.2f} {sent:9.0f}"
 
 
 def run(rank: int, place: str) -> None:
@@ -120,11 +132,12 @@ def run(rank: int, place: str) -> None:
     dist.init_process_group("gloo", init_method=place, rank=rank, world_size=RANKS)
     table = Path(place.removeprefix("file://") + ".txt")
     for name in methods.names():
-        cells = [measure(setting, name) for setting in ("ddp", "fsdp")]
-        shown = [
-            f"{c.collectives:11.2f} {c.bytes:9.0f} {'' if math.isnan(c.ratio) else f'{c.ratio:.2f}':>6}" for c in cells
+        waits = methods.info(name).kind == "reinitializer"  # and does nothing at steps
+        cells = [
+            f"{describe(setting, name)} {'' if waits else f'{time_ratio(setting, name):.2f}':>6}"
+            for setting in ("ddp", "fsdp")
         ]
-        line = f"{name:22} {'apply' if math.isnan(cells[0].ratio) else 'step':6} {'  '.join(shown)}"
+        line = f"{name:22} {'apply' if waits else 'step':6} {'  '.join(cells)}"
         if rank == 0:
             with table.open("a") as file:
                 print(line, file=file)

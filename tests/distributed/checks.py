@@ -9,6 +9,7 @@ A function that fails on a rank leaves its traceback in FOLDER/checks.WORLD.RANK
 import math
 import re
 import sys
+import time
 import tempfile
 import traceback
 import warnings
@@ -34,7 +35,7 @@ from pliant.anatomy import analyze, find_units
 from pliant.diagnostics import measure
 from pliant.distributed import call_on_first, gather_rows, iterate_together, share_first, stand_ins, sum_over_ranks
 from pliant.distributed.shards import gather_on_owners, owner_batches
-from tests.distributed import networks
+from tests.distributed import networks, shard_checks
 from tests.distributed.cells import Run, make_method
 from tests.distributed.launching import joined
 
@@ -340,13 +341,17 @@ def main(rank: int, world: int, folder: str, only: str = "") -> None:
     torch.set_num_threads(1)
     with joined(rank, world, Path(folder) / "checks.rendezvous"):
         results = {}
-        for name, function in [(name, each) for name, each in globals().items() if name.startswith("check_" + only)]:
+        for name, function in {**globals(), **vars(shard_checks)}.items():
+            if not name.startswith("check_" + only) or name == "check_same":
+                continue
+            began = time.process_time()
             networks.BatchNorm.synchronized = True
             try:
                 function()
                 results[name] = ""
             except Exception:
                 results[name] = traceback.format_exc()
+            print(name, time.process_time()-began, flush=True)
         torch.save(results, Path(folder) / f"checks.{world}.{rank}.pt")
 
 

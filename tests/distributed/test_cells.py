@@ -25,7 +25,7 @@ REFUSED = {
     "adalin": UNITS,
     "fourier": UNITS,
     "plasticity_injection": "parallelize_module splits the inputs of",
-    "spectral_normalization": "KeyError: 'parameter name can",  # torch's error for a layer with a parametrization
+    "spectral_normalization": "parallelize_module cannot split the weight of",
 }
 """What the errors of methods say that cannot be had where tensor parallelism splits the units of a layer."""
 

@@ -18,7 +18,7 @@ from pliant.diagnosis.remedies import Remedy, choose_remedies
 from pliant.diagnostics import Measurement, measure
 from pliant.diagnostics.batches import LossFn
 from pliant.diagnostics.probe import Statistics
-from pliant.distributed import Group, call_on_first, find_group, group_of, is_sharded, unwrap_model, whole_model
+from pliant.distributed import Group, call_on_first, find_group, group_of, has_shards, unwrap_model, whole_model
 from pliant.methods import FullReset
 from pliant.trial import EXAMPLES, Labels, MakeOptimizer, check_builder, gather_new
 from pliant.trial import trial as hold_trial
@@ -179,7 +179,7 @@ def diagnose(
     bare = unwrap_model(model)
     check_builder(fresh)
     ranks = find_group(group if group is not None else group_of(model))
-    if ranks is not None or any(map(is_sharded, bare.parameters())):
+    if ranks is not None or has_shards(bare):
         with whole_model(bare):  # in there, the first rank is alone with an ordinary model
             found: Diagnosis = call_on_first(lambda: diagnose(bare, **given), ranks)
         return found

@@ -20,7 +20,10 @@ _FSDP1 = (
     "torch.distributed.fsdp.fully_shard (FSDP2) instead"
 )
 
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CHUNK = 2**20
+"""The entries of which a checksum holds copies at a time."""
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
@@ -132,14 +135,27 @@ def _digest(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _checksum(tensor: Tensor) -> Tensor:
-    """Return the sum of a tensor's bits, read as integers."""
+    """Return the sum of a tensor's entries, read as integers, each times an odd number that depends on its place.
+
+    So a checksum notices exchanged entries and signs, which a plain sum does not.
+    """
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return real.contiguous().view(_INTEGERS[real.element_size()]).sum(dtype=torch.int64)
+    entries = real.flatten().view(_INTEGERS[real.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for number, part in enumerate(entries.split(_CHUNK)):
+        factors = 2 * torch.arange(len(part), device=part.device) + 1
+        total += (part * factors).sum() * (2 * number + 1)
+    return total
 
 
 def rank_count(group: Group | None) -> int:
     """Return the number of ranks that share a model."""
     return 1 if group is None else dist.get_world_size(group)
+
+
+def rank_in(group: Group | None) -> tuple[int, int]:
+    """Return the number of this rank, and of all ranks that share a model."""
+    return (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
 
 
 def _device(group: Group) -> torch.device:

@@ -15,6 +15,22 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")  # the module of DTensor is slow to import
 
 
+def fully_sharded(model: nn.Module) -> list[Any]:
+    """Return the modules on which `fully_shard` was called."""
+    return [each for each in model.modules() if "FSDPModule" in {kind.__name__ for kind in type(each).__mro__}]
+
+
+def has_shards(model: nn.Module) -> bool:
+    """Return whether the parameters of a model are sharded.
+
+    After a forward pass without a backward pass, as when a model is evaluated, `fully_shard` leaves whole parameters in
+    the model. Here they become shards again.
+    """
+    for module in fully_sharded(model):
+        module.reshard()
+    return any(map(is_sharded, model.parameters()))
+
+
 def group_of(model: nn.Module) -> Group | None:
     """Return the ranks that hold a model: those of its DistributedDataParallel, or of its shards; None if neither."""
     names = {kind.__name__ for kind in type(model).__mro__}
@@ -22,8 +38,10 @@ def group_of(model: nn.Module) -> Group | None:
         return group_of(model._orig_mod)  # type: ignore[arg-type]
     if "DistributedDataParallel" in names:
         return model.process_group  # type: ignore[return-value]
-    sharded: Any = next(filter(is_sharded, model.parameters()), None)
-    return None if sharded is None or sharded.device_mesh.ndim > 1 else sharded.device_mesh.get_group()
+    if not has_shards(model):
+        return None
+    sharded: Any = next(filter(is_sharded, model.parameters()))
+    return None if sharded.device_mesh.ndim > 1 else sharded.device_mesh.get_group()
 
 
 def held(parameter: Tensor) -> Tensor:
@@ -287,9 +305,7 @@ def _replicate() -> Any:
 
 def is_tensor_parallel(model: nn.Module) -> bool:
     """Return whether `parallelize_module` split the model: then all ranks see the same batch."""
-    return any(map(is_sharded, model.parameters())) and not any(
-        "FSDPModule" in {kind.__name__ for kind in type(module).__mro__} for module in model.modules()
-    )
+    return any(map(is_sharded, model.parameters())) and not fully_sharded(model)
 
 
 def splits_units(model: nn.Module, weight: str) -> bool:

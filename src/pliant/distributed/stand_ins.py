@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from pliant.distributed.shards import (
     check_shards,
+    fully_sharded,
     gather_on_owners,
     gather_whole,
+    has_shards,
     is_sharded,
     local,
     own_part,
@@ -39,6 +41,7 @@ class Shards:
     def __init__(self, model: nn.Module, known: Mapping[str, nn.Parameter]) -> None:
         check_shards(model)
         self._model = model
+        self._resharding = fully_sharded(model)
         self.is_open = self.whole = False
         self.plain: dict[str, nn.Parameter] = {}
         names = {}
@@ -56,6 +59,8 @@ class Shards:
 
     def held(self) -> dict[str, Any]:
         """Return the sharded parameters that the model holds, by name."""
+        for module in self._resharding:
+            module.reshard()
         return {name: holder[leaf] for holder, leaf, name in self._places}
 
     @contextmanager
@@ -151,7 +156,7 @@ class Shards:
 @contextmanager
 def whole_model(model: nn.Module) -> Iterator[None]:
     """Let a sharded model hold whole parameters, to be measured; nothing is written. All ranks call this."""
-    if not any(map(is_sharded, model.parameters())):
+    if not has_shards(model):
         yield
         return
     with Shards(model, {}).standing_in(whole=True, write=False):

@@ -57,10 +57,13 @@ class InjectedSequential(nn.Sequential):
         output = input
         for _, module in modules[self.start :]:
             output = module(output)
+        # In a pass, fully_shard may cast the parameters to a lower precision, but no buffers.
+        dtypes = {(name, leaf): parameter.dtype for name, leaf, parameter in self.head_parameters()}
         for number in range(self.copies):
             copied = input
             for (name, _), template in zip(modules[self.start :], self.templates, strict=True):
-                frozen = {leaf: getattr(self, _buffer(number, name, leaf)) for leaf, _ in template.named_parameters()}
+                leaves = [leaf for leaf, _ in template.named_parameters()]
+                frozen = {leaf: getattr(self, _buffer(number, name, leaf)).to(dtypes[name, leaf]) for leaf in leaves}
                 copied = functional_call(template.train(self.training), frozen, (copied,))
             output = output + copied if number % 2 == 0 else output - copied
         return output

@@ -88,6 +88,7 @@ class SpectralNormalization(Architecture):
         self._count(weight)
         with seeded(self.seed, len(self.changed)):
             parametrizations.spectral_norm(module, n_power_iterations=self.iterations)
+        _refuse_plan(module, place)
 
     @property
     def receipt(self) -> Receipt:
@@ -99,3 +100,17 @@ class SpectralNormalization(Architecture):
                 for name in self.changed
             }
         return Receipt(plain.method, plain.action, plain.tensors, plain.entries, {**plain.details, "norms": norms})
+
+
+def _refuse_plan(module: nn.Module, place: str) -> None:
+    """Let `parallelize_module` say why it cannot split a layer whose weight is computed; torch raises a KeyError."""
+
+    def register(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if "." in name or name in self.parametrizations:  # type: ignore[operator]
+            raise ValueError(
+                f"model: parallelize_module cannot split the weight of {place!r}, which spectral_normalization computes; "
+                "leave the layer out of the plan, or leave it out with where="
+            )
+        nn.Module.register_parameter(self, name, parameter)
+
+    type(module).register_parameter = register  # type: ignore[method-assign]  # the class is this module's alone

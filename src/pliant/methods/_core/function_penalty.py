@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pliant._validation import check_number
 from pliant._warnings import warn_user
-from pliant.distributed import Group, rank_count, sum_over_ranks
+from pliant.distributed import Group, find_group, rank_count, rank_in, sum_over_ranks
 from pliant.methods._core.filters import Filter
 from pliant.methods._core.module_hooks import ModuleHook, silent_hooks
 from pliant.methods._core.penalty import Penalty
@@ -68,14 +68,28 @@ class FunctionPenalty(Penalty):
         raise TypeError(f"{self.name} acts on inputs of the model, which it sees once attached: call attach()")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the method, including the inputs of the last steps."""
-        return {**super().state_dict(), "history": self._history}
+        """Return the state of the method, including the inputs of the last steps that this rank has seen."""
+        place = list(rank_in(find_group(self._given_group)))
+        return {**super().state_dict(), "history": self._history, "rank": place}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a state made by `state_dict()`."""
+        """Restore a state made by `state_dict()`.
+
+        Each rank sees inputs of its own. If the state is that of another rank, the inputs are left out, and the term
+        begins again as soon as there are new ones. One process has seen the inputs of all ranks.
+        """
         super().load_state_dict(state_dict)
         device = next(iter(self.parameters.values())).device
-        self._history = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, state_dict.get("history", []))
+        history, saved = state_dict.get("history", []), tuple(state_dict.get("rank", (0, 1)))
+        mine = rank_in(find_group(self._given_group))
+        if self.lag and history and saved not in ((0, 1), mine):
+            warn_user(
+                f"{self.name}: the state holds the inputs that rank {saved[0]} of {saved[1]} saw, and this is rank "
+                f"{mine[0]} of {mine[1]}; the term begins again in {self.lag} steps. Save and load the state on every "
+                "rank to continue exactly"
+            )
+            history = []
+        self._history = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, history)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_handle": None, "_passes": []}
@@ -104,7 +118,14 @@ class FunctionPenalty(Penalty):
             return
         if self._observed:
             self._passes, self._observed = [], False
-        self._passes.append(tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, (args, kwargs)))
+        self._passes.append(tree_map(self._keep, (args, kwargs)))
+
+    def _keep(self, value: Any) -> Any:
+        """Return an input without its graph, in the precision of the parameters if `fully_shard` has lowered it."""
+        if not isinstance(value, Tensor):
+            return value
+        lowered = self._shards is not None and value.is_floating_point()
+        return value.detach().to(next(iter(self.parameters.values())).dtype if lowered else value.dtype)
 
     def _observe(self, gradients: Mapping[str, Tensor], scale: Tensor | None, found_inf: Tensor | None) -> None:
         if found_inf is not None and bool(found_inf):
@@ -123,11 +144,13 @@ class FunctionPenalty(Penalty):
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
         passes = self._inputs()
         names = [name for name in gradients if self.parameters[name].requires_grad]
-        if not (passes and names and self.lam):
+        if not (names and self.lam and (passes or self.group is not None)):
             return
-        with torch.enable_grad():
-            term = self._evaluate(passes)
-            found = torch.autograd.grad(term, [self.parameters[name] for name in names], allow_unused=True)
+        found: Sequence[Tensor | None] = [None] * len(names)
+        if passes:  # other ranks may have some where this one has none
+            with torch.enable_grad():
+                term = self._evaluate(passes)
+                found = torch.autograd.grad(term, [self.parameters[name] for name in names], allow_unused=True)
         own = [torch.zeros_like(gradients[name]) if g is None else g for name, g in zip(names, found, strict=True)]
         factor = self.lam / rank_count(self.group)
         for name, gradient in zip(names, sum_over_ranks(own, self.group), strict=True):

@@ -23,9 +23,9 @@ from pliant.distributed import (
     find_group,
     gather_whole,
     group_of,
+    has_shards,
     held,
     is_shard,
-    is_sharded,
     local,
     own_part,
     share_seed,
@@ -83,7 +83,7 @@ class OnRanks(ABC):
 
     def _find_shards(self) -> None:
         """Find the parameters again by name if the model was sharded since the method was made."""
-        if self._shards is None and any(map(is_sharded, self.model.parameters())):
+        if has_shards(self.model) and self._shards is None:
             self._given_group = self._given_group or group_of(self.model)
             check_same(dict(named_leaves(self._facts())), find_group(self._given_group), self._advice())
             self._adopt(Shards(self.model, self.parameters))
@@ -209,7 +209,7 @@ def _made_on_plain_model(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def construct(self: OnRanks, model: nn.Module, *args: Any, **kwargs: Any) -> None:
         inner, group = unwrap_model(model), group_of(model)
-        if not any(map(is_sharded, inner.parameters())):
+        if not has_shards(inner):
             init(self, inner, *args, **kwargs)
         elif self.sharding == "never":
             raise ValueError(f"model: its parameters are sharded; make {self.name} before sharding the model")
