@@ -37,6 +37,12 @@ SMALL: dict[str, Any] = {
     "training": {"batch_size": 16, "lr": 3e-3},
     "progress": False,
 }
+ALL = [
+    name
+    for name in pliant.methods.names()
+    if pliant.methods.info(name).kind != "architecture" and name not in module._NOT_TRIED
+]
+REQUIRED = {"feature_rank": {"lam": 1e-4}}
 FLAGS = [
     *("--model", "mlp", "--set", "model.widths=[16]", "--data", "digits", "--set", "data.first=200"),
     *("--methods", "shrink_perturb:lam=0.4|0.8,head_reset", "--seeds", "3", "--epochs", "4"),
@@ -125,7 +131,7 @@ def some_batches() -> list[tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize(
     ("methods", "fresh"),
     [
-        *(((Part(name),), False) for name in (*module.AUTO, "optimizer_reset")),
+        *(((Part(name, REQUIRED.get(name, {})),), False) for name in ALL),
         ((Part("swr", {"lam": 0.01}), Part("l2", {"lam": 1e-3})), False),
         ((Part("redo", {"tau": 0.1, "every": 5}),), False),
         ((), False),
@@ -149,10 +155,11 @@ def test_code_of_every_remedy_runs_and_trains(
     namespace: dict[str, Any] = {}
     exec(code, namespace)
     prepared, optimizer = namespace["prepare"](some_batches())
-    changes = fresh or (methods and methods[0].name in ("shrink_perturb", "fire", "head_reset", "dash"))
+    name = methods[0].name if methods else ""
+    renews = bool(name) and pliant.methods.info(name).kind == "reinitializer" and name != "optimizer_reset"
     equal = all(torch.equal(a, b) for a, b in zip(prepared.parameters(), model.parameters(), strict=True))
-    assert equal != bool(changes)
-    assert bool(optimizer.state) == (not fresh and (not methods or methods[0].name != "optimizer_reset"))
+    assert equal == (not fresh and not renews)
+    assert bool(optimizer.state) == (not fresh and name not in ("optimizer_reset", "layerwise"))
     losses = []
     for x, y in some_batches() * 10:
         optimizer.zero_grad()
@@ -199,6 +206,26 @@ def contents(folder: Path) -> dict[str, bytes]:
 def answer_of(printed: str) -> str:
     """The printed answer up to the cost, which is measured."""
     return printed.partition("tonight: ")[2].partition("at ")[0].strip()
+
+
+def test_all_tries_every_method_that_a_trained_network_can_get(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = []
+
+    def stop(search: Any, *_: Any) -> None:
+        planned.append(search)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module._Search, "run", stop)
+    path = write_checkpoint(folder / "worn.pt", 6.0)
+    with pytest.raises(KeyboardInterrupt):
+        pliant.treat(path, **SMALL | {"methods": "all", "budget": None}, out=tmp_path, engine=EngineHere(1))
+    (search,) = planned
+    firsts = list(dict.fromkeys(label.partition("(")[0] for label in search.labels))
+    assert set(firsts) == set(ALL) - {"optimizer_reset"}
+    assert firsts[: len(module.AUTO)] == list(module.AUTO)
+    assert search.left_out == []
 
 
 def test_a_killed_command_resumes_with_the_same_answer(folder: Path, tmp_path: Path, worn: pliant.Treatment) -> None:

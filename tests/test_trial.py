@@ -3,7 +3,7 @@
 import copy
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim import SGD, Adam
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import pliant
 from pliant.diagnostics import measure
 from pliant.trial import trial
-from pliant.trial_result import NOTICEABLE, Gap, Pair, Trial, decide, measure_gap
+from pliant.trial_result import NOTICEABLE, Gap, Pair, Trial, decide, have_learned, measure_gap
 from tests.loops import assert_same, snapshot
 
 QUICK: dict[str, Any] = {"steps": 120, "stress": False, "progress": False}
@@ -295,3 +295,91 @@ def test_tokens_are_compared_by_their_next_token_loss() -> None:
     found = trial(model, windows, seeds=2, max_seeds=2, batch_size=16, **QUICK)
     assert (found.value, found.verdict) == ("loss", "lost")
     assert max(found.pairs[0].fresh) > -3.2 > max(found.pairs[0].aged) - 0.2
+
+
+class Pictures(Dataset[tuple[Tensor, int]]):
+    """A data set whose examples are drawn anew, as augmentation does."""
+
+    def __init__(self, digits: tuple[Tensor, Tensor]) -> None:
+        self.x, self.y = digits
+
+    def __len__(self) -> int:
+        return 120
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.x[index] + 0.01 * torch.rand(64) + random.random() + np.random.rand(), int(self.y[index])
+
+
+@pytest.mark.parametrize("form", ["data set", "shuffled", "own generator", "one by one"])
+def test_reading_data_leaves_all_generators_as_they_were(digits: tuple[Tensor, Tensor], form: str) -> None:
+    own = torch.Generator().manual_seed(7)
+    pictures = Pictures(digits)
+    data: Any = {
+        "data set": pictures,
+        "shuffled": DataLoader(pictures, batch_size=30, shuffle=True),
+        "own generator": DataLoader(pictures, batch_size=30, shuffle=True, generator=own),
+        "one by one": OneByOne(pictures),
+    }[form]
+
+    def draws() -> list[Any]:
+        states = torch.get_rng_state().tolist(), own.get_state().tolist()
+        return [*states, random.getstate(), np.random.get_state()[1].tolist()]
+
+    model, before = build(), draws()
+    first = trial(model, data, fresh=build, max_seeds=3, **(QUICK | {"steps": 4})).pairs
+    assert draws() == before
+    torch.rand(3)
+    random.random()
+    again = trial(model, data, fresh=build, max_seeds=3, **(QUICK | {"steps": 4})).pairs
+    assert [pair.fresh for pair in again] == [pair.fresh for pair in first]
+
+
+class OneByOne(IterableDataset[tuple[Tensor, int]]):
+    """A data set without length, in random order."""
+
+    def __init__(self, pictures: Pictures) -> None:
+        self.pictures = pictures
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        return (self.pictures[i] for i in torch.randperm(120).tolist())
+
+
+def test_dictionaries_hold_arguments_and_targets(digits: tuple[Tensor, Tensor]) -> None:
+    x, y = digits[0][:200], digits[1][:200]
+    batches = [{"input": x[i : i + 50], "labels": y[i : i + 50]} for i in range(0, 200, 50)]
+    settings: dict[str, Any] = {"fresh": build, "max_seeds": 3, **QUICK}
+    assert trial(build(), batches, **settings).pairs[0].fresh == trial(build(), (x, y), **settings).pairs[0].fresh
+    inputs = [{"input": batch["input"]} for batch in batches]
+    unlabeled = [DataLoader(TensorDataset(x), batch_size=50), inputs, x]
+    curves = [trial(build(), each, labels="random", **settings).pairs[0].fresh for each in unlabeled]
+    assert curves[0] == curves[1] == curves[2]
+
+
+def test_random_labels_say_so(digits: tuple[Tensor, Tensor]) -> None:
+    found = trial(dead(), digits[0][:200], labels="random", fresh=build, **(QUICK | {"steps": 200}))
+    assert found.verdict == "lost"
+    assert found.answer == "this network learns random labels worse than a fresh one"
+    assert "may fail this test" in str(found)
+    assert "held-out" not in str(found)
+    assert "may fail" not in str(trial(dead(), digits, fresh=build, **QUICK))
+
+
+def test_gaps_are_not_shown_if_a_fresh_network_gains_nothing() -> None:
+    good, none = Pair(0, (0.1, 0.5), (0.1, 0.6), 1.0, 1.0), Pair(1, (0.3, 0.3), (0.3, 0.3), 1.0, 1.0)
+    assert have_learned([good, good, good], 1)
+    assert not have_learned([good, good, none], 1)
+    assert decide([good, good, none], 1, 0.0) == "undecided"
+
+
+def test_inputs_get_the_precision_of_the_network(digits: tuple[Tensor, Tensor]) -> None:
+    double = trial(build().double(), digits, max_seeds=3, **QUICK)
+    assert double.learned
+
+
+def test_a_frozen_network_cannot_be_tried(digits: tuple[Tensor, Tensor]) -> None:
+    with pytest.raises(ValueError, match="no parameter requires a gradient"):
+        trial(build().requires_grad_(False), digits, **QUICK)
+    with pytest.raises(ValueError, match="there is no batch"):
+        trial(build(), [], **QUICK)
+    with pytest.raises(ValueError, match="pass labels='random'"):
+        trial(build(), digits[0], **QUICK)

@@ -169,7 +169,7 @@ def diagnose_command(
     advice = {
         "plastic": f"nothing to repair; {html} shows the learning curves",
         "lost": f"pliant treat {checkpoint} --model {model} --data {data} finds the best remedy",
-        "undecided": f"the same command with --data and a --budget above {budget:g} decides",
+        "undecided": f"the same command with {'--data' if data is None else f'a --budget above {budget:g}'} decides",
     }
     _echo(f"next: {advice[verdict]}")
 

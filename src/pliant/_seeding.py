@@ -131,6 +131,20 @@ def undrawn(devices: Iterable[int] = (), generators: Iterable[torch.Generator] =
                 generator.set_state(state)
 
 
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """Return the generators of its own that a data loader draws from when it is iterated.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> own = torch.Generator()
+        >>> generators_of(DataLoader([1, 2], shuffle=True, generator=own)) == [own]
+        True
+    """
+    owners = (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
+    found = {id(own): own for owner in owners if isinstance(own := getattr(owner, "generator", None), torch.Generator)}
+    return list(found.values())
+
+
 def _numpy() -> Any | None:
     """Return NumPy if it is installed; torch does not need it."""
     try:

@@ -35,7 +35,7 @@ def treat_command(
         typer.Option(
             rich_help_panel=SEARCH,
             metavar="LIST",
-            help="`auto`, or methods separated by commas: shrink_perturb,l2_init:lam=1e-2|1e-3.",
+            help="`auto`: eight methods; `all`; or a list: shrink_perturb,l2_init:lam=1e-2|1e-3.",
         ),
     ] = "auto",
     budget: Annotated[

@@ -41,6 +41,11 @@ if TYPE_CHECKING:
 AUTO = ("shrink_perturb", "fire", "head_reset", "dash", "redo", "l2_init", "spectral", "swr")
 """The methods that are tried by default, most likely to help first: a short budget drops the last ones."""
 
+_NOT_TRIED = ("full_reset", "hare_tortoise")
+"""Methods that "all" leaves out: a full reset is training from scratch, and the average of Hare & Tortoise would start
+at an untrained network.
+"""
+
 _FEWEST_SEEDS = 3
 _HELD_OUT = 0.2
 _SLOWER = 1.25
@@ -159,8 +164,9 @@ def treat(
             for `pliant.compare`. A fifth of data without a test set is held out for testing.
         old_data: Data that the checkpoint has learned. Its test examples show what is forgotten. New examples that are
             among its training examples neither choose nor test a remedy.
-        methods: "auto", or the methods to try, separated by commas: "shrink_perturb,l2_init:lam=1e-2|1e-3,swr+l2". A
-            method without settings is tried with its default and its published sweep.
+        methods: "auto" for eight methods, "all" for every method that a trained network can get, or the methods to
+            try, separated by commas: "shrink_perturb,l2_init:lam=1e-2|1e-3,swr+l2". A method without settings is tried
+            with its default and its published sweep.
         budget: About how long it may take, e.g. "30m"; as many settings are tried as fit. None tries all.
         seeds: The number of seeds that test the winner; three or more.
         epochs: Epochs of training on the new data.
@@ -284,13 +290,15 @@ class _Search:
 
         given = methods.split(",") if isinstance(methods, str) else list(methods)
         texts = [text.strip() for text in given if text.strip() not in BASELINES]
-        automatic = texts == ["auto"]
+        automatic = texts in (["auto"], ["all"])
         if not texts:
-            raise ValueError("methods names no method to try; leave it out to try all, or name some")
+            raise ValueError("methods names no method to try; leave it out to try the usual ones, or name some")
         per_epoch = -(-len(self.stream[0].train) // self.config.training.batch_size)
         if automatic:
-            keeps_state = self.values["start"]["optimizer"] and "optimizer_reset" in registry.names()
-            texts = [*AUTO, *(["optimizer_reset"] if keeps_state else [])]
+            more = sorted(set(registry.names()) - {*AUTO, *_NOT_TRIED}) if texts == ["all"] else ["optimizer_reset"]
+            keeps_state = bool(self.values["start"]["optimizer"])
+            texts = [*AUTO, *(name for name in more if keeps_state or name != "optimizer_reset")]
+            texts = [text for text in texts if registry.info(text).kind != "architecture"]
         try:
             recipe = self._recipe([_as_entry(text, per_epoch) for text in texts])
         except RecipeError as error:  # The list is what the user wrote, not its place in a recipe.

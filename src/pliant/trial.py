@@ -23,6 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
+from torch.utils._pytree import tree_map
 
 from pliant._examples import Examples, gather
 from pliant._losses import class_loss
@@ -31,13 +32,15 @@ from pliant._validation import check_choice, check_number, check_positive_int, c
 from pliant.distributed import unwrap_model
 from pliant.methods import FullReset, PlasticityInjection
 from pliant.running import call_with, check_callable, eval_mode, left_as_it_was
-from pliant.trial_result import Pair, Trial, Value, Verdict, area, decide, have_learned, list_looks, mean, measure_gap
+from pliant.trial_result import (
+    Labels, Pair, Trial, Value, Verdict, area, decide, have_learned, list_looks, mean, measure_gap,
+)  # fmt: skip
 
-Labels = Literal["given", "random"]
 LossFunction = Callable[[Any, Any], Tensor]
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
-_POINTS = 20
+_POINTS, _FEWEST_POINTS = 20, 8
+"""How often each network is evaluated while it learns; less often if the budget is short."""
 EXAMPLES = 20_000
 """How many examples a trial takes at most."""
 _HELD_OUT = 0.2
@@ -109,6 +112,8 @@ def trial(
     model = unwrap_model(model)
     check_callable(model)
     check_builder(fresh)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("model: no parameter requires a gradient, so there is nothing to train")
     if not (optimizer is None or isinstance(optimizer, Optimizer) or callable(optimizer)):
         raise ValueError(
             f"optimizer: {optimizer!r} is not allowed; it must be an optimizer, or a function that makes one"
@@ -152,7 +157,7 @@ def trial(
     return Trial(
         verdict, speed.mean, (speed.low, speed.high), best, final, ratio, have_learned(pairs, len(looks)), value,
         setup.points, tuple(pairs), areas, time.monotonic() - begun, whole if setup.steps < whole else None,
-        restored,
+        restored, labels,
     )  # fmt: skip
 
 
@@ -179,11 +184,12 @@ class _Setup:
     steps: int
     batch_size: int
     seed: int
+    evaluations: int = _POINTS
 
     @property
     def points(self) -> tuple[int, ...]:
         """The steps at which held-out data is evaluated; the first is before any step."""
-        count = min(_POINTS, self.steps)
+        count = min(self.evaluations, self.steps)
         return tuple(round(i * self.steps / count) for i in range(count + 1))
 
     @property
@@ -217,7 +223,10 @@ class _Setup:
         return twin
 
     def within(self, budget: float, pairs: int) -> "_Setup":
-        """Return a setup with fewer steps, if the pairs would take longer than the budget."""
+        """Return a setup with fewer steps, if the pairs would take longer than the budget.
+
+        Evaluations may take half of the time; if they would take more, there are fewer.
+        """
         training, held_out = self.split(0)
         twin, few = self.fresh("timing"), replace(self, steps=4)
         few.learn(twin, 0, training, held_out.take(torch.arange(1)))  # the first steps in a process load code
@@ -226,13 +235,16 @@ class _Setup:
         evaluated = time.monotonic()
         few.learn(twin, 0, training, held_out.take(torch.arange(1)))
         a_step, an_evaluation = (time.monotonic() - evaluated) / few.steps, evaluated - begun
-        affordable = int((budget / (2 * pairs) - (_POINTS + 2) * an_evaluation) / a_step)
+        share = budget / (2 * pairs)
+        # Two more evaluations: before the first step, and of the training data at the end.
+        evaluations = min(max(int(share / 2 / an_evaluation) - 2, _FEWEST_POINTS), _POINTS)
+        affordable = int((share - (evaluations + 2) * an_evaluation) / a_step)
         if affordable < min(_FEWEST_STEPS, self.steps):
             raise ValueError(
                 f"budget: {budget:g} seconds do not suffice; {pairs} pairs of {_FEWEST_STEPS} steps take about "
-                f"{2 * pairs * (_FEWEST_STEPS * a_step + (_POINTS + 2) * an_evaluation):.0f}"
+                f"{2 * pairs * (_FEWEST_STEPS * a_step + (_FEWEST_POINTS + 2) * an_evaluation):.0f}"
             )
-        return replace(self, steps=min(self.steps, affordable))
+        return replace(self, steps=min(self.steps, affordable), evaluations=evaluations)
 
     def learn_pair(self, number: int, show: Callable[[float], None]) -> Pair:
         """Train a copy and a fresh twin on the same batches."""
@@ -317,12 +329,19 @@ def gather_new(argument: str, data: Any, model: nn.Module, labels: Labels, seed:
     """Bring the new data of a trial into memory, on the model's device; with random labels if they are asked for."""
     device = next(model.parameters()).device
     examples = gather(argument, data, most, unlabeled=labels == "random", seed=seed, device=device)
+    held = {each.dtype for each in model.parameters() if each.is_floating_point()}
+    if len(held) == 1:  # torch does not multiply two floating types
+        examples = Examples(tree_map(lambda leaf: _cast(leaf, *held), examples.inputs), examples.targets)
     if labels == "given":
         return examples
     output = _output_of(model, examples)
     if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < 2:
         raise ValueError("labels: 'random' needs a model that returns scores of classes, [examples, classes]")
     return _with_random_labels(examples, output.shape[1], seed, 0)
+
+
+def _cast(leaf: Any, dtype: torch.dtype) -> Any:
+    return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
 def _with_random_labels(examples: Examples, classes: int, seed: int, number: int) -> Examples:

@@ -12,6 +12,7 @@ from pliant._json import without_infinities
 
 Verdict = Literal["plastic", "lost", "undecided"]
 Value = Literal["accuracy", "loss"]
+Labels = Literal["given", "random"]
 
 NOTICEABLE = 0.01
 """A network is called lost if its gap in the best held-out result is larger than this for certain.
@@ -117,6 +118,7 @@ class Trial:
         shortened_from: The default number of steps, if the budget did not allow it.
         restored: How much of the gap in area a fresh head on top of the frozen one restores, as a fraction; None if it
             was not asked for, or nothing is lost.
+        labels: Whether the labels were the data's own or random ones.
     """
 
     verdict: Verdict
@@ -133,6 +135,7 @@ class Trial:
     seconds: float = 0.0
     shortened_from: int | None = None
     restored: float | None = None
+    labels: Labels = "given"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the trial in plain types, ready for JSON: None in place of a number that is not finite."""
@@ -152,10 +155,11 @@ class Trial:
         """The verdict as a sentence."""
         if not self.learned:
             return "fresh networks do not learn this data within the trial, so there is nothing to compare with"
+        what = "random labels" if self.labels == "random" else "the new data"
         return {
-            "plastic": "this network learns the new data as well as a fresh one",
-            "lost": "this network learns the new data worse than a fresh one",
-            "undecided": f"{len(self.pairs)} pairs do not show whether a fresh network learns the new data better",
+            "plastic": f"this network learns {what} as well as a fresh one",
+            "lost": f"this network learns {what} worse than a fresh one",
+            "undecided": f"{len(self.pairs)} pairs do not show whether a fresh network learns {what} better",
         }[self.verdict]
 
     @property
@@ -165,18 +169,19 @@ class Trial:
         aged, fresh = (sign * mean(max(curve) for curve in self.curves(which)) for which in ("aged", "fresh"))
         training = (sign * mean(getattr(p, f"{which}_training") for p in self.pairs) for which in ("aged", "fresh"))
         whole = Gap(self.gap, *self.interval)
+        seen = "training" if self.labels == "random" else "held-out"
         lines = [
-            f"held-out {self.value} at its best: {aged:.4g}, fresh network {fresh:.4g}",
+            f"{seen} {self.value} at its best: {aged:.4g}, fresh network {fresh:.4g}",
             "training {} at the end: {:.4g}, fresh network {:.4g}".format(self.value, *training),
-            f"missing of what a fresh network gains: {self.best_gap} at the best, {self.final_gap} at the end, "
-            f"{whole} of the area",
         ]
-        if self.relative_steps == 0:
-            lines.append("it begins at the fresh network's final level")
-        elif math.isfinite(self.relative_steps):
-            lines.append(f"it reaches the fresh network's final level in {self.relative_steps:.0%} of the steps")
-        else:
-            lines.append("it does not reach the fresh network's final level within the trial")
+        if self.labels == "random":
+            lines.append("a healthy network that has trained for long may fail this test; real labels would tell")
+        if self.learned:
+            lines.append(
+                f"missing of what a fresh network gains: {self.best_gap} at the best, {self.final_gap} at the end, "
+                f"{whole} of the area"
+            )
+            lines.append(self._speed)
         if self.stress:
             lines.append(
                 f"stress test on random labels (not part of the verdict): area {self.stress['aged']:.2f}, "
@@ -187,6 +192,14 @@ class Trial:
         shortened = f" (the budget does not allow {self.shortened_from})" if self.shortened_from else ""
         cost = f"cost: {len(self.pairs)} pairs, {self.steps[-1]} steps each{shortened}, {self.seconds:.1f} seconds"
         return [*lines, cost]
+
+    @property
+    def _speed(self) -> str:
+        if self.relative_steps == 0:
+            return "it begins at the fresh network's final level"
+        if math.isfinite(self.relative_steps):
+            return f"it reaches the fresh network's final level in {self.relative_steps:.0%} of the steps"
+        return "it does not reach the fresh network's final level within the trial"
 
     def curves(self, which: str) -> list[tuple[float, ...]]:
         """Return the learning curves of the copies ("aged") or of the fresh twins ("fresh")."""
@@ -220,7 +233,12 @@ def decide(pairs: Sequence[Pair], looks: int, resolution: float) -> Verdict:
 
 
 def have_learned(pairs: Sequence[Pair], looks: int) -> bool:
-    """Return whether fresh networks are better while they learn than before, for certain."""
+    """Return whether every fresh network gained something, and they are better while they learn than before, for certain.
+
+    A gap is a fraction of the gain, so a pair without a gain says nothing.
+    """
+    if any(max(pair.fresh) <= pair.fresh[0] for pair in pairs):
+        return False
     return interval([mean(pair.fresh[1:]) - pair.fresh[0] for pair in pairs], looks).low > 0
 
 

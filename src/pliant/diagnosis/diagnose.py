@@ -20,9 +20,9 @@ from pliant.diagnostics.batches import LossFn
 from pliant.diagnostics.probe import Statistics
 from pliant.distributed import Group, call_on_first, find_group, group_of, has_shards, unwrap_model, whole_model
 from pliant.methods import FullReset
-from pliant.trial import EXAMPLES, Labels, MakeOptimizer, check_builder, gather_new
+from pliant.trial import EXAMPLES, MakeOptimizer, check_builder, gather_new
 from pliant.trial import trial as hold_trial
-from pliant.trial_result import Trial, Verdict
+from pliant.trial_result import Labels, Trial, Verdict
 
 BUDGET = 120.0
 """The seconds that a trial may take by default."""

@@ -67,9 +67,13 @@ def _render_trial(trial: Trial | None) -> list[str]:
             ("fresh network", "var(--muted)", "fresh", "5 3"),
         )
     ]
-    label = f"Held-out {trial.value} of {len(trial.pairs)} copies of this network and of as many fresh networks"
+    random = trial.labels == "random"
+    label = (
+        f"{'Training' if random else 'Held-out'} {trial.value} of {len(trial.pairs)} copies of this network and of as "
+        "many fresh networks"
+    )
     return [
-        "<h2>Learning the new data</h2>",
+        f"<h2>Learning {'random labels' if random else 'the new data'}</h2>",
         f'<p class="lead">{escape(label)}, by step. Thick lines are means.</p>',
         render_curves(label, trial.steps, groups, "steps"),
     ]  # fmt: skip

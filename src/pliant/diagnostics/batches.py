@@ -24,13 +24,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from pliant._seeding import undrawn
+from pliant._examples import TARGET_KEYS
+from pliant._seeding import generators_of, undrawn
 from pliant._validation import check_positive_int
 
 LossFn = Callable[[Any, Any], Tensor]
-
-TARGET_KEYS = ("labels", "label", "targets", "target")
-"""The keys under which a mapping may hold the target."""
 
 IGNORED = -100
 """The class index of targets that do not count, as in `torch.nn.functional.cross_entropy`."""
@@ -150,10 +148,8 @@ def gather(data: Any, samples: int) -> Batch:
     single = isinstance(data, (Batch, Tensor, Mapping, tuple, list)) and not batches
     if single or not isinstance(data, Iterable):
         return Batch.of(data)
-    owners = (data, getattr(data, "sampler", None), getattr(data, "batch_sampler", None))
-    found = (getattr(owner, "generator", None) for owner in owners)
     parts: list[Batch] = []
-    with undrawn(generators=[generator for generator in found if isinstance(generator, torch.Generator)]):
+    with undrawn(generators=generators_of(data)):
         for part in data:
             parts.append(Batch.of(part))
             if sum(p.size for p in parts) >= samples:
