@@ -1,7 +1,7 @@
 """Precision for sums and averages: at least float32, and no autocast."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import ParamSpec, TypeVar
 
@@ -27,6 +27,13 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 def widen(tensor: Tensor) -> Tensor:
     """Return a tensor in its `wide_dtype`, without a copy if it has that dtype."""
     return tensor.to(wide_dtype(tensor.dtype))
+
+
+def widen_all(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return tensors in their `wide_dtype`; the same sequence if all of them have it, as nearly always."""
+    if all(tensor.dtype.itemsize >= 4 for tensor in tensors):
+        return tensors
+    return [widen(tensor) for tensor in tensors]
 
 
 def without_autocast(function: Callable[P, R]) -> Callable[P, R]:

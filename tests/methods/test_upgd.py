@@ -10,13 +10,18 @@ from torch.optim import SGD, Adam
 
 from pliant import SWR, UPGD
 from pliant.methods._core.initial import seeded
-from pliant.methods.upgd import plasticity_gates
+from pliant.methods.upgd import protections
 from tests import zoo
 from tests.loops import train
 from tests.methods.trajectories import STEPS, assert_close
 from tests.reference import rules
 
 SETTINGS = {"sigma": 0.05, "beta": 0.9, "weight_decay": 0.1}
+
+
+def gates_of(utilities: list[Tensor]) -> list[Tensor]:
+    """Return 1 − sigmoid(u / max u)."""
+    return [1 - share for share in protections(utilities)]
 
 
 def noise_of(model: nn.Module, seed: int, draw: int) -> list[Tensor]:
@@ -49,14 +54,14 @@ def test_same_trajectory_as_the_papers_optimizer(name: str, normalizer: str, ada
 
 def test_gates() -> None:
     """The most useful weight of all tensors moves least, 1 − sigmoid(1), a useless one by half, harmful ones most."""
-    gates = plasticity_gates([torch.tensor([4.0, 0.0, -400.0]), torch.tensor([2.0])])
+    gates = gates_of([torch.tensor([4.0, 0.0, -400.0]), torch.tensor([2.0])])
     torch.testing.assert_close(gates[0], torch.tensor([0.26894, 0.5, 1.0]), rtol=1e-4, atol=0)
     torch.testing.assert_close(gates[1], torch.tensor([0.37754]), rtol=1e-4, atol=0)
 
 
 def test_gates_without_any_useful_weight() -> None:
     """Dividing by a negative maximum would protect the most harmful weights."""
-    gates = plasticity_gates([torch.tensor([-1.0, -3.0, 0.0])])[0]
+    gates = gates_of([torch.tensor([-1.0, -3.0, 0.0])])[0]
     assert gates.tolist() == [1.0, 1.0, 0.5]
 
 
@@ -85,7 +90,7 @@ def test_each_parameter_group_has_its_learning_rate() -> None:
     cross_entropy(slow(inputs), labels).backward()
     noise = noise_of(slow, 2, 0)
     utilities = [-p.grad * p.detach() for p in slow.parameters()]
-    gates = plasticity_gates(utilities)
+    gates = gates_of(utilities)
     for i, (mine, p) in enumerate(zip(model.parameters(), slow.parameters(), strict=True)):
         lr = 0.5 if i < 2 else 0.1
         expected = (1 - lr * 0.2) * p.detach() - lr * (p.grad + 0.1 * noise[i]) * gates[i]
@@ -139,7 +144,7 @@ def test_the_receipt_has_the_gates_of_each_optimizer() -> None:
     for layer, optimizer, size in zip(model, optimizers, (1e4, 1.0), strict=True):
         (size * layer(torch.randn(3, 4)).square().sum()).backward()
         optimizer.step()
-    gates = [plasticity_gates([utility]) for utility in method.averages["utilities"].values()]
+    gates = [gates_of([utility]) for utility in method.averages["utilities"].values()]
     expected = sum(float(gate.sum()) for (gate,) in gates) / 32
     assert method.receipt is not None
     assert method.receipt.details["mean_gate"] == pytest.approx(expected)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from pliant import L2Init, WassersteinRegularization
-from pliant.methods.wasserstein import match_order, rank_order
+from pliant.methods._core.sorting import batches, rank_order
+from pliant.methods.wasserstein import match_order
 from tests import zoo
 from tests.loops import assert_same, differs, snapshot, train
 from tests.methods.trajectories import OPTIMIZERS, STEPS, assert_close, train_with_term
@@ -80,7 +81,7 @@ def test_match_order_is_optimal_transport() -> None:
 
     generator = torch.Generator().manual_seed(0)
     values, initial = (torch.randn(6, generator=generator, dtype=torch.float64) for _ in range(2))
-    matched = match_order(values, initial.sort().values)
+    (matched,) = match_order([values], [initial.sort().values])
     cost = float(((values - matched) ** 2).sum())
     assert cost == pytest.approx(min(float(((values - torch.stack(p)) ** 2).sum()) for p in permutations(initial)))
 

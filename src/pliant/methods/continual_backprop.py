@@ -97,6 +97,25 @@ def least_useful(utilities: Tensor, mature: Tensor, count: int) -> Tensor:
     return chosen
 
 
+def move_averages_(averages: Sequence[Tensor], values: Sequence[Tensor], weight: float) -> None:
+    """Move averages towards values in place, ū ← ū + weight·(u − ū), except where a value is not finite.
+
+    An overflow would stay in the average forever.
+
+    Example:
+        >>> averages = [torch.tensor([1.0, 1.0]), torch.tensor([2.0])]
+        >>> move_averages_(averages, [torch.tensor([3.0, torch.inf]), torch.tensor([0.0])], 0.5)
+        >>> averages
+        [tensor([2., 1.]), tensor([1.])]
+    """
+    for device in dict.fromkeys(average.device for average in averages):
+        pairs = [pair for pair in zip(averages, values, strict=True) if pair[0].device == device]
+        # As one vector, because starting an operator costs more than its work on the units of a layer.
+        old, new = (torch.cat(each) for each in zip(*pairs, strict=True))
+        moved = old.lerp(new.where(new.isfinite(), old), weight).split([len(average) for average, _ in pairs])
+        torch._foreach_copy_([average for average, _ in pairs], moved)
+
+
 class ContinualBackprop(Recycler):
     """Renew a small fraction of the mature units, those of least utility, at every step.
 
@@ -203,11 +222,8 @@ class ContinualBackprop(Recycler):
         torch._foreach_add_([self.ages[name] for name in names], 1)
         contributions = [self._utilities_now(name, seen[name].mean_size) for name in names]
         means = [seen[name].mean for name in names]
-        for averages, values in ((self.utilities, contributions), (self.means, means)):
-            old = [averages[name] for name in names]
-            # An overflow would stay in the average forever.
-            new = [value.where(value.isfinite(), kept) for value, kept in zip(values, old, strict=True)]
-            torch._foreach_lerp_(old, new, 1 - self.decay)
+        averages = [self.utilities[name] for name in names] + [self.means[name] for name in names]
+        move_averages_(averages, contributions + means, 1 - self.decay)
 
     def _utilities_now(self, name: str, mean_size: Tensor) -> Tensor:
         """Return the utility of each unit at this step, given the measured mean|h|."""

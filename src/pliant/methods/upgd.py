@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pliant._precision import widen
+from pliant._precision import widen_all
 from pliant._validation import check_choice, check_number, check_seed
 from pliant.distributed import largest_of_shards
 from pliant.methods._core.after_step import AroundStep
@@ -43,10 +43,10 @@ from pliant.methods._core.on_ranks import Sharding
 Normalizer = Literal["corrected", "authors"]
 
 
-def plasticity_gates(
+def protections(
     utilities: Sequence[Tensor], parameters: Sequence[Tensor] = (), corrections: Tensor | None = None
 ) -> list[Tensor]:
-    """Return 1 − sigmoid(u / max u) for each utility, the maximum taken over all tensors.
+    """Return sigmoid(u / max u) for each utility, the maximum taken over all tensors.
 
     Args:
         utilities: The utilities of the weights.
@@ -54,22 +54,37 @@ def plasticity_gates(
         corrections: A factor of each tensor's utilities in the maximum alone; 1 if None.
 
     Returns:
-        Gates between 0.27 (the most useful weight) and 1 (harmful ones); 0.5 is neutral.
+        The share of its move that each weight does not make, between 0 (harmful weights) and 0.73 (the most useful
+        one); 0.5 is neutral.
 
     Example:
-        >>> plasticity_gates([torch.tensor([2.0, 0.0]), torch.tensor([-2.0])])
-        [tensor([0.2689, 0.5000]), tensor([0.7311])]
+        >>> protections([torch.tensor([2.0, 0.0]), torch.tensor([-2.0])])
+        [tensor([0.7311, 0.5000]), tensor([0.2689])]
     """
     # A rank may hold empty shards, which have no maximum.
     shown = [utility if utility.numel() else utility.new_tensor(-torch.inf) for utility in utilities]
-    maxima = list(torch._foreach_max(shown))
+    maxima = torch._foreach_max(shown)
     if corrections is not None:
         maxima = [largest * factor for largest, factor in zip(maxima, corrections.unbind(), strict=True)]
-    largest = torch.stack(largest_of_shards(maxima, parameters)).max()
-    largest = largest.clamp_min(torch.finfo(largest.dtype).tiny)
-    gates: list[Tensor] = list(torch._foreach_div(list(utilities), -largest))
-    torch._foreach_sigmoid_(gates)
-    return gates
+    largest = torch.stack(largest_of_shards(list(maxima), parameters)).amax()
+    shares: list[Tensor] = list(torch._foreach_div(list(utilities), largest.clamp_(torch.finfo(largest.dtype).tiny)))
+    torch._foreach_sigmoid_(shares)
+    return shares
+
+
+def subtract_scaled_(parameters: list[Tensor], tensors: list[Tensor], factors: list[float]) -> None:
+    """Subtract factor · tensor from each parameter in place.
+
+    Example:
+        >>> theta = torch.tensor([1.0])
+        >>> subtract_scaled_([theta], [torch.tensor([2.0])], [0.25])
+        >>> theta
+        tensor([0.5000])
+    """
+    if isinstance(factors[0], float) and factors.count(factors[0]) == len(factors):
+        torch._foreach_sub_(parameters, tensors, alpha=factors[0])
+    else:  # a learning rate may be a tensor on the device
+        torch._foreach_sub_(parameters, torch._foreach_mul(tensors, factors))
 
 
 class UPGD(AroundStep):
@@ -116,20 +131,20 @@ class UPGD(AroundStep):
         """The mean gate now, and the number of steps."""
         if not self.steps:
             return None
-        gates: dict[str, Tensor] = {}
+        shares: dict[str, Tensor] = {}
         for names in [attachment.names for attachment in self._attachments.values()] or [self._served()]:
-            gates |= zip(names, self._gates(names), strict=True)
-        entries = sum(gate.numel() for gate in gates.values())
-        mean = sum(float(gate.sum()) for gate in gates.values()) / entries
+            shares |= zip(names, self._protections(names), strict=True)
+        entries = sum(share.numel() for share in shares.values())
+        mean = 1 - sum(float(share.sum()) for share in shares.values()) / entries
         details = {"mean_gate": mean, "steps": sum(self.steps)}
-        return Receipt(self.name, "gate", len(gates), entries, details)
+        return Receipt(self.name, "gate", len(shares), entries, details)
 
-    def _gates(self, names: Sequence[str]) -> list[Tensor]:
+    def _protections(self, names: Sequence[str]) -> list[Tensor]:
         utilities = [self.averages["utilities"][name] for name in names]
         parameters = [self.parameters[name] for name in names]
         authors = self.normalizer == "authors"
         corrections = bias_corrections(self.averages, self.beta, names) if authors else None
-        return plasticity_gates(utilities, parameters, corrections)
+        return protections(utilities, parameters, corrections)
 
     def _match(self, optimizer: Optimizer) -> Attachment:
         check_rates(optimizer, "it scales its noise by the rate")
@@ -148,22 +163,24 @@ class UPGD(AroundStep):
         found_inf = found_inf_of(optimizer)
         old = [before[name] for name in names]
         # In place where possible: on a CPU, allocating another copy of the weights costs more than the arithmetic.
-        utilities = torch._foreach_mul([widen(gradients[name]) for name in names], [widen(each) for each in old])
-        torch._foreach_mul_(utilities, [1.0 if name in ascending else -1.0 for name in names])
+        utilities = torch._foreach_mul(widen_all([gradients[name] for name in names]), widen_all(old))
+        falling = [u for name, u in zip(names, utilities, strict=True) if name not in ascending]
+        if falling:
+            torch._foreach_neg_(falling)
         update_averages_(self.averages, self.beta, names, {"utilities": utilities}, found_inf)
-        del utilities  # its memory serves the gates
+        del utilities  # its memory serves the shares
         parameters: list[Tensor] = [self.parameters[name] for name in names]
-        gates = self._gates(names)
+        shares = self._protections(names)
         with seeded(self.seed, self.draws):
             noise = draw_normal(parameters)
         self.draws += 1
         rates = [optimizer.param_groups[groups[name]]["lr"] for name in names]
-        decayed = torch._foreach_mul(old, [1 - lr * self.weight_decay for lr in rates]) if self.weight_decay else old
-        torch._foreach_mul_(noise, [lr * self.sigma for lr in rates])
-        torch._foreach_sub_(parameters, old)
-        torch._foreach_sub_(parameters, noise)
-        torch._foreach_mul_(parameters, gates)
-        torch._foreach_add_(parameters, decayed)
+        subtract_scaled_(parameters, noise, [lr * self.sigma for lr in rates])
+        # old + (moved − old) ⊙ (1 − share) is what lies between the two.
+        shares = [share.to(p.dtype) for share, p in zip(shares, parameters, strict=True)]
+        torch._foreach_lerp_(parameters, old, shares)
+        if self.weight_decay:
+            subtract_scaled_(parameters, old, [lr * self.weight_decay for lr in rates])
         if found_inf is not None:
             torch._foreach_copy_(
                 parameters,

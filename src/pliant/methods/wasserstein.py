@@ -10,8 +10,7 @@ where θ_(i) is the i-th smallest entry. Each entry is pulled towards the initia
 
 Two terms have this name. `reduction="sum"` is the paper's; `reduction="mean"` divides each tensor's sum by its size.
 
-The sort dominates the cost. `rank_order` sorts floats by their bits as integers, which is exact and, on a CPU, ten
-times faster. With `refresh=n` only every n-th step sorts.
+The sort dominates the cost (_core/sorting.py). With `refresh=n` only every n-th step sorts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,43 +25,30 @@ from pliant.methods._core.filters import Filter, Strength
 from pliant.methods._core.learning_rate import Schedule
 from pliant.methods._core.on_ranks import Sharding
 from pliant.methods._core.penalty import Penalty, add_scaled_, half_squared_norm
+from pliant.methods._core.sorting import batches, rank_order
 
 Reduction = Literal["sum", "mean"]
 
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-
-def rank_order(values: Tensor) -> Tensor:
-    """Return the indices that sort a vector of floats.
-
-    Args:
-        values: The vector.
-
-    Example:
-        >>> rank_order(torch.tensor([0.5, -2.0, 1.0, -0.5]))
-        tensor([1, 3, 0, 2])
-    """
-    integer = _INTEGERS[values.dtype.itemsize]
-    bits = values.view(integer)
-    # Floats store sign and magnitude, so the bits of negative ones sort in reverse: flip all of them but the sign.
-    keys = bits ^ ((bits >> (8 * values.dtype.itemsize - 1)) & torch.iinfo(integer).max)
-    return keys.argsort()
-
-
-def match_order(values: Tensor, ordered: Tensor) -> Tensor:
+def match_order(values: Sequence[Tensor], ordered: Sequence[Tensor]) -> list[Tensor]:
     """Return for each entry the value of equal rank in an ordered vector: its target under optimal transport.
 
     Args:
-        values: A tensor.
-        ordered: As many values in ascending order.
+        values: The tensors.
+        ordered: For each tensor, as many values in ascending order.
 
     Example:
-        >>> match_order(torch.tensor([[3.0, -1.0], [0.0, 9.0]]), torch.tensor([1.0, 2.0, 3.0, 4.0]))
-        tensor([[3., 1.],
-                [2., 4.]])
+        >>> match_order([torch.tensor([[3.0, -1.0], [0.0, 9.0]])], [torch.tensor([1.0, 2.0, 3.0, 4.0])])
+        [tensor([[3., 1.],
+                [2., 4.]])]
     """
-    order = rank_order(values.flatten())
-    return torch.empty_like(ordered).scatter_(0, order, ordered).view(values.shape)
+    vectors = [each.flatten() for each in values]
+    matched: list[Tensor] = []
+    for part in batches(vectors):
+        targets = torch.cat([each.flatten() for each in ordered[part]])
+        targets = torch.empty_like(targets).scatter_(0, rank_order(*vectors[part]), targets)
+        matched += targets.split([len(vector) for vector in vectors[part]])
+    return [each.view(value.shape) for each, value in zip(matched, values, strict=True)]
 
 
 class WassersteinRegularization(Penalty):
@@ -106,6 +92,7 @@ class WassersteinRegularization(Penalty):
         self.refresh = check_positive_int("refresh", refresh)
         initial = {name: self.parameters[name].detach().clone() for name in self.strengths}
         self._stacked = {name: stack_dims(model, name, self.parameters[name]) for name in self.strengths}
+        self._sizes = {name: self._members(name, values)[0].numel() for name, values in initial.items()}
         self.ordered = {name: self._sorted(name, values) for name, values in initial.items()}
         self.targets = initial if refresh > 1 else {}
         if refresh > 1:
@@ -117,38 +104,43 @@ class WassersteinRegularization(Penalty):
         return half_squared_norm(self._distances(self.parameters if names is None else names), self._factors())
 
     def _observe(self, gradients: Mapping[str, Tensor], scale: Tensor | None, found_inf: Tensor | None) -> None:
-        for name in gradients:
-            if name in self.targets:
-                if self.ages[name] % self.refresh == 0:
-                    self.targets[name] = self._matched(name)
-                self.ages[name] += 1
+        names = [name for name in gradients if name in self.targets]
+        due = [name for name in names if self.ages[name] % self.refresh == 0]
+        if due:
+            self.targets |= zip(due, self._matched(due), strict=True)
+        for name in names:
+            self.ages[name] += 1
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
         add_scaled_(gradients, self._distances(gradients), self._factors(), scale)
 
+    def _members(self, name: str, tensor: Tensor) -> list[Tensor]:
+        return members(tensor, self._stacked[name])
+
     def _sorted(self, name: str, values: Tensor) -> Tensor:
         """Return the values of a tensor in order, in its shape; those of each member of a stack in order."""
-        dims = self._stacked[name]
-        return (values.flatten(dims) if dims else values.flatten()).sort().values.view(values.shape)
+        return torch.cat([member.flatten().sort().values for member in self._members(name, values)]).view(values.shape)
 
-    def _matched(self, name: str) -> Tensor:
-        values, dims = self.parameters[name].detach(), self._stacked[name]
-        parts = zip(members(values, dims), members(self.ordered[name], dims), strict=True)
-        matched = [match_order(member, ordered.flatten()) for member, ordered in parts]
-        return torch.stack(matched).view(values.shape) if dims else matched[0]
+    def _matched(self, names: Sequence[str]) -> list[Tensor]:
+        """Return the target of each entry of these parameters; the members of a stack are matched one by one."""
+        values = [self.parameters[name].detach() for name in names]
+        parts = [self._members(name, value) for name, value in zip(names, values, strict=True)]
+        ordered = [member for name in names for member in self._members(name, self.ordered[name])]
+        matched = iter(match_order([member for part in parts for member in part], ordered))
+        return [
+            torch.stack([next(matched) for _ in part]).view(value.shape) if self._stacked[name] else next(matched)
+            for name, part, value in zip(names, parts, values, strict=True)
+        ]
 
     def _factors(self) -> dict[str, float]:
         """Return 2λ of each tensor, divided by the size of a member for the mean."""
-        sizes = {
-            name: 1 if self.reduction == "sum" else members(self.parameters[name], self._stacked[name])[0].numel()
-            for name in self.strengths
-        }
-        return {name: 2 * strength / sizes[name] for name, strength in self.strengths.items()}
+        sizes = self._sizes if self.reduction == "mean" else {}
+        return {name: 2 * strength / sizes.get(name, 1) for name, strength in self.strengths.items()}
 
     def _distances(self, names: Iterable[str]) -> dict[str, Tensor]:
         chosen = [name for name in names if name in self.strengths]
         if not chosen:  # torch's foreach functions reject empty lists
             return {}
         values = [self.parameters[name].detach() for name in chosen]
-        targets = [self.targets[name] if name in self.targets else self._matched(name) for name in chosen]
+        targets = [self.targets[name] for name in chosen] if self.targets else self._matched(chosen)
         return dict(zip(chosen, torch._foreach_sub(values, targets), strict=True))
