@@ -229,7 +229,7 @@ class _Setup:
         affordable = int((budget / (2 * pairs) - (_POINTS + 2) * an_evaluation) / a_step)
         if affordable < min(_FEWEST_STEPS, self.steps):
             raise ValueError(
-                f"budget: {budget:g} seconds do not suffice; {pairs} pairs of {_FEWEST_STEPS} steps take about "
+                f"budget: {budget:g} seconds are too few; {pairs} pairs of {_FEWEST_STEPS} steps take about "
                 f"{2 * pairs * (_FEWEST_STEPS * a_step + (_POINTS + 2) * an_evaluation):.0f}"
             )
         return replace(self, steps=min(self.steps, affordable))

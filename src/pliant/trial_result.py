@@ -168,8 +168,8 @@ class Trial:
         lines = [
             f"held-out {self.value} at its best: {aged:.4g}, fresh network {fresh:.4g}",
             "training {} at the end: {:.4g}, fresh network {:.4g}".format(self.value, *training),
-            f"missing of what a fresh network gains: {self.best_gap} at the best, {self.final_gap} at the end, "
-            f"{whole} of the area",
+            f"gap to a fresh network, as a share of what that gains: {self.best_gap} at its best, "
+            f"{self.final_gap} at the end, {whole} in area",
         ]
         if self.relative_steps == 0:
             lines.append("it begins at the fresh network's final level")
