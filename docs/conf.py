@@ -27,7 +27,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
 ]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
-exclude_patterns = ["_build", "gallery/*.ipynb", "gallery/*.py", "sg_execution_times.rst"]
+exclude_patterns = ["_build", "_templates", "gallery/*.ipynb", "gallery/*.py", "sg_execution_times.rst"]
 html_theme = "pydata_sphinx_theme"
 html_title = "Pliant"
 html_static_path = ["_static"]
@@ -39,7 +39,7 @@ html_theme_options = {
     "navigation_with_keys": False,
     "footer_start": ["copyright"],
     "footer_end": [],
-    "header_links_before_dropdown": 7,
+    "header_links_before_dropdown": 8,
 }
 html_sidebars = {
     name: []
@@ -50,6 +50,8 @@ copyright = "the Pliant authors, Apache-2.0"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 autosummary_generate = True
+templates_path = ["_templates"]
+toc_object_entries_show_parents = "hide"
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True

@@ -10,8 +10,9 @@ from sphinx.application import Sphinx
 
 PUBLIC = (
     "pliant", "pliant.methods", "pliant.diagnostics", "pliant.anatomy", "pliant.training", "pliant.streams",
-    "pliant.models", "pliant.data", "pliant.integrations.transformers", "pliant.integrations.lightning",
-    "pliant.integrations.stable_baselines3",
+    "pliant.models", "pliant.data", "pliant.diagnostics.checkpoints", "pliant.experiments.run_config",
+    "pliant.experiments.run", "pliant.experiments.store", "pliant.integrations.transformers",
+    "pliant.integrations.lightning", "pliant.integrations.stable_baselines3",
 )  # fmt: skip
 """The modules whose public names the API reference shows."""
 EXAMPLES = (
@@ -53,17 +54,19 @@ def public_names(name: str) -> list[str]:
 def write_api(folder: Path) -> None:
     """Write one page for each public module, with a page of its own for each of its names."""
     folder.mkdir(exist_ok=True)
+    about = {name: (importlib.import_module(name).__doc__ or "").partition("\n")[0] for name in PUBLIC}
+    rows = "\n".join(f"| [`{name}`]({name}.rst) | {line} |" for name, line in about.items())
     listed = "\n".join(PUBLIC)
     (folder / "index.md").write_text(
-        f"# API\n\nEvery public name, from its docstring.\n\n```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n"
+        f"# API\n\nEvery public name, from its docstring.\n\n| module | what it holds |\n|---|---|\n{rows}\n\n"
+        f"```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
     )
     for name in PUBLIC:
-        about = (importlib.import_module(name).__doc__ or "").partition("\n")[0]
         lines = [
             name,
             "=" * len(name),
             "",
-            about,
+            about[name],
             "",
             ".. autosummary::",
             "   :toctree: names",

@@ -15,7 +15,6 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from pliant.methods import Penalty
-from pliant.methods._core.penalty import add_scaled_
 
 
 # %%
@@ -32,8 +31,9 @@ class L1(Penalty):
         return sum((self.strengths[name] * self.parameters[name].abs().sum() for name in chosen), torch.zeros(()))
 
     def _add_to(self, gradients: Mapping[str, Tensor], scale: Tensor | None) -> None:
-        signs = {name: self.parameters[name].detach().sign() for name in gradients}
-        add_scaled_(gradients, signs, self.strengths, scale)
+        for name, gradient in gradients.items():
+            direction = self.strengths[name] * self.parameters[name].detach().sign()
+            gradient.add_(direction if scale is None else scale * direction)
 
 
 # %%

@@ -168,7 +168,7 @@ def test_no_further_pair_begins_after_the_budget(digits: tuple[Tensor, Tensor]) 
 
 
 def test_a_budget_shortens_default_steps_only(digits: tuple[Tensor, Tensor]) -> None:
-    with pytest.raises(ValueError, match=r"budget: 1e-06 seconds do not suffice; 3 pairs of 50 steps take about"):
+    with pytest.raises(ValueError, match=r"budget: 1e-06 seconds are too few; 3 pairs of 50 steps take about"):
         trial(build(), digits, fresh=build, budget=1e-6, progress=False)
     unhurried = trial(build(), digits, fresh=build, budget=1e6, seeds=2, max_seeds=2, stress=False, progress=False)
     assert unhurried.steps[-1] == 400

@@ -31,8 +31,6 @@ class Format(StrEnum):
 
 RUNS, WHAT, SETTINGS = "Where it runs", "What to compare", "Settings"
 """Panels of `--help`."""
-FLAG = " "
-"""The metavar of an option without a value: rich would write its type."""
 Out = Annotated[
     Path | None,
     typer.Option(

@@ -50,7 +50,7 @@ def diagnose_command(
         ),
     ] = None,
     trial: Annotated[
-        bool, typer.Option(rich_help_panel=TRIAL, metavar=" ", help="Let copies learn the data beside fresh networks.")
+        bool, typer.Option(rich_help_panel=TRIAL, help="Let copies learn the data beside fresh networks.")
     ] = True,
     budget: Annotated[
         float, typer.Option(rich_help_panel=TRIAL, metavar="SECONDS", help="How long the trial may take.")
@@ -107,9 +107,7 @@ def diagnose_command(
     ] = None,
     table: Annotated[
         bool,
-        typer.Option(
-            "--table", rich_help_panel=OUTPUT, metavar=" ", help="Print the values of all measures, by layer too."
-        ),
+        typer.Option("--table", rich_help_panel=OUTPUT, help="Print the values of all measures, by layer too."),
     ] = False,
     html: Annotated[Path, typer.Option(rich_help_panel=OUTPUT, metavar="FILE", help="The HTML page to write.")] = Path(
         "diagnosis.html"
@@ -165,13 +163,21 @@ def diagnose_command(
     if parquet is not None:
         found.signs.to_parquet(parquet)
         _echo(f"table: {parquet}")
-    verdict = found.trial.verdict if found.trial else "undecided"
     advice = {
         "plastic": f"nothing to repair; {html} shows the learning curves",
         "lost": f"pliant treat {checkpoint} --model {model} --data {data} finds the best remedy",
-        "undecided": f"the same command with {'--data' if data is None else f'a --budget above {budget:g}'} decides",
     }
-    _echo(f"next: {advice[verdict]}")
+    again = _ask_again(data is not None, trial, budget)
+    _echo(f"next: {advice.get(found.verdict or '', again)}")
+
+
+def _ask_again(with_data: bool, trial: bool, budget: float) -> str:
+    """Say which command may give a verdict, if this one gave none."""
+    if not with_data:
+        return "the same command with --data, the new data to learn, gives a verdict"
+    if not trial:
+        return "the same command without --no-trial gives a verdict"
+    return f"the same command with --budget {4 * budget:g}, or with more data, may decide"
 
 
 def _check_files(

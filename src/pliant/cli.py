@@ -34,18 +34,35 @@ if TYPE_CHECKING:
     from pliant.experiments.engines import Engine
 
 
-class _Commands(TyperGroup):
-    """The commands; Ctrl-C ends each of them in one line."""
+class _Group(TyperGroup):
+    """Commands whose help shows an option without a value by its name alone: rich would write its type."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the group's own parameters."""
+        return _hide_types_of_flags(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find a command; one that lives in its own module is imported now, when it is called or completed."""
+        """Find a command."""
         name, command, rest = super().resolve_command(ctx, args)
-        if name not in _LATER:
-            return name, command, rest
-        module = importlib.import_module(f"pliant._{name}_command")
-        holder = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-        holder.command(name, epilog=module.EPILOG)(getattr(module, f"{name}_command"))
-        return name, get_command(holder), rest
+        if name in _LATER:  # it lives in its own module, which is imported now
+            module = importlib.import_module(f"pliant._{name}_command")
+            holder = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+            holder.command(name, epilog=module.EPILOG)(getattr(module, f"{name}_command"))
+            command = get_command(holder)
+        if command is not None:
+            _hide_types_of_flags(command.get_params(ctx))
+        return name, command, rest
+
+
+def _hide_types_of_flags(params: Any) -> Any:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = " "
+    return params
+
+
+class _Commands(_Group):
+    """All commands; Ctrl-C ends each of them in one line."""
 
     def invoke(self, ctx: Any) -> Any:
         pressed = False
@@ -91,7 +108,7 @@ app = typer.Typer(
     "\n\n- `pliant list methods`\n\nExit codes: 0 done; 1 a run or a report failed, or data is damaged; 2 wrong "
     "arguments; 130 stopped by Ctrl-C; 143 terminated. After 130 and 143 the same command resumes.",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Download data sets and check the cache.")
+data_app = typer.Typer(cls=_Group, no_args_is_help=True, help="Download data sets and check the cache.")
 app.add_typer(data_app, name="data")
 console = make_console()
 
@@ -106,7 +123,7 @@ def _show_version(wanted: bool) -> None:
 def main_options(
     version: Annotated[
         bool,
-        typer.Option("--version", metavar=shared.FLAG, callback=_show_version, is_eager=True, help="Print it."),
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print it."),
     ] = False,
 ) -> None:
     """Take the options before the command."""
@@ -152,7 +169,6 @@ def compare(
         typer.Option(
             "--tune",
             rich_help_panel=shared.SETTINGS,
-            metavar=shared.FLAG,
             help="Choose the main setting of each method without settings, on held-out data.",
         ),
     ] = False,
@@ -204,7 +220,10 @@ def compare(
 )
 def run(
     recipe: Annotated[
-        str, typer.Argument(help="A name (`pliant list recipes`), a TOML file, or the recipe.json of a folder.")
+        str,
+        typer.Argument(
+            metavar="RECIPE", help="A name (`pliant list recipes`), a TOML file, or the recipe.json of a folder."
+        ),
     ],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes of the recipe.")] = None,
     scale: Annotated[
@@ -213,7 +232,7 @@ def run(
     ] = "paper",
     trust: Annotated[
         bool,
-        typer.Option("--trust", metavar=shared.FLAG, help="Let the file name code. Read that code first."),
+        typer.Option("--trust", help="Let the file name code. Read that code first."),
     ] = False,
     out: shared.Out = None,
     engine: shared.EngineOption = shared.EngineName.PROCESSES,
@@ -239,12 +258,8 @@ def run(
 def demo(
     out: shared.Out = None,
     workers: shared.Workers = None,
-    rl: Annotated[
-        bool, typer.Option("--rl", metavar=shared.FLAG, help="Show an agent that stopped learning, and learns again.")
-    ] = False,
-    language: Annotated[
-        bool, typer.Option("--language", metavar=shared.FLAG, help="Show a GPT whose alphabet keeps changing.")
-    ] = False,
+    rl: Annotated[bool, typer.Option("--rl", help="Show an agent that stopped learning, and learns again.")] = False,
+    language: Annotated[bool, typer.Option("--language", help="Show a GPT whose alphabet keeps changing.")] = False,
 ) -> None:
     """Show what Pliant is for: retraining on data that grew, and labels that keep changing. Takes minutes."""
     _print(PREPARING)
@@ -272,7 +287,7 @@ def demo(
 
 @app.command(epilog=shared.list_examples("pliant report runs/mine", "pliant report runs/a runs/b --to tables.tex"))
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of runs, finished or not.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDERS", help="Folders of runs, finished or not.")],
     format: Annotated[
         shared.Format | None,
         typer.Option(
@@ -316,8 +331,8 @@ for _name, _summary in _LATER.items():
 
 @app.command(epilog=shared.list_examples("pliant pack runs/mine mine.jsonl.gz"))
 def pack(
-    folder: Annotated[Path, typer.Argument(help="The folder of an experiment.")],
-    file: Annotated[Path, typer.Argument(help="The file to write, e.g. results.jsonl.gz.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of an experiment.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, e.g. results.jsonl.gz.")],
 ) -> None:
     """Pack the finished runs of an experiment into one small file."""
     from pliant.experiments import archive
@@ -327,8 +342,8 @@ def pack(
 
 @app.command(epilog=shared.list_examples("pliant unpack mine.jsonl.gz runs/again"))
 def unpack(
-    file: Annotated[Path, typer.Argument(help="A packed experiment.")],
-    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A packed experiment.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to make.")],
 ) -> None:
     """Unpack an experiment, to report on it."""
     from pliant.experiments import archive
@@ -338,7 +353,7 @@ def unpack(
 
 @app.command(epilog=shared.list_examples("pliant tensorboard runs/mine"))
 def tensorboard(
-    folder: Annotated[Path, typer.Argument(help="The folder of an experiment.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of an experiment.")],
     to: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where to write. Default: FOLDER/tensorboard.")
     ] = None,
@@ -366,7 +381,7 @@ def data_list() -> None:
 
 @data_app.command("get", epilog=shared.list_examples("pliant data get photos/ --set data.size=32"))
 def data_get(
-    name: Annotated[str, typer.Argument(help="A data set: a name, a path, or file.py:function.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set: a name, a path, or file.py:function.")],
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Options, e.g. data.size=32.")
     ] = None,

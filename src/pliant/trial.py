@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,17 @@ from pliant.distributed import unwrap_model
 from pliant.methods import FullReset, PlasticityInjection
 from pliant.running import call_with, check_callable, eval_mode, left_as_it_was
 from pliant.trial_result import (
-    Labels, Pair, Trial, Value, Verdict, area, decide, have_learned, list_looks, mean, measure_gap,
+    Labels,
+    Pair,
+    Trial,
+    Value,
+    Verdict,
+    area,
+    decide,
+    have_learned,
+    list_looks,
+    mean,
+    measure_gap,
 )  # fmt: skip
 
 LossFunction = Callable[[Any, Any], Tensor]
@@ -241,7 +251,7 @@ class _Setup:
         affordable = int((share - (evaluations + 2) * an_evaluation) / a_step)
         if affordable < min(_FEWEST_STEPS, self.steps):
             raise ValueError(
-                f"budget: {budget:g} seconds do not suffice; {pairs} pairs of {_FEWEST_STEPS} steps take about "
+                f"budget: {budget:g} seconds are too few; {pairs} pairs of {_FEWEST_STEPS} steps take about "
                 f"{2 * pairs * (_FEWEST_STEPS * a_step + (_FEWEST_POINTS + 2) * an_evaluation):.0f}"
             )
         return replace(self, steps=min(self.steps, affordable), evaluations=evaluations)

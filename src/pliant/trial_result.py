@@ -178,8 +178,8 @@ class Trial:
             lines.append("a healthy network that has trained for long may fail this test; real labels would tell")
         if self.learned:
             lines.append(
-                f"missing of what a fresh network gains: {self.best_gap} at the best, {self.final_gap} at the end, "
-                f"{whole} of the area"
+                f"gap to a fresh network, as a share of what that gains: {self.best_gap} at its best, "
+                f"{self.final_gap} at the end, {whole} in area"
             )
             lines.append(self._speed)
         if self.stress:
@@ -233,7 +233,7 @@ def decide(pairs: Sequence[Pair], looks: int, resolution: float) -> Verdict:
 
 
 def have_learned(pairs: Sequence[Pair], looks: int) -> bool:
-    """Return whether every fresh network gained something, and they are better while they learn than before, for certain.
+    """Return whether every fresh network gained something, and certainly does better while it learns than before.
 
     A gap is a fraction of the gain, so a pair without a gain says nothing.
     """

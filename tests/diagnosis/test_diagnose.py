@@ -98,7 +98,10 @@ def test_data_sets_and_loaders_are_measured_and_learned(digits: tuple[Tensor, Te
         ({"data": torch.ones(4, 64)}, "there is no loss_fn; give one to get a verdict"),
         ({"data": torch.ones(4, 64), "loss_fn": cross_entropy}, "data: its batches are not pairs"),
         ({"data": (torch.ones(4, 64), torch.ones(4).long()), "loss_fn": {"a": cross_entropy}}, "several losses"),
-        ({"data": (torch.ones(4, 64), torch.ones(4).long()), "loss_fn": cross_entropy, "trial": False}, "left out"),
+        (
+            {"data": (torch.ones(4, 64), torch.ones(4).long()), "loss_fn": cross_entropy, "trial": False},
+            "trial=False was given",
+        ),
         (
             {
                 "data": (torch.ones(40, 64), torch.ones(40).long()),
@@ -106,14 +109,14 @@ def test_data_sets_and_loaders_are_measured_and_learned(digits: tuple[Tensor, Te
                 "budget": 1e-6,
                 "steps": None,
             },
-            "budget: 1e-06 seconds do not suffice",
+            "budget: 1e-06 seconds are too few",
         ),
     ],
 )
 def test_without_a_trial_only_signs_are_shown_and_the_reason_is_told(arguments: dict[str, Any], why: str) -> None:
     found = pliant.diagnose(build(), **{**QUICK, "measures": ["weight_l2"], **arguments})
     assert found.verdict is None
-    assert found.answer.startswith("not decided: only signs are shown, since ")
+    assert found.answer.startswith("not decided: there was no trial (")
     assert why in found.answer
     assert found.signs.reference["weight_l2"] > 0, "a fresh network is drawn"
 

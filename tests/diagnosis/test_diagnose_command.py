@@ -43,6 +43,7 @@ def test_data_and_network_take_options_and_layers_hide_no_note(tmp_path: Path) -
                  "--set", "model.widths=[7]", "--set", "data.first=40", "--table", "--no-trial",
                  "--html", str(tmp_path / "page.html"))  # fmt: skip
     assert "Skipped: update_l1" in result.output
+    assert result.output.splitlines()[-1] == "next: the same command without --no-trial gives a verdict"
     for wrong in ("seeds=3", "model=cnn"):
         refused = CliRunner().invoke(app, ["diagnose", "x.pt", "--model", "mlp", "--set", wrong])
         assert isinstance(refused.exception, ValueError)
@@ -148,9 +149,18 @@ def test_a_model_function_of_the_user_works_without_data(tmp_path: Path, monkeyp
     result = run("saved.pt", "--model", "mine.py:build", "--measures", "weight_l2,dead_fraction")
     assert "Skipped: dead_fraction: it needs a batch" in result.output
     assert "give the new data, with labels, to get a verdict" in result.output
+    assert result.output.splitlines()[-1].startswith("next: the same command with --data")
     assert Path("diagnosis.html").is_file()
     with pytest.raises(ValueError, match="needs --data"):
         run("saved.pt", "--model", "mlp")
+
+
+def test_a_budget_that_is_too_small_gets_signs_and_a_larger_budget_to_try(weights: Path, tmp_path: Path) -> None:
+    result = run(str(weights), "--model", "mlp", "--data", "digits", "--measures", "weight_l2", "--budget", "0.001",
+                 "--html", str(tmp_path / "page.html"))  # fmt: skip
+    assert "there was no trial (budget: 0.001 seconds are too few; 3 pairs of 50 steps take about" in result.output
+    assert "sign of lost plasticity" in result.output
+    assert result.output.splitlines()[-1].startswith("next: the same command with --budget 0.004, or with more data")
 
 
 def test_lazy_layers_get_their_weights_from_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,14 @@ def test_every_public_name_has_a_page(site: Path) -> None:
         assert missing == []
 
 
+def test_every_module_that_docs_and_examples_import_is_in_the_reference() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.py")]
+    text = "\n".join(page.read_text() for page in pages)
+    imported = set(re.findall(r"^from (pliant[\w.]*) import", text, re.MULTILINE))
+    assert len(imported) > 8
+    assert imported - set(site_parts.PUBLIC) == set()
+
+
 def test_llms_txt_lists_every_page(site: Path) -> None:
     text = (site / "llms.txt").read_text()
     assert text.startswith("# Pliant\n\n> ")

@@ -52,7 +52,7 @@ class Diagnosis:
     def answer(self) -> str:
         """The verdict as a sentence."""
         if self.trial is None:
-            return f"not decided: only signs are shown, since {self.why_no_trial}"
+            return f"not decided: there was no trial ({self.why_no_trial}), so only signs are shown"
         return f"{self.trial.verdict}: {self.trial.answer}"
 
     @property
@@ -171,7 +171,7 @@ def diagnose(
         >>> import torch
         >>> found = diagnose(nn.Linear(2, 2), torch.eye(2), measures=["weight_l2"])
         >>> found.answer
-        'not decided: only signs are shown, since there is no loss_fn; give one to get a verdict'
+        'not decided: there was no trial (there is no loss_fn; give one to get a verdict), so only signs are shown'
     """
     given = {name: value for name, value in locals().items() if name not in ("model", "group")}
     if budget is not None:
@@ -211,7 +211,7 @@ def diagnose(
 def _reason_against(trial: bool, data: Any, loss_fn: Any) -> str:
     """Return why there is no trial, and how to get one; "" if there is one."""
     if not trial:
-        return "the trial was left out"
+        return "trial=False was given"
     if data is None:
         return "there is no data; give the new data, with labels, to get a verdict"
     if loss_fn is None:

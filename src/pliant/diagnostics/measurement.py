@@ -320,8 +320,15 @@ class Measurement:
 
 
 def note_values(values: Mapping[str, float]) -> Notes:
-    """Return a note that names the values that are NaN or infinite."""
-    bad = [f"{key} is {value}" for key, value in values.items() if not math.isfinite(value)]
+    """Return a note that names the values that are NaN or infinite.
+
+    A singular matrix has an infinite condition number, which needs no note.
+    """
+    bad = [
+        f"{key} is {value}"
+        for key, value in values.items()
+        if not math.isfinite(value) and not (value == math.inf and "condition_number" in key)
+    ]
     return {"values": f"not finite: {', '.join(bad)}"} if bad else {}
 
 

@@ -108,8 +108,8 @@ def _refuse_plan(module: nn.Module, place: str) -> None:
     def register(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if "." in name or name in self.parametrizations:  # type: ignore[operator]
             raise ValueError(
-                f"model: parallelize_module cannot split the weight of {place!r}, which spectral_normalization computes; "
-                "leave the layer out of the plan, or leave it out with where="
+                f"model: parallelize_module cannot split the weight of {place!r}, which spectral_normalization "
+                "computes; leave the layer out of the plan, or leave it out with where="
             )
         nn.Module.register_parameter(self, name, parameter)
 

@@ -49,8 +49,9 @@ def test_a_clear_winner(tmp_path: Path) -> None:
         "and 30.0 points above training from scratch."
     )
     assert found.certainty == "clear"
-    assert (
-        found.reasons[0] == "The evidence is enough: with 6 seeds, swr differs significantly from every other method."
+    assert found.reasons[0] == (
+        "The evidence is enough: with 6 seeds, swr differs significantly from every other method, "
+        "leaving aside training from scratch."
     )
     assert "+40.00 points against plain training (95 % interval " in found.reasons[1]
     assert "p < 0.001" in found.reasons[1]

@@ -251,7 +251,8 @@ def _evidence_sentence(analysis: Analysis, best: Contender) -> str:
     seeds = count(min(rivals[name].difference.count for name in tied or rivals), "seed")
     if not tied:
         every = "every other method with a result" if _without_result(analysis) else "every other method"
-        others = every if len(rivals) > 1 else next(iter(rivals))
+        scratch = ", leaving aside training from scratch" if analysis.comparison.baseline("fresh") else ""
+        others = every + scratch if len(rivals) > 1 else next(iter(rivals))
         return f"The evidence is enough: with {seeds}, {best.name} differs significantly from {others}."
     vanilla = analysis.comparison.baseline("vanilla")
     rival = vanilla.name if vanilla and vanilla.name in tied else tied[0]
