@@ -210,7 +210,7 @@ def test_results_can_be_written_and_shown(digits: tuple[Tensor, Tensor]) -> None
     found = trial(build(), digits, fresh=build, **QUICK)
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["verdict"] == found.verdict
     assert found.interval[0] < found.gap < found.interval[1]
-    for part in ("held-out accuracy at its best", "training accuracy at the end", "of the area", "cost: "):
+    for part in ("held-out accuracy at its best", "training accuracy at the end", "in area", "cost: "):
         assert part in str(found)
     assert found._repr_html_().startswith(f"<p><b>{found.verdict}: ")
 
