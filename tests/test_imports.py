@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "rl": {*_ATTACHED, "integrations"},
     "experiments": {*_ATTACHED, "language", "rl"},
     "compare": {*_ATTACHED, "language", "rl", "experiments"},
-    "integrations": {*_ATTACHED, "language"},
+    "integrations": {*_ATTACHED, "language", "diagnosis"},
     "treat": {*_ATTACHED, "language", "rl", "experiments", "compare"},
     "diagnosis": _ATTACHED,
     "__init__": {*_ATTACHED, "diagnosis", "experiments", "compare", "treat"},
