@@ -1,9 +1,10 @@
 """Save runs through torch.distributed.checkpoint on some ranks, and continue them on others.
 
-    python -m tests.distributed.checkpoints save|load RANK WORLD FOLDER
+    python -m tests.distributed.checkpoints save|load RANK WORLD FOLDER SAVED [METHOD ...]
 
-Each method has its own checkpoint in FOLDER/WORLD. "save" continues to the end without it; "load" loads the checkpoint
-of WORLD - 1 ranks. Both write what each rank ends with to FOLDER/PHASE.WORLD.RANK.pt.
+Each method has its own checkpoint in FOLDER/SAVED, written by SAVED ranks; all methods if none is named. "save"
+continues to the end without the checkpoint; "load" loads it. Both write what each rank ends with to
+FOLDER/PHASE.WORLD.RANK.pt.
 """
 
 import sys
@@ -16,10 +17,14 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from pliant import methods
+from tests.distributed import networks
 from tests.distributed.cells import STEPS, Run
 from tests.distributed.launching import joined
 
-METHODS = methods.names()
+SETTINGS: dict[str, dict[str, Any]] = {
+    # By default each rank keeps inputs that it has seen, with which other ranks cannot continue.
+    "c_chain": {"reference": lambda: networks.batch("mlp", 50)[0]},
+}
 
 
 def state_of(run: Run) -> dict[str, Any]:
@@ -28,22 +33,23 @@ def state_of(run: Run) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer, "method": run.method.state_dict()}
 
 
-def main(phase: str, rank: int, world: int, folder: str) -> None:
+def main(phase: str, rank: int, world: int, folder: str, saved: str, *names: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with joined(rank, world, Path(folder) / f"{phase}.{world}.rendezvous"):
         results = {}
-        for name in METHODS:
-            run = Run("fsdp" if world > 1 else "single", name, "adamw", "mlp")
+        for name in names or methods.names():
+            run = Run("fsdp" if world > 1 else "single", name, "adamw", "mlp", **SETTINGS.get(name, {}))
+            checkpoint = Path(folder) / saved / name
             if phase == "save":
                 run.method.attach(run.optimizer)
                 run.train(range(STEPS // 2))
-                dcp.save(state_of(run), checkpoint_id=Path(folder) / str(world) / name)
+                dcp.save(state_of(run), checkpoint_id=checkpoint)
             else:
                 if name == "plasticity_injection":  # a checkpoint fills only what the model has
                     run.method.apply(run.optimizer)
                 state = state_of(run)
-                dcp.load(state, checkpoint_id=Path(folder) / str(world - 1) / name)
+                dcp.load(state, checkpoint_id=checkpoint)
                 set_state_dict(
                     run.inner, run.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
                 )
@@ -55,4 +61,4 @@ def main(phase: str, rank: int, world: int, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

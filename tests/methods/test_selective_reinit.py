@@ -8,6 +8,7 @@ from torch.optim import SGD
 
 from pliant import SelectiveReinit
 from pliant.methods._core.initial import draw_fresh, seeded
+from pliant.methods.selective_reinit import least_useful_entries
 from tests import zoo
 from tests.loops import steady_adam, train
 from tests.methods.trajectories import assert_close
@@ -18,6 +19,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "magnitude, threshold": {"utility": "magnitude", "fraction": None, "threshold": 0.4},
     "gradient, averaged": {"utility": "gradient", "fraction": 0.1, "beta": 0.9},
 }
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_of_equal_utilities_the_first_are_chosen_and_nan_last(fraction: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    utility = torch.randint(0, 4, (6, 50), generator=generator).double()
+    utility[torch.rand(6, 50, generator=generator) < 0.3] = torch.nan
+    expected = torch.zeros(300, dtype=torch.bool)
+    expected[utility.flatten().argsort(stable=True)[: round(fraction * 300)]] = True
+    assert torch.equal(least_useful_entries(utility, fraction, None), expected.view(6, 50))
 
 
 @pytest.mark.parametrize("settings", SETTINGS)

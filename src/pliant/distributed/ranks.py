@@ -142,7 +142,7 @@ def _checksum(tensor: Tensor) -> Tensor:
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     entries = real.flatten().view(_INTEGERS[real.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for number, part in enumerate(entries.split(_CHUNK)):
+    for number, part in enumerate(torch.split(entries, _CHUNK)):
         factors = 2 * torch.arange(len(part), device=part.device) + 1
         total += (part * factors).sum() * (2 * number + 1)
     return total

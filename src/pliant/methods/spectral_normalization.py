@@ -105,12 +105,12 @@ class SpectralNormalization(Architecture):
 def _refuse_plan(module: nn.Module, place: str) -> None:
     """Let `parallelize_module` say why it cannot split a layer whose weight is computed; torch raises a KeyError."""
 
-    def register(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    def register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         if "." in name or name in self.parametrizations:  # type: ignore[operator]
             raise ValueError(
                 f"model: parallelize_module cannot split the weight of {place!r}, which spectral_normalization "
                 "computes; leave the layer out of the plan, or leave it out with where="
             )
-        nn.Module.register_parameter(self, name, parameter)
+        nn.Module.register_parameter(self, name, param)
 
     type(module).register_parameter = register  # type: ignore[method-assign]  # the class is this module's alone
