@@ -52,7 +52,7 @@ def rank_order(*vectors: Tensor) -> Tensor:
     packed = keys.long().bitwise_left_shift_(index_bits).add_(torch.arange(len(keys)))
     if len(vectors) > 1:
         numbers = [i << (index_bits + _KEY_BITS) for i in range(len(vectors))]
-        torch._foreach_add_(packed.split([len(vector) for vector in vectors]), numbers)
+        torch._foreach_add_(torch.split(packed, [len(vector) for vector in vectors]), numbers)
     packed.numpy().sort()
     return packed.bitwise_and_((1 << index_bits) - 1)
 
