@@ -63,10 +63,10 @@ def protections(
     """
     # A rank may hold empty shards, which have no maximum.
     shown = [utility if utility.numel() else utility.new_tensor(-torch.inf) for utility in utilities]
-    maxima = torch._foreach_max(shown)
+    maxima = list(torch._foreach_max(shown))
     if corrections is not None:
         maxima = [largest * factor for largest, factor in zip(maxima, corrections.unbind(), strict=True)]
-    largest = torch.stack(largest_of_shards(list(maxima), parameters)).amax()
+    largest = torch.stack(largest_of_shards(maxima, parameters)).amax()
     shares: list[Tensor] = list(torch._foreach_div(list(utilities), largest.clamp_(torch.finfo(largest.dtype).tiny)))
     torch._foreach_sigmoid_(shares)
     return shares

@@ -48,7 +48,7 @@ def match_order(values: Sequence[Tensor], ordered: Sequence[Tensor]) -> list[Ten
         parts = [each.flatten() for each in ordered[part]]
         targets = parts[0] if len(parts) == 1 else torch.cat(parts)
         placed = torch.empty_like(targets).scatter_(0, rank_order(*vectors[part]), targets)
-        matched += placed.split([len(each) for each in parts])
+        matched += torch.split(placed, [len(each) for each in parts])
     return [each.view(value.shape) for each, value in zip(matched, values, strict=True)]
 
 
