@@ -10,7 +10,7 @@ from benchmarks.steps import training_step
 from benchmarks.timing import added, medians, over_builds, row
 from pliant import methods, models
 from pliant.anatomy.parameters import role_of
-from pliant.methods.wasserstein import rank_order
+from pliant.methods._core.sorting import rank_order
 
 Term = Callable[[], Tensor]
 

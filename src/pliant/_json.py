@@ -1,10 +1,12 @@
 """JSON that is parsed with bounds, and JSON that carries a digest of itself."""
 
+import contextlib
 import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 _DEEPEST = 50
@@ -14,6 +16,10 @@ _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
 _HUGE_POWER = re.compile(r"[eE]\+?[0-9]{3}")
 _SEAL = re.compile(rb',\s*"digest": "([0-9a-f]{16})"\s*\}\s*\Z')
 _LONGEST_SEAL = 64
+
+
+_BETWEEN = secrets.token_hex(8)
+"""What stands between lines that are parsed together: no file can hold it, so each line must be whole."""
 
 
 def parse_json(content: bytes | str) -> Any:
@@ -34,6 +40,23 @@ def parse_json(content: bytes | str) -> Any:
     if text.count("[") + text.count("{") > _DEEPEST:
         check_depth(value)  # Most texts open too few tables and lists to need it.
     return value
+
+
+def parse_lines(lines: Sequence[bytes]) -> list[Any]:
+    """Parse lines of JSON, which is faster together than one by one.
+
+    Example:
+        >>> parse_lines([b'{"epoch": 1}', b'{"epoch": 2}'])
+        [{'epoch': 1}, {'epoch': 2}]
+    """
+    # A line is parsed alone if it may be too deep or holds 1e999 or the like.
+    if all(line.count(b"[") + line.count(b"{") <= _DEEPEST for line in lines):
+        with contextlib.suppress(ValueError):
+            text = "[" + f',"{_BETWEEN}",'.join([line.decode() for line in lines]) + "]"
+            values: list[Any] = [] if _HUGE_POWER.search(text) else _DECODER.decode(text)
+            if len(values) == 2 * len(lines) - 1 and all(value == _BETWEEN for value in values[1::2]):
+                return values[::2]
+    return [parse_json(line) for line in lines]
 
 
 def _refuse(constant: str) -> NoReturn:

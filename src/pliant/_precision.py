@@ -1,7 +1,7 @@
 """Precision for sums and averages: at least float32, and no autocast."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import ParamSpec, TypeVar
 
@@ -29,8 +29,8 @@ def widen(tensor: Tensor) -> Tensor:
     return tensor.to(wide_dtype(tensor.dtype))
 
 
-def widen_all(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return tensors in their `wide_dtype`; the same sequence if all of them have it, as nearly always."""
+def widen_all(tensors: list[Tensor]) -> list[Tensor]:
+    """Return tensors in their `wide_dtype`; the same list if all of them have it, as nearly always."""
     if all(tensor.dtype.itemsize >= 4 for tensor in tensors):
         return tensors
     return [widen(tensor) for tensor in tensors]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from pliant import L2Init, WassersteinRegularization
-from pliant.methods._core.sorting import batches, rank_order
+from pliant.methods._core.sorting import rank_order
 from pliant.methods.wasserstein import match_order
 from tests import zoo
 from tests.loops import assert_same, differs, snapshot, train

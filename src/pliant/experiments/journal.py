@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pliant._files import read_regular
-from pliant._json import parse_json, read_seal, seal
+from pliant._json import parse_lines, read_seal, seal
 
 
 class Journal:
@@ -57,7 +57,7 @@ class Journal:
         """Return the records; raise a ValueError if a line is damaged."""
         if self.problem:
             raise ValueError(self.problem)
-        found = [parse_json(line) for line in self.lines]
+        found = parse_lines(self.lines)
         for record in found:
             del record["digest"]
         return found

@@ -112,8 +112,9 @@ def move_averages_(averages: Sequence[Tensor], values: Sequence[Tensor], weight:
         pairs = [pair for pair in zip(averages, values, strict=True) if pair[0].device == device]
         # As one vector, because starting an operator costs more than its work on the units of a layer.
         old, new = (torch.cat(each) for each in zip(*pairs, strict=True))
-        moved = old.lerp(new.where(new.isfinite(), old), weight).split([len(average) for average, _ in pairs])
-        torch._foreach_copy_([average for average, _ in pairs], moved)
+        moved = old.lerp(new.where(new.isfinite(), old), weight)
+        parts = torch.split(moved, [len(average) for average, _ in pairs])
+        torch._foreach_copy_([average for average, _ in pairs], parts)
 
 
 class ContinualBackprop(Recycler):

@@ -36,7 +36,7 @@ from pliant.methods._core.after_step import AroundStep
 from pliant.methods._core.attachment import Attachment, ascending_names, check_rates, found_inf_of
 from pliant.methods._core.averages import bias_corrections, start_averages, update_averages_
 from pliant.methods._core.filters import Filter
-from pliant.methods._core.initial import draw_normal, seeded
+from pliant.methods._core.initial import draw_normal
 from pliant.methods._core.method import Receipt
 from pliant.methods._core.on_ranks import Sharding
 
@@ -63,10 +63,10 @@ def protections(
     """
     # A rank may hold empty shards, which have no maximum.
     shown = [utility if utility.numel() else utility.new_tensor(-torch.inf) for utility in utilities]
-    maxima = torch._foreach_max(shown)
+    maxima = list(torch._foreach_max(shown))
     if corrections is not None:
         maxima = [largest * factor for largest, factor in zip(maxima, corrections.unbind(), strict=True)]
-    largest = torch.stack(largest_of_shards(list(maxima), parameters)).amax()
+    largest = torch.stack(largest_of_shards(maxima, parameters)).amax()
     shares: list[Tensor] = list(torch._foreach_div(list(utilities), largest.clamp_(torch.finfo(largest.dtype).tiny)))
     torch._foreach_sigmoid_(shares)
     return shares
@@ -171,8 +171,7 @@ class UPGD(AroundStep):
         del utilities  # its memory serves the shares
         parameters: list[Tensor] = [self.parameters[name] for name in names]
         shares = self._protections(names)
-        with seeded(self.seed, self.draws):
-            noise = draw_normal(parameters)
+        noise = draw_normal(parameters, self.seed, self.draws)
         self.draws += 1
         rates = [optimizer.param_groups[groups[name]]["lr"] for name in names]
         subtract_scaled_(parameters, noise, [lr * self.sigma for lr in rates])

@@ -45,9 +45,10 @@ def match_order(values: Sequence[Tensor], ordered: Sequence[Tensor]) -> list[Ten
     vectors = [each.flatten() for each in values]
     matched: list[Tensor] = []
     for part in batches(vectors):
-        targets = torch.cat([each.flatten() for each in ordered[part]])
-        targets = torch.empty_like(targets).scatter_(0, rank_order(*vectors[part]), targets)
-        matched += targets.split([len(vector) for vector in vectors[part]])
+        parts = [each.flatten() for each in ordered[part]]
+        targets = parts[0] if len(parts) == 1 else torch.cat(parts)
+        placed = torch.empty_like(targets).scatter_(0, rank_order(*vectors[part]), targets)
+        matched += torch.split(placed, [len(each) for each in parts])
     return [each.view(value.shape) for each, value in zip(matched, values, strict=True)]
 
 

@@ -1,6 +1,6 @@
 """The metrics that runs recorded during training, as arrays: over epochs, at task ends, and averaged over seeds."""
 
-import math
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,7 +63,7 @@ def read_history(run: Run) -> History:
     rows: list[tuple[int, int, Mapping[str, Any], Mapping[str, Any]]] = []
     for record in records:
         task, epoch = _place(record, "task", len(records)), _place(record, "epoch", 2**62)
-        entry = {key.removeprefix(ENTRY): value for key, value in record.items() if key.startswith(ENTRY)}
+        entry = {key.removeprefix(ENTRY): record[key] for key in _entry_keys(tuple(record))}
         measured = record.get(MEASURES) or {}  # Taken at the first step, i.e. at the end of the epoch before.
         if not isinstance(measured, dict):
             raise ValueError(f"{MEASURES} are {measured!r}; they must be numbers by name")
@@ -91,6 +91,12 @@ def read_history(run: Run) -> History:
     )
 
 
+@functools.lru_cache(maxsize=1000)
+def _entry_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the keys of values at a task's first step; most records have the same keys."""
+    return tuple(key for key in keys if key.startswith(ENTRY))
+
+
 def _place(record: Mapping[str, Any], key: str, end: int) -> int:
     """Return where a record lies; raise a ValueError if no run can write a record there."""
     value = record[key]
@@ -104,6 +110,9 @@ def _is_of_agent(run: Run) -> bool:
     return name in streams.names() and streams.is_of_environments(name)
 
 
+_NUMBERS = {int, float, bool, type(None)}
+
+
 def _columns(rows: Sequence[Mapping[str, Any]], skip: Iterable[str] = ()) -> dict[str, Floats]:
     """Turn rows into columns of numbers; values that are not finite numbers become NaN."""
     names = dict.fromkeys(key for row in rows for key in row)
@@ -112,7 +121,9 @@ def _columns(rows: Sequence[Mapping[str, Any]], skip: Iterable[str] = ()) -> dic
     for name in names:
         if name not in left_out and not name.startswith(ENTRY):
             values = [row.get(name) for row in rows]
-            column = np.array([value if isinstance(value, int | float) else math.nan for value in values], dtype=float)
+            if not _NUMBERS.issuperset(map(type, values)):
+                values = [value if isinstance(value, int | float) else None for value in values]
+            column = np.array(values, dtype=float)  # None becomes NaN
             columns[name] = np.where(np.isfinite(column), column, np.nan)
     return {key: column for key, column in columns.items() if not np.isnan(column).all()}
 

@@ -335,14 +335,23 @@ class _DetachedCopies(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def draw_normal(tensors: Iterable[Tensor]) -> list[Tensor]:
+def draw_normal(tensors: Iterable[Tensor], seed: int | None = None, draw: int = 0) -> list[Tensor]:
     """Draw standard normal noise for each tensor, independent of its memory layout (unlike `randn_like`).
 
     Of the noise for a sharded parameter, each rank keeps its part.
+
+    Args:
+        tensors: The tensors.
+        seed: The seed: the noise is what the global generators would draw inside `seeded`, and they keep their state.
+            None draws from the global generators.
+        draw: The number of the draw.
     """
+    generators: dict[torch.device, torch.Generator] = {}
     noise = []
     for each in tensors:
+        if seed is not None and each.device not in generators:
+            generators[each.device] = torch.Generator(each.device).manual_seed(derive_seed("draw", seed, draw))
         whole = held(each) if is_shard(each) else each
-        drawn = torch.randn(whole.shape, dtype=each.dtype, device=each.device)
-        noise.append(own_part(drawn, whole).contiguous())
+        drawn = torch.randn(whole.shape, dtype=each.dtype, device=each.device, generator=generators.get(each.device))
+        noise.append(drawn if whole is each else own_part(drawn, whole).contiguous())
     return noise

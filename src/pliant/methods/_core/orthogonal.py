@@ -30,8 +30,8 @@ Solver = Literal["auto", "loop", "gram", "eigh", "svd"]
 
 _COEFFICIENTS = {"cubic": (1.5, -0.5, 0.0), "quintic": (2.0, -1.5, 0.5)}
 _TOLERANCE = 1e-4
-_SPLIT_FROM = 128
-"""Rows from which computing in panels pays."""
+_QUARTER_FROM, _HALVE_FROM, _LONG = 128, 64, 512
+"""Rows from which four panels pay, and on a CPU two if the rows are long."""
 
 
 class Orthogonalized(NamedTuple):
@@ -214,7 +214,7 @@ def _spectral_deviation(eigenvalues: Tensor) -> Tensor:
 def gram(matrix: Tensor) -> Tensor:
     """Return M Mᵀ, computing little more than one of the two halves that mirror each other.
 
-    Four panels of rows, each multiplied with the rows from its own first one on: 5/8 of the products.
+    Panels of rows, each multiplied with the rows from its own first one on: four panels take 5/8 of the products.
 
     Args:
         matrix: M.
@@ -225,10 +225,12 @@ def gram(matrix: Tensor) -> Tensor:
                 [2., 1.]])
     """
     rows = len(matrix)
-    if rows < _SPLIT_FROM:
+    halves = rows >= _HALVE_FROM and matrix.shape[1] >= _LONG and host.is_on_host(matrix)
+    panels = 4 if rows >= _QUARTER_FROM else 2 if halves else 1
+    if panels == 1:
         return matrix @ matrix.mT
     result = matrix.new_empty(rows, rows)
-    height = -(-rows // 4)
+    height = -(-rows // panels // 4) * 4  # BLAS is faster on multiples of four
     for top in range(0, rows, height):
         end = min(top + height, rows)
         torch.mm(matrix[top:end], matrix[top:].mT, out=result[top:end, top:])

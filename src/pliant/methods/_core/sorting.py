@@ -17,6 +17,8 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _KEY_BITS = 32
 _ENTRIES, _VECTORS = 2**20, 2**10
 """The most entries and vectors that are sorted at once: with a value of 32 bits, their numbers fit into 63 bits."""
+_LONGEST = 2**30
+"""The length from which an index does not fit beside a value."""
 
 
 def sort_keys(values: Tensor) -> Tensor:
@@ -50,7 +52,7 @@ def rank_order(*vectors: Tensor) -> Tensor:
     packed = keys.long().bitwise_left_shift_(index_bits).add_(torch.arange(len(keys)))
     if len(vectors) > 1:
         numbers = [i << (index_bits + _KEY_BITS) for i in range(len(vectors))]
-        torch._foreach_add_(packed.split([len(vector) for vector in vectors]), numbers)
+        torch._foreach_add_(torch.split(packed, [len(vector) for vector in vectors]), numbers)
     packed.numpy().sort()
     return packed.bitwise_and_((1 << index_bits) - 1)
 
@@ -74,7 +76,8 @@ def batches(vectors: Sequence[Tensor]) -> Iterator[slice]:
 
 
 def _is_packed(vector: Tensor) -> bool:
-    return host.is_on_host(vector) and 8 * vector.dtype.itemsize <= _KEY_BITS and _numpy_is_fast()
+    fits = 8 * vector.dtype.itemsize <= _KEY_BITS and len(vector) < _LONGEST
+    return fits and host.is_on_host(vector) and _numpy_is_fast()
 
 
 @functools.cache
