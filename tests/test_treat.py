@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import pliant
 from pliant import data, models
-from pliant.experiments import timing
+from pliant.experiments import halving, timing
 from pliant.experiments.remedy_code import write_code
 from pliant.experiments.run_config import SELECTION_SEEDS, Part, Start
 from pliant.experiments.store import load_runs
@@ -269,11 +269,12 @@ def test_a_short_budget_tries_fewer_settings_and_says_so(
 
 def test_rounds_stop_when_time_runs_short(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_checkpoint(folder / "worn.pt", 6.0)
-    monkeypatch.setattr(module, "_seconds_of", lambda events: 20.0)  # runs turn out slower than planned
+    slow = 20.0  # Runs turn out slower than planned.
+    monkeypatch.setattr(halving, "seconds_of_runs", lambda folder, _: [slow for _ in (folder / "runs").iterdir()])
     short = pliant.treat(folder / "worn.pt", **SMALL | {"budget": "4m"}, out=tmp_path, engine=EngineHere(1))
     assert [len(each.scores) for each in short.tried] == [1, 1, 1]
     assert "Time was short: the choice was made after 1 round." in short.answer
-    monkeypatch.setattr(module, "_seconds_of", lambda events: 0.0)
+    slow = 0.0
     again = pliant.treat(folder / "worn.pt", **SMALL | {"budget": "4m"}, out=tmp_path, engine=EngineHere(1))
     assert again.answer == short.answer
 

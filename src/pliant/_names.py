@@ -15,7 +15,7 @@ def check_names(where: str, given: Iterable[str], allowed: Iterable[str]) -> Non
         given: The names.
         allowed: The allowed names.
     """
-    allowed = list(allowed)
+    allowed = dict.fromkeys(allowed)
     for name in given:
         if name not in allowed:
             raise ValueError(f"{where}: there is no {name!r}; {suggest(name, allowed)}")

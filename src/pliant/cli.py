@@ -8,6 +8,7 @@ import io
 import re
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -509,4 +510,7 @@ def main() -> NoReturn:
     except RecursionError:
         _print_error("the input is nested too deeply")
         sys.exit(2)
+    except Exception:  # Its text may come from a file.
+        sys.stderr.write(printable(traceback.format_exc()))
+        sys.exit(1)
     sys.exit(0)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pliant._duration import parse_duration, write_duration
-from pliant._files import read_regular, write_atomically
+from pliant._files import is_foreign, read_regular, set_aside, write_atomically
 from pliant._importing import naming_extra
 from pliant._json import seal, unseal
 from pliant._validation import check_positive_int
@@ -426,11 +426,10 @@ class _Search:
 
     def _has_time(self, number: int) -> bool:
         """Return whether a round may begin; the decision is saved, so that a resumed search decides alike."""
-        from pliant.experiments.halving import seconds_needed
-        from pliant.experiments.store import load_runs
+        from pliant.experiments.halving import seconds_needed, seconds_of_runs
 
         if self.plan["stopped"] is None and self.budget is not None and number not in self.plan.get("begun", []):
-            taken = [_seconds_of(run.events) for run in load_runs(self.folder)]
+            taken = seconds_of_runs(self.folder, _STARTUP)
             mean = sum(taken) / len(taken)
             rest = seconds_needed(self.plan["settings"], len(self.asked.seeds), mean, mean, self.workers, rounds=number)
             if sum(taken) / self.workers + rest > self.budget:
@@ -450,12 +449,18 @@ class _Search:
         check_folder(self.asked, self.folder)
 
     def _read_plan(self) -> dict[str, Any] | None:
-        with contextlib.suppress(OSError, ValueError):
-            return unseal(read_regular(self.folder / "treatment.json"))
+        """Return the plan in the folder; None without one, or if it is damaged or no plan of these settings."""
+        from pliant.experiments.halving import check_plan
+
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            return check_plan(unseal(read_regular(self.folder / "treatment.json")), len(self.labels))
         return None
 
     def _write_plan(self) -> None:
-        write_atomically(self.folder / "treatment.json", seal(self.plan, indent=1))
+        path = self.folder / "treatment.json"
+        if is_foreign(path):
+            set_aside(path)
+        write_atomically(path, seal(self.plan, indent=1))
 
 
 def _as_entry(text: str, per_epoch: int) -> Any:
@@ -487,8 +492,3 @@ def _interleave(entries: Sequence[Entry]) -> list[dict[str, Any]]:
         {"label": describe(parts), "parts": [{"name": part.name, "settings": part.options} for part in parts]}
         for parts in order()
     ]
-
-
-def _seconds_of(events: Sequence[Mapping[str, Any]]) -> float:
-    """Return the seconds of a run's last attempt."""
-    return next((float(event["seconds"]) for event in reversed(events) if "seconds" in event), 0.0) + _STARTUP

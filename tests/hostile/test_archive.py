@@ -170,6 +170,16 @@ def test_an_archive_that_swells_is_refused_before_it_does(packed: Path, tmp_path
     assert not (tmp_path / "got").exists()
 
 
+def test_an_archive_of_nothing_but_lists_is_refused(packed: Path, tmp_path: Path) -> None:
+    """Each takes 64 bytes of memory, and two in the file."""
+    lines = lines_of(packed)
+    lines[0]["recipe"] |= {"x": [[]] * 5_000_000, "pad": random.Random(0).randbytes(500_000).hex()}
+    write(tmp_path / "lists.gz", lines)
+    grown, said = megabytes_to_unpack(tmp_path / "lists.gz", tmp_path / "got")
+    assert "more tables and lists than experiments have" in said
+    assert grown < 100
+
+
 def test_deep_nesting_is_one_line(packed: Path, tmp_path: Path) -> None:
     pad = random.Random(0).randbytes(50_000).hex().encode()
     deep = b"[" * 100_000 + b"]" * 100_000

@@ -178,6 +178,13 @@ def vocabulary(**changes: Any) -> str:
     return json.dumps({"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": model | changes})
 
 
+def characters(merges: list[list[str]] | None = None, dropout: float | None = None, **parts: Any) -> str:
+    """A tokenizer of characters, and of the pairs that are merged."""
+    letters = [*"abcdefghijklmnopqrstuvwxyz ,", *map("".join, merges or [])]
+    model = {"type": "BPE", "vocab": {letter: code for code, letter in enumerate(letters)}, "merges": merges or []}
+    return json.dumps({"version": "1.0", "model": model | {"dropout": dropout}, **parts})
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -190,6 +197,10 @@ def vocabulary(**changes: Any) -> str:
         vocabulary(vocab={"some": 0, "text": 4_000_000_000}),
         vocabulary(vocab={"some": 0, "text": 0, "?": 1}),
         vocabulary(unk_token="nowhere"),
+        # These panic in Rust, which is not an Exception in Python.
+        characters(pre_tokenizer={"type": "FixedLength", "length": 0}),
+        characters(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+        characters(normalizer={"type": "Precompiled", "precompiled_charsmap": "BAAAAP////9h"}),
     ],
 )
 def test_a_vocabulary_that_does_not_work_is_named(tmp_path: Path, content: str) -> None:
@@ -198,6 +209,40 @@ def test_a_vocabulary_that_does_not_work_is_named(tmp_path: Path, content: str) 
     (tmp_path / "tokenizer.json").write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match=r"vocabulary is .*tokenizer\.json', which is not a tokenizer that works"):
         data.load(str(tmp_path / "a.txt"), window=8, vocabulary=str(tmp_path / "tokenizer.json"))
+
+
+TRUNCATION = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
+PADDING = {
+    "strategy": {"Fixed": 3000},
+    "direction": "Right",
+    "pad_to_multiple_of": None,
+    "pad_id": 4_000_000_000,
+    "pad_type_id": 0,
+    "pad_token": "x",
+}
+
+
+def test_a_vocabulary_neither_cuts_nor_fills_up_the_text(tmp_path: Path) -> None:
+    """Tokenizers are often saved with what suits batches of sentences."""
+    (tmp_path / "a.txt").write_text("some text, and other " * 50)
+    found = []
+    for number, content in enumerate((characters(), characters(truncation=TRUNCATION), characters(padding=PADDING))):
+        path = tmp_path / f"{number}.json"
+        path.write_text(content)
+        found.append(data.load(str(tmp_path / "a.txt"), window=8, vocabulary=str(path)).train.x)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_a_vocabulary_with_dropout_gives_the_same_tokens_every_time(tmp_path: Path) -> None:
+    """A resumed run would learn other tokens."""
+    (tmp_path / "a.txt").write_text("some text, and other " * 50)
+    for name, dropout in (("plain.json", None), ("random.json", 0.5)):
+        (tmp_path / name).write_text(characters([["s", "o"], ["m", "e"], ["t", "h"]], dropout))
+    load = [data.load(str(tmp_path / "a.txt"), window=8, vocabulary=str(tmp_path / f"{each}.json")).train.x
+            for each in ("plain", "random", "random")]  # fmt: skip
+    assert torch.equal(load[0], load[1])
+    assert torch.equal(load[1], load[2])
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,22 @@ def test_grids_that_multiply_are_refused_before_they_fill_memory(tmp_path: Path,
         load_recipe(tmp_path / "r.json")
 
 
+def test_entries_and_seeds_that_multiply_are_refused(tmp_path: Path) -> None:
+    values = [number / 1000 for number in range(1000)]
+    entries = [{"name": "l2", "label": f"l2 {number}", "grid": {"lam": values}} for number in range(50)]
+    (tmp_path / "r.json").write_text(json.dumps(RECIPE | {"methods": entries, "seeds": 10_000}))
+    with pytest.raises(RecipeError, match="the recipe has 500150000 runs; it must have at most 100000"):
+        load_recipe(tmp_path / "r.json")
+
+
+def test_ten_thousand_errors_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text(json.dumps(RECIPE | {"methods": [5] * 10_000}))
+    with pytest.raises(RecipeError) as error:
+        load_recipe(tmp_path / "r.json")
+    assert len(str(error.value)) < 2000
+    assert str(error.value).endswith("and 9990 more")
+
+
 def test_seeds_that_fill_memory_are_refused(tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text(json.dumps(RECIPE | {"selection": {"seeds": 10**12}}))
     with pytest.raises(RecipeError, match=r"selection\.seeds is 1000000000000"):

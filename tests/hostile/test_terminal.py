@@ -94,6 +94,25 @@ def test_errors_and_warnings_print_no_escapes(tmp_path: Path) -> None:
     assert_harmless(pliant("run", "r.json", cwd=tmp_path).stderr)
 
 
+def test_an_unexpected_error_prints_no_escapes() -> None:
+    script = (
+        "from pliant import cli\n"
+        "def fail():\n"
+        f"    raise RuntimeError({f'a text of a file{ESCAPE}'!r})\n"
+        "cli.app = fail\n"
+        "cli.main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 1
+    assert r"RuntimeError: a text of a file\x1b[2J" in ended.stderr
+    assert_harmless(ended.stderr)
+
+
 def test_wrong_arguments_print_no_escapes(tmp_path: Path) -> None:
     for arguments in (
         ("run", "r.toml", f"--{ESCAPE}\u202e"),

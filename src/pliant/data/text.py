@@ -208,6 +208,11 @@ def make_vocabulary(texts: Sequence[str], vocabulary: int | str | None) -> tuple
             tokenizer.no_padding()
             if sorted(tokenizer.get_vocab().values()) != list(range(tokenizer.get_vocab_size())):
                 raise ValueError("the codes of its tokens are not 0, 1, … without gaps")
+            # Made for batches, they would cut off the text or fill it up. Dropout would draw other tokens each time.
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+            if getattr(tokenizer.model, "dropout", None) is not None:
+                tokenizer.model.dropout = None
     else:
         check_positive_int("vocabulary", vocabulary)
         if vocabulary < 256:
@@ -262,7 +267,10 @@ def _naming_vocabulary(vocabulary: int | str) -> Iterator[None]:
     """Name the vocabulary in whatever `tokenizers` raises: it has no errors of its own."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
+        # A panic of its Rust code is not an Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise ValueError(f"vocabulary is {vocabulary!r}, which is not a tokenizer that works: {error}") from error
 
 

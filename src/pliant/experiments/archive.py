@@ -38,6 +38,8 @@ _DIGITS = 6
 _MOST_EXPANSION = 50
 """How many times larger than the file its content may be, and the unpacked runs. The content of packed experiments is
 3 to 13 times larger, their runs 8 to 29 times."""
+_FEW, _LEAST_BYTES = 1000, 10
+"""The fewest bytes of content for each table and list, which take 64 bytes of memory; packed experiments have 72."""
 
 
 def pack(root: Path, file: Path) -> int:
@@ -125,6 +127,8 @@ def _read_lines(file: Path, most: int) -> list[Any]:
         content = unpacked.read(most + 1)
     if len(content) > most:
         raise ValueError(f"it holds more than {_MOST_EXPANSION} times its size")
+    if content.count(b"[") + content.count(b"{") > _FEW + len(content) // _LEAST_BYTES:
+        raise ValueError("it holds more tables and lists than experiments have")
     lines = [parse_json(line) for line in content.splitlines()]
     if not any("digest" in line for line in lines):
         return lines  # Packed before lines carried digests: only gzip's own checksum guards them.

@@ -7,11 +7,14 @@ The runs of a round are tested on held-out training data, with a seed that no re
 the seeds of the results choose.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from pliant._validation import check_number, check_positive_int
 from pliant.experiments.store import load_run
 from pliant.training import direction
 
@@ -128,3 +131,28 @@ def halve(
     tried = [Tried(label, score(label, count)) for label, count in taken.items()]
     tried.sort(key=lambda each: (-len(each.scores), -each.mean))
     return tried[0].label, tried
+
+
+def check_plan(plan: dict[str, Any], most: int) -> dict[str, Any]:
+    """Return a plan from a file; raise a ValueError, KeyError or TypeError if its values are not those of a plan."""
+    counts = [plan["settings"], *plan.get("begun", []), *([] if plan["stopped"] is None else [plan["stopped"]])]
+    for count in counts:
+        check_positive_int("settings and rounds", count)
+    if plan["settings"] > most or len(plan["seconds"]) != 2:
+        raise ValueError(f"there are {most} settings")
+    for number in (*plan["seconds"], *plan.get("times", {}).values()):
+        check_number("seconds", number, above=True)
+    return plan
+
+
+def seconds_of_runs(folder: Path, startup: float) -> list[float]:
+    """Return the seconds of each run's last attempt, with its startup. A damaged or forged log does not count."""
+    found = []
+    for path in filter(Path.is_dir, (folder / "runs").iterdir()):
+        seconds = 0.0
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, OSError):
+            run = load_run(path)
+            events = run.events if run else []
+            seconds = check_number("seconds", next((e["seconds"] for e in reversed(events) if "seconds" in e), 0.0))
+        found.append(seconds + startup)
+    return found

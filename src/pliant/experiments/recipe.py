@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -41,6 +42,10 @@ from pliant.training import RESULTS, Reference, Settings
 _MOST_SEEDS = 10_000
 _MOST_VARIANTS = 1000
 """The most combinations of a method's, or an entry's, values of grids."""
+_MOST_RUNS = 100_000
+"""The most runs of a recipe."""
+_MOST_ERRORS = 10
+"""The most errors that a message names."""
 
 
 BASELINES = {"vanilla": "plain training, nothing attached", "fresh": "an untrained network at every task"}
@@ -398,11 +403,13 @@ class Recipe(_Strict):
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds: {list(self.seeds)} holds a seed twice")
         labels = [entry.label for entry in self.methods]
-        for label in labels:
-            if labels.count(label) > 1:
-                raise ValueError(
-                    f"methods: {label!r} occurs {labels.count(label)} times; give each entry its own label"
-                )
+        ((label, times),) = Counter(labels).most_common(1)
+        if times > 1:
+            raise ValueError(f"methods: {label!r} occurs {times} times; give each entry its own label")
+        variants = [math.prod(len(part.variants) for part in entry.parts) for entry in self.methods]
+        runs = sum(number * len(self.seeds) + (number > 1) * number * self.selection.seeds for number in variants)
+        if runs > _MOST_RUNS:
+            raise ValueError(f"the recipe has {runs} runs; it must have at most {_MOST_RUNS}")
         check_names("published", self.published, labels)
         check_names("measures", self.measures, list(measures.names()))
         check_names(
@@ -588,7 +595,10 @@ def make_recipe(values: Mapping[str, Any]) -> Recipe:
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        raise RecipeError("\n".join(_explain(problem) for problem in error.errors())) from error
+        problems = [_explain(problem) for problem in itertools.islice(error.errors(), _MOST_ERRORS)]
+        if (more := error.error_count() - len(problems)) > 0:
+            problems.append(f"and {more} more")
+        raise RecipeError("\n".join(problems)) from error
 
 
 def _explain(problem: Any) -> str:

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, get_args
 
 from pliant._validation import check_choice, require_positive
 
+_MOST_EPISODES = 1000
 EnvironmentChange = Literal["observations", "signs", "actions"]
 
 
@@ -53,6 +54,8 @@ class EnvironmentStream(ABC):
 
     def __post_init__(self) -> None:
         require_positive(steps=self.steps, evaluate_every=self.evaluate_every, episodes=self.episodes)
+        if self.episodes > _MOST_EPISODES:  # Each has its own environment.
+            raise ValueError(f"episodes is {self.episodes}; it must be 1 … {_MOST_EPISODES}")
 
     @abstractmethod
     def stages(self) -> list[Stage]:
