@@ -157,5 +157,10 @@ def read_seal(content: bytes, previous: str = "") -> str:
     return digest
 
 
+def has_seal(content: bytes) -> bool:
+    """Return whether a text ends with a digest, right or not."""
+    return _SEAL.search(content, max(0, len(content) - _LONGEST_SEAL)) is not None
+
+
 def _digest(body: bytes, previous: str) -> str:
     return hashlib.blake2b(previous.encode() + body, digest_size=8).hexdigest()

@@ -180,9 +180,20 @@ def test_an_archive_of_nothing_but_lists_is_refused(packed: Path, tmp_path: Path
     assert grown < 100
 
 
+def test_an_archive_of_nothing_but_texts_is_refused(packed: Path, tmp_path: Path) -> None:
+    """Each takes 64 bytes of memory, and six in the file: 1 GB for a file of 1.4 MB."""
+    lines = lines_of(packed)
+    words = [f"{number % 90 + 10}" for number in range(7_000_000)]
+    lines[0]["recipe"] |= {"x": words, "pad": random.Random(0).randbytes(900_000).hex()}
+    write(tmp_path / "texts.gz", lines)
+    grown, said = megabytes_to_unpack(tmp_path / "texts.gz", tmp_path / "got")
+    assert "has more than 10 MB" in said
+    assert grown < 300
+
+
 def test_deep_nesting_is_one_line(packed: Path, tmp_path: Path) -> None:
     pad = random.Random(0).randbytes(50_000).hex().encode()
-    deep = b"[" * 100_000 + b"]" * 100_000
+    deep = b"[" * 10_000 + b"]" * 10_000
     (tmp_path / "deep.gz").write_bytes(gzip.compress(b'{"recipe": ' + deep + b', "pad": "' + pad + b'"}\n'))
     with pytest.raises(ValueError, match="nested more than 50 levels deep"):
         unpack(tmp_path / "deep.gz", tmp_path / "got")

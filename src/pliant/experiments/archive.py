@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pliant._files import open_regular, write_atomically
-from pliant._json import parse_json, seal
+from pliant._json import has_seal, parse_json, seal
 from pliant.experiments.journal import Journal, write_lines
 from pliant.experiments.run_config import RunConfig
 from pliant.experiments.store import (
@@ -38,6 +38,8 @@ _DIGITS = 6
 _MOST_EXPANSION = 50
 """How many times larger than the file its content may be, and the unpacked runs. The content of packed experiments is
 3 to 13 times larger, their runs 8 to 29 times."""
+_LONGEST_LINE = 10_000_000
+"""The most bytes of a line, which is the recipe or a run; those of packed experiments have less than 1 MB."""
 _FEW, _LEAST_BYTES = 1000, 10
 """The fewest bytes of content for each table and list, which take 64 bytes of memory; packed experiments have 72."""
 
@@ -104,14 +106,17 @@ def _parse(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, bytes]]]:
     """Read a packed file: its first line, and the files of each run by the run's id."""
     try:
         most = _MOST_EXPANSION * file.stat().st_size
-        head, *lines = _read_lines(file, most)
+        lines = _read_lines(file, most)
+        head = parse_json(lines[0])
+        if has_seal(lines[0]) and head["runs"] != len(lines) - 1:
+            raise ValueError(f"it holds {len(lines) - 1} of {head['runs']} runs")
         if head["selection"]:
             check_selection(head["selection"])
         if not isinstance(head["recipe"], dict) or not head["recipe"]:
             raise ValueError("its recipe is not a table")
         runs: dict[str, dict[str, bytes]] = {}
-        for line in lines:
-            name, files = _parse_run(line, most)
+        for line in lines[1:]:
+            name, files = _parse_run(parse_json(line), most)
             if name in runs:
                 raise ValueError(f"it holds the run {name} twice")
             runs[name] = files
@@ -122,20 +127,23 @@ def _parse(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, bytes]]]:
         raise ValueError(f"{str(file)!r} is not what pliant pack writes, or it is damaged: {reason}") from error
 
 
-def _read_lines(file: Path, most: int) -> list[Any]:
+def _read_lines(file: Path, most: int) -> list[bytes]:
+    """Return the lines of a packed file. They are parsed one by one: a parsed line takes 20 times its size."""
     with open_regular(file) as packed, gzip.GzipFile(fileobj=packed) as unpacked:
         content = unpacked.read(most + 1)
     if len(content) > most:
         raise ValueError(f"it holds more than {_MOST_EXPANSION} times its size")
     if content.count(b"[") + content.count(b"{") > _FEW + len(content) // _LEAST_BYTES:
         raise ValueError("it holds more tables and lists than experiments have")
-    lines = [parse_json(line) for line in content.splitlines()]
-    if not any("digest" in line for line in lines):
-        return lines  # Packed before lines carried digests: only gzip's own checksum guards them.
-    head, *runs = Journal(content).records()
-    if head["runs"] != len(runs):
-        raise ValueError(f"it holds {len(runs)} of {head['runs']} runs")
-    return [head, *runs]
+    lines = content.splitlines()
+    if any(map(has_seal, lines)):  # Else it was packed before lines carried digests: gzip's own checksum guards it.
+        journal = Journal(content)
+        if journal.problem:
+            raise ValueError(journal.problem)
+        lines = journal.lines
+    if not lines or max(map(len, lines)) > _LONGEST_LINE:
+        raise ValueError(f"a line is missing, or has more than {_LONGEST_LINE // 10**6} MB")
+    return lines
 
 
 def _parse_run(run: dict[str, Any], most: int) -> tuple[str, dict[str, bytes]]:
