@@ -122,7 +122,7 @@ def test_a_killed_run_resumes_bit_for_bit(texts: Part, tmp_path: Path, step: int
         "    network.register_forward_pre_hook(wait)\n"
         "    return network\n"
     )
-    config = run_of(texts, "last", model=Part(f"{tmp_path / 'own.py'}:build"), methods=(Part("l2_init"),))
+    config = run_of(texts, "middle", model=Part(f"{tmp_path / 'own.py'}:build"), methods=(Part("l2_init"),))
     interrupt(config, tmp_path)
     finish(config, tmp_path)
     finish(config, tmp_path / "whole")
