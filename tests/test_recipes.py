@@ -1,16 +1,22 @@
 """The recipes: every one is valid at both scales, and runs to the end."""
 
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from benchmarks.reproduction.figures import find_repeats, read_source
 
+from pliant import methods, models, streams
+from pliant.data.dataset import Dataset, Examples
 from pliant.experiments.experiment import run_experiment
 from pliant.experiments.recipe import Recipe, RecipeError, make_recipe
 from pliant.experiments.recipe_files import Scale, find_recipe, load_recipe, recipe_folder
 from pliant.experiments.run import execute
 from pliant.experiments.store import Status, load_runs
+from pliant.training import Learner, train
 
 RECIPES = sorted(path for path in recipe_folder().glob("*.toml") if not path.stem.startswith("demo"))
 SMALL = {"data": "digits", "model": "mlp", "stream": {"name": "single", "epochs": 1}}
@@ -245,3 +251,24 @@ def assert_quick_form_runs(name: str, overrides: list[str], root: Path) -> None:
     assert set(statuses.values()) == {"finished"}, [run.error for run in load_runs(root) if run.error]
     results = [run for run in load_runs(root) if run.config.purpose == "result"]
     assert {run.config.label for run in results} == {entry.label for entry in recipe.methods}
+
+
+@pytest.mark.long
+def test_first_steps_of_the_gpt_at_paper_scale() -> None:
+    """Two steps of two windows each: the recipe's network, settings and FIRE; only the batch is smaller."""
+    recipe = load_recipe(find_recipe("p4_fig3_gpt"))
+    window, vocabulary = recipe.data.options["window"], recipe.data.options["vocabulary"]
+    tokens = torch.randint(vocabulary, (8, window + 1), generator=torch.Generator().manual_seed(0))
+    examples = Examples(tokens[:, :-1], tokens[:, 1:], source=torch.arange(8) // 4)
+    dataset = Dataset("tokens", examples.select(torch.tensor([0, 1, 4, 5])), examples.select(torch.tensor([2, 6])),
+                      classes=tuple(map(str, range(vocabulary))))  # fmt: skip
+    stream = streams.create("text_warm_start", dataset, first_epochs=1, epochs=1, share=0.0)
+    model = models.create(recipe.model.name, (window,), vocabulary, **recipe.model.options)
+    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(0.124e9, rel=0.01)
+    settings = replace(recipe.training, batch_size=2, accumulate=2)
+    fire = next(entry for entry in recipe.methods if entry.label.startswith("FIRE")).variants()[0][0]
+    learner = Learner(model, settings, [methods.create(fire.name, model, **fire.options)])
+    first, second = train(learner, stream, 0)
+    assert first["loss"] == pytest.approx(math.log(vocabulary), rel=0.02)
+    assert math.isfinite(second["loss"])
+    assert second["receipts"][0]["tensors"] > 4 * 12

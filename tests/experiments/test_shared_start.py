@@ -84,6 +84,15 @@ def test_all_methods_share_one_first_task_per_seed(
     assert records["plain", 0] != records["plain", 1]
 
 
+def test_seconds_steps_and_tokens_are_those_of_the_second_task(texts: Part, tmp_path: Path) -> None:
+    config = run_of(texts, "last")
+    steps = [record["step"] for record in finish(config, tmp_path)]
+    end = load_runs(tmp_path)[0].events[-1]
+    assert end["steps"] == steps[-1] - steps[EPOCHS - 1]
+    assert end["tokens_per_step"] == 8 * 16
+    assert end["tokens_per_second"] == round(8 * 16 * end["steps"] / end["seconds"])
+
+
 def test_penalties_pull_toward_the_untrained_network(texts: Part, tmp_path: Path) -> None:
     reset = (Part("shrink_perturb", {"lam": 1.0}),)
     untrained = finish(run_of(texts, "last", methods=reset), tmp_path)
@@ -113,7 +122,7 @@ def test_a_killed_run_resumes_bit_for_bit(texts: Part, tmp_path: Path, step: int
         "    network.register_forward_pre_hook(wait)\n"
         "    return network\n"
     )
-    config = run_of(texts, "last", model=Part(f"{tmp_path / 'own.py'}:build"), methods=(Part("l2_init"),))
+    config = run_of(texts, "middle", model=Part(f"{tmp_path / 'own.py'}:build"), methods=(Part("l2_init"),))
     interrupt(config, tmp_path)
     finish(config, tmp_path)
     finish(config, tmp_path / "whole")

@@ -1,6 +1,7 @@
 """The GPT: equal to transformers' GPT-2, causal, drawn as GPT-2, and trained with every method."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,6 +76,27 @@ def test_weights_are_drawn_as_gpt2_draws_them_also_by_a_reset() -> None:
                 assert float(parameter.detach().std()) == pytest.approx(expected, rel=0.03), (step, name)
         methods.FullReset(model, optimizer_state="keep").apply()
     assert model.head.weight is model.tokens.weight
+
+
+@pytest.mark.parametrize("name", ["swr", "fire", "shrink_perturb", "full_reset", "redo", "l2_init", "plain"])
+def test_a_model_of_transformers_is_trained_from_ones_own_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from transformers import GPT2Config, GPT2LMHeadModel\n"
+        "def build(shape, classes, layers=1):\n"
+        "    config = GPT2Config(n_layer=layers, n_embd=16, n_head=2, vocab_size=classes, n_positions=shape[0],\n"
+        "                        bos_token_id=0, eos_token_id=0)\n"
+        "    return GPT2LMHeadModel(config)\n"
+    )
+    model = models.create(f"{tmp_path / 'own.py'}:build", (16,), len(TEXT.classes), layers=2)
+    stream = streams.create("permuted_vocabulary", TEXT, tasks=2, epochs=1)
+    example = stream[0].train.x[:2]
+    assert model(example).shape == (2, 16, len(TEXT.classes))
+    made = [] if name == "plain" else [methods.create(name, model, example=example, seed=0)]
+    learner = Learner(model, Settings(batch_size=8), made)
+    learner.measure(["attention_entropy", "dormant_fraction", "sharpness"], stream[0])
+    records = list(train(learner, stream, 0))
+    assert all(math.isfinite(record["test_loss"]) for record in records)
+    assert {"attention_entropy", "dormant_fraction", "sharpness"} <= set(records[0]["measures"])
 
 
 # Plasticity injection needs a Sequential that ends in the head.

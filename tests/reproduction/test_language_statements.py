@@ -29,7 +29,7 @@ def test_statements_name_labels_of_their_recipe(recipe: str) -> None:
 def test_the_papers_four_results_are_judged(like_the_paper: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     base, fire = (2.3, 1.9) if like_the_paper else (1.8, 2.1)
     losses = {"base, best": 2.0, "base, last": base, "FIRE, best": 1.9, "FIRE, last": fire,
-              "S&P, last": fire + (0.2 if like_the_paper else -0.2), "full reset, last": 2.6}  # fmt: skip
+              "S&P, last": fire + (0.2 if like_the_paper else -0.2), "full reset": 2.6}  # fmt: skip
     monkeypatch.setattr(statements, "load_kept", lambda name: kept(losses, "final_test_loss"))
     judged = judge([one for one in load_statements() if one["recipe"] == SMALL])
     expected = "supported" if like_the_paper else "contradicted"

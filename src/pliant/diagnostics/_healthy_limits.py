@@ -3,7 +3,7 @@
 Written by `python -m benchmarks.trial_zoo --write-thresholds`; do not edit.
 """
 
-SEVERE = 1.9
+SEVERE = 4.2
 """The weakest among the strongest signs of the zoo's networks that learn worse, in healthy limits."""
 
 LIMITS = {
@@ -12,6 +12,7 @@ LIMITS = {
     "weight_effective_rank": 1.3,
     "feature_rank": 1.8,
     "dormant_fraction": 1.2,
+    "attention_entropy": 4.8,
     "gradient_effective_rank": 14.0,
     "hessian_rank": 22.0,
     "sharpness": 270.0,

@@ -23,7 +23,15 @@ from pliant.diagnostics.checkpoints import load_into, load_optimizer_into
 from pliant.experiments.run_config import Part, RunConfig, Start
 from pliant.experiments.store import FINAL, RunFolder, Sources, Status, environment
 from pliant.streams.stream import Stream
-from pliant.training import DivergedError, Learner, Record, count_steps, summarize, train
+from pliant.training import (
+    DivergedError,
+    Learner,
+    Record,
+    answers_per_example,
+    count_steps,
+    summarize,
+    train,
+)
 
 
 @dataclass(frozen=True)
@@ -150,12 +158,14 @@ class SupervisedSession:
             save()
 
     def facts(self) -> dict[str, Any]:
-        """Return the bytes of the state, the number of test examples, and measures that were skipped."""
+        """Return bytes of the state, test examples, the largest number of tokens in a step, and skipped measures."""
         state, stream = self.learner.state_dict(), self.stream
         told: dict[str, Any] = {"bytes": {name: count_bytes(state[name]) for name in ("model", "optimizer", "methods")}}
         tests = [task.test for task in (stream[0], stream[len(stream) - 1]) if task.test is not None]
         if tests:
             told["test_examples"] = min(map(len, tests))
+        if (tokens := answers_per_example(stream[0].train)) > 1:
+            told["tokens_per_step"] = tokens * self.config.training.batch_size
         if self.learner.monitor is not None and self.learner.monitor.skipped:
             told["measures_skipped"] = dict(self.learner.monitor.skipped)
         return told
@@ -227,7 +237,11 @@ def _train(
         session.run(folder.append, save)
     finally:
         folder.troubles += session.notes
-    return {"seconds": time.monotonic() - begun, "steps": session.position["step"] - first_step} | session.facts()
+    seconds, steps = time.monotonic() - begun, session.position["step"] - first_step
+    told = {"seconds": seconds, "steps": steps} | session.facts()
+    if "tokens_per_step" in told:  # At most: the last batch of an epoch may be smaller.
+        told["tokens_per_second"] = round(told["tokens_per_step"] * steps / seconds)
+    return told
 
 
 def count_bytes(state: Any) -> int:

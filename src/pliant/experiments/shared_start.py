@@ -9,7 +9,7 @@ then start from its checkpoints.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from pliant.experiments.run import SupervisedSession
 from pliant.experiments.run_config import Part, RunConfig
 from pliant.experiments.store import RunFolder, environment
 from pliant.streams.language import CHECKPOINTS
-from pliant.training import DivergedError, Record, summarize, train
+from pliant.training import DivergedError, Record, count_steps, summarize, train
 
 _FIRST_TASKS = "first_tasks"
 
@@ -40,12 +40,17 @@ class SharedStartSession(SupervisedSession):
         learner.model.load_state_dict(state["model"])
         learner.optimizer.load_state_dict(state["optimizer"])
         learner.task, learner.step = 1, state["position"]["step"]
+        first = self.stream[0]
+        self._left_out = count_steps(first, config.training) * first.epochs - learner.step
         set_random_state(state["random"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state; raise a KeyError, TypeError or ValueError if it does not fit."""
         super().load_state_dict(state)
         self._first_records = []
+
+    def _check_position(self, position: Mapping[str, Any]) -> None:
+        super()._check_position({**position, "step": position["step"] + self._left_out})
 
     def run(self, append: Callable[[Record], None], save: Callable[[], None]) -> None:
         """Train on the second task to its end. The records of the first task come first."""

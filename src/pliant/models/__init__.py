@@ -142,15 +142,23 @@ def create_own(name: str, arguments: tuple[Any, ...], settings: Mapping[str, Any
         seed: Seed of the initial weights.
 
     Returns:
-        The network. If the shape is known, lazy layers are initialized.
+        The network. If the shape is known, lazy layers are initialized. A model of `transformers` returns its logits
+        alone, as the training loop and the measures need them.
     """
     build: Builder = import_object(name)
     model = _build(name, build, _arguments_of(name, build, arguments, settings), settings, seed)
+    if any(cls.__module__.startswith("transformers.") for cls in type(model).__mro__):
+        model.register_forward_hook(_take_logits)
     if arguments and any(map(is_lazy, model.parameters())):
         # Methods, copies and checkpoints need weights, which lazy layers draw at the first forward pass.
         with drawing_for("lazy", seed), torch.no_grad(), eval_mode(model):
             model(torch.zeros(2, *arguments[0]))
     return model
+
+
+def _take_logits(_: nn.Module, __: Any, output: Any) -> Any:
+    logits = getattr(output, "logits", None)
+    return output if logits is None else logits
 
 
 _BUILT: WeakSet[nn.Module] = WeakSet()
