@@ -74,7 +74,7 @@ def write_api(folder: Path) -> None:
             "",
         ]
         (folder / f"{name}.rst").write_text(
-            "\n".join([*lines, *(f"   {name}.{each}" for each in public_names(name)), ""])
+            "\n".join([*lines, *(f"   ~{name}.{each}" for each in public_names(name)), ""])
         )
 
 
