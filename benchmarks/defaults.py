@@ -150,7 +150,7 @@ def total(scores: dict[str, Score]) -> float:
 
 
 def main() -> None:
-    """Choose and judge the defaults of all methods, or of those that are named."""
+    """Choose and judge the defaults of all methods, or of the named methods."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("runs/defaults")
     for name in sys.argv[2:] or registry.names():
         judge(name, folder)

@@ -1,6 +1,6 @@
 """Check the trial and the signs on networks whose condition is known, and calibrate the signs by them.
 
-    python -m benchmarks.trial_zoo                     # run what is not in the kept file yet, then print the tables
+    python -m benchmarks.trial_zoo                     # run what the kept file lacks, then print the tables
     python -m benchmarks.trial_zoo --write-thresholds  # write the limits of healthy networks that `diagnose` reads
 
 The truth is a plain, long learning run, with other held-out examples than the trial's. Each line of

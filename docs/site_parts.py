@@ -20,7 +20,10 @@ EXAMPLES = (
     "agent_learns_again.py", "two_processes.py", "own_method.py", "dqn_reset.py", "sac_reset.py",
 )  # fmt: skip
 """The gallery's order."""
-SHORT = {"dqn_reset.py": ["--steps", "3000", "--reset-every", "2000"], "sac_reset.py": ["--steps", "1000"]}
+SHORT = {
+    "dqn_reset.py": ["--steps", "3000", "--reset-every", "2000"],
+    "sac_reset.py": ["--steps", "1200", "--reset-every", "700"],
+}
 """Arguments that let an example end in seconds."""
 LEADING = ("start", "which-method", "trial", "howto", "methods/index", "results", "leaderboard", "api/index")
 """The pages that llms.txt lists first."""
@@ -74,7 +77,7 @@ def write_api(folder: Path) -> None:
             "",
         ]
         (folder / f"{name}.rst").write_text(
-            "\n".join([*lines, *(f"   {name}.{each}" for each in public_names(name)), ""])
+            "\n".join([*lines, *(f"   ~{name}.{each}" for each in public_names(name)), ""])
         )
 
 

@@ -13,6 +13,7 @@ import random
 from collections import deque
 
 import gymnasium
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from torch import nn
@@ -76,3 +77,6 @@ if __name__ == "__main__":
     chosen = parser.parse_args()
     found = train(chosen.steps, chosen.reset_every)
     print(f"{len(found)} episodes, mean return of the last 20: {np.mean(found[-20:]):.1f}")
+    figure, axes = plt.subplots(figsize=(7, 3), layout="constrained")
+    axes.plot(found, marker=".")
+    axes.set(xlabel="episode", ylabel="return")

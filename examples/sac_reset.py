@@ -14,6 +14,7 @@ import random
 from collections import deque
 
 import gymnasium
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -94,7 +95,7 @@ def train(steps: int = 5_000, reset_every: int = 2_000, seed: int = 0) -> list[f
             resets[0].apply(actor_optimizer)  # Pliant
             for reset, critic, target in zip(resets[1:], critics, targets, strict=True):  # Pliant
                 reset.apply(critic_optimizer, targets=[(critic, target)])  # Pliant
-            log_alpha.data.zero_()  # Pliant: the temperature starts anew with the networks
+            log_alpha.data.zero_()  # Pliant: the temperature starts again with the networks
             alpha_optimizer.state.clear()  # Pliant
     return returns
 
@@ -106,3 +107,6 @@ if __name__ == "__main__":
     chosen = parser.parse_args()
     found = train(chosen.steps, chosen.reset_every)
     print(f"{len(found)} episodes, mean return of the last 5: {np.mean(found[-5:]):.1f}")
+    figure, axes = plt.subplots(figsize=(7, 3), layout="constrained")
+    axes.plot(found, marker=".")
+    axes.set(xlabel="episode", ylabel="return")

@@ -102,7 +102,7 @@ def test_mistakes_end_in_a_line(
         ("data", ["tiny_imagenet", "PATH", "skip_corrupt (False)", "Crop and resize", "project (None)"]),
         ("training", [f"{field.name} (" for field in fields(Settings)]),
         ("training", ["decay_epochs ([])", "It is dropped if it has a single", "evaluated."]),
-        ("methods", ["on new data *", "around a step", "* needs to be told of new data: call apply()"]),
+        ("methods", ["on new data *", "around a step", "* acts only when you call apply()"]),
         ("measures", ["weight_l2", "hessian_rank"]),
         ("recipes", ["demo"]),
     ],

@@ -11,16 +11,20 @@ from pliant import methods
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"^```python file=(\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 OF_SITE = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
 WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=[str(page.relative_to(ROOT)) for page in WITH_CODE])
 def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blocks of a page run from top to bottom in one namespace, in an empty folder."""
+    """The blocks of a page run from top to bottom in one namespace, in a folder with the files that it names."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / ".cache"))
     namespace: dict[str, object] = {"__name__": "page"}
     text = page.read_text()
+    for name, content in FILE.findall(text):
+        (tmp_path / name).write_text(content)
     for match in BLOCK.finditer(text):
         line = text[: match.start()].count("\n") + 1
         exec(compile("\n" * line + match[1], str(page), "exec"), namespace)

@@ -62,6 +62,21 @@ def outputs(page: str, folder: Path, run: Callable[[list[str], Path], str]) -> l
     return printed
 
 
+def test_start(tmp_path: Path, run_here: Callable[[list[str], Path], str]) -> None:
+    """The page shows what its commands print, up to rounding and the order of the layers."""
+    printed = "\n".join(outputs("start.md", tmp_path, only_commands(run_here)))
+    text = (ROOT / "docs" / "start.md").read_text().partition("## 4.")[2]
+    shown = [line for block in re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL) for line in
+             block.splitlines() if "…" not in line]  # fmt: skip
+    assert len(shown) > 10
+
+    def without_numbers(line: str) -> str:
+        return re.sub(r"[+−-]?\d[\d.]*(, \d)*", "N", line)
+
+    found = set(map(without_numbers, printed.splitlines()))
+    assert [line for line in shown if without_numbers(line) not in found] == []
+
+
 def test_own_data(tmp_path: Path, run_here: Callable[[list[str], Path], str]) -> None:
     got, compared, tuned, table = outputs("howto-own-data.md", tmp_path, run_here)
     assert "144 training examples, 36 test examples, 3 classes, shape (3, 16, 16)" in got
@@ -144,7 +159,9 @@ def test_flags_in_the_text_of_own_data_are_right() -> None:
         make_recipe(override(values | {"stream": stream, "methods": ["vanilla"]}, settings))
 
 
-@pytest.mark.parametrize("page", ["howto-experiments.md", "howto-own-data.md", "howto-nightly-retraining.md"])
+@pytest.mark.parametrize(
+    "page", ["start.md", "howto-experiments.md", "howto-own-data.md", "howto-nightly-retraining.md"]
+)
 def test_every_command_names_pliant(page: str) -> None:
     blocks = BLOCK.findall((ROOT / "docs" / page).read_text())
     commands = [line for kind, _, content in blocks if kind == "console" for line in content.splitlines()]

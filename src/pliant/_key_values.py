@@ -59,7 +59,7 @@ def _assign(values: dict[str, Any], keys: list[str], value: Any) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """Parse a value as TOML; what is not TOML, and dates, stay text."""
+    """Parse a value as TOML. Dates, and text that is not TOML, stay text."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -50,7 +50,7 @@ def list_methods() -> Group:
         for info in infos:
             settings = "\n".join(_write_tunable(each) for each in info.tunables)
             table.add_row(info.name, _write_lines(info.summary, settings, info.paper))
-    return Group(table, escape("* needs to be told of new data: call apply(), or give at=[steps] or every=steps"))
+    return Group(table, escape("* acts only when you call apply(), or at the steps of at=[steps] or every=steps"))
 
 
 def _write_tunable(tunable: registry.Tunable) -> str:

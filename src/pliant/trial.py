@@ -394,7 +394,7 @@ def _time_left(begun: float, deadline: float, pairs: int) -> bool:
 
 @contextlib.contextmanager
 def _progress(most: int, shown: bool | None) -> Iterator[Callable[[int, float], None]]:
-    """Show the number of finished pairs, and the part of the next one that is done, on one line of stderr."""
+    """Show the number of finished pairs and the progress of the next pair, on one line of stderr."""
     if not (sys.stderr.isatty() if shown is None else shown):
         yield lambda done, part: None
         return

@@ -189,7 +189,7 @@ def diagnose(
         try:
             examples = gather_new("data", data, bare, labels, seed, samples if why else EXAMPLES)
             some = examples.take(torch.arange(min(samples, len(examples))))
-        except ValueError as error:  # what is not a pair is measured without a trial
+        except ValueError as error:  # data without pairs is measured without a trial
             why = why or str(error)
         else:
             data = (some.inputs, some.targets)

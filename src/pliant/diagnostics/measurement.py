@@ -271,7 +271,7 @@ class Measurement:
         return f"Of {len(findings)} {signs} of lost plasticity, {shown}."
 
     def describe_signs(self) -> list[str]:
-        """Return one line for each sign that is present, then those that are not, and those that cannot be judged."""
+        """Return one line for each present sign, then one for the absent signs and one for those not judged."""
         findings = self.findings()
         lines = [f"{each.grade}: {each.sign.says}. {each.evidence}." for each in findings if each.present]
         absent = [each for each in findings if not each.present]

@@ -173,7 +173,7 @@ def _hidden_main() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _blocked_interrupts() -> Iterator[None]:
-    """Start processes that Ctrl-C does not reach; one that is pressed meanwhile reaches this process afterwards."""
+    """Start processes that ignore Ctrl-C. If it is pressed meanwhile, this process receives it afterwards."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

@@ -384,7 +384,7 @@ class RunFolder:
         return sorted(found, reverse=True)
 
     def _clear(self, name: str) -> None:
-        """Set aside what is not a file, but has the name of one."""
+        """Set aside a folder, link or pipe in the place of a file."""
         if is_foreign(self.path / name):
             self._tell(f"{self.path / name} is not a file; it is set aside as {set_aside(self.path / name).name}")
 

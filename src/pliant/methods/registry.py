@@ -425,7 +425,7 @@ def names() -> tuple[str, ...]:
 
 
 def by_timing() -> dict[str, list[MethodInfo]]:
-    """Return the records grouped by when the methods act, those that need to be told of new data last."""
+    """Return the records grouped by when the methods act. Methods that act on new data come last."""
     groups: dict[str, list[MethodInfo]] = {}
     for record in sorted(_RECORDS, key=lambda record: (record.needs_telling, record.kind == "architecture")):
         groups.setdefault(record.acts, []).append(record)
