@@ -15,7 +15,7 @@ from typing import Any
 
 import altair as alt
 
-from benchmarks.leaderboard import STREAMS, load_stream, stand
+from benchmarks.leaderboard import kept_streams, load_stream, stand
 from benchmarks.reproduction.drawings import write_picture
 from benchmarks.reproduction.kept import estimate, kept_runs
 from benchmarks.reproduction.numbers import end_errors, split_tasks
@@ -80,7 +80,7 @@ def make_remedy_rows() -> Rows:
 
 def make_rank_rows() -> Rows:
     """Return the mean rank of each method on the leaderboard, with its interval."""
-    standings = stand({stream: load_stream(file) for stream, file in STREAMS.items()})
+    standings = stand({stream: load_stream(file) for stream, file in kept_streams().items()})
     rows = [{"line": one.method, "mean": one.rank, "low": one.low, "high": one.high} for one in standings]
     return [{key: round(value, 3) if key != "line" else value for key, value in row.items()} for row in rows]
 
