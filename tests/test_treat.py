@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -226,6 +227,11 @@ def test_all_tries_every_method_that_a_trained_network_can_get(
     assert set(firsts) == set(ALL) - {"optimizer_reset"}
     assert firsts[: len(module.AUTO)] == list(module.AUTO)
     assert search.left_out == []
+    monkeypatch.setattr(timing, "time_run", lambda config, stream: 8.0)
+    search._plan([f"setting {i}" for i in range(30)], 300.0, 1)
+    assert re.fullmatch(
+        r"The budget left no time for (setting \d+, ){7}setting \d+ and \d+ more settings\.", search.left_out[0]
+    )
 
 
 def test_a_killed_command_resumes_with_the_same_answer(folder: Path, tmp_path: Path, worn: pliant.Treatment) -> None:

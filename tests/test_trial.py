@@ -383,3 +383,9 @@ def test_a_frozen_network_cannot_be_tried(digits: tuple[Tensor, Tensor]) -> None
         trial(build(), [], **QUICK)
     with pytest.raises(ValueError, match="pass labels='random'"):
         trial(build(), digits[0], **QUICK)
+
+
+@pytest.mark.parametrize(("low", "word"), [(0.005, "nearly as well as"), (-0.005, "data as well as")])
+def test_a_small_gap_that_is_sure_is_not_hidden(low: float, word: str) -> None:
+    gap = Gap(0.01, low, 0.015)
+    assert word in Trial("plastic", 0.0, (0.0, 0.0), gap, gap, 1.0, True, "accuracy", (0, 1), ()).answer

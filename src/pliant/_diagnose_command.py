@@ -1,5 +1,6 @@
 """`pliant diagnose`: diagnose a checkpoint and write a page, or explain a jump in the loss after a resume."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -163,9 +164,20 @@ def diagnose_command(
     if parquet is not None:
         found.signs.to_parquet(parquet)
         _echo(f"table: {parquet}")
+    treat = [
+        "pliant",
+        "treat",
+        str(checkpoint),
+        "--model",
+        model,
+        "--data",
+        str(data),
+        *(["--key", key] if key else []),
+    ]
+    treat += [part for each in setting or () for part in ("--set", each)]
     advice = {
         "plastic": f"nothing to repair; {html} shows the learning curves",
-        "lost": f"pliant treat {checkpoint} --model {model} --data {data} finds the best remedy",
+        "lost": f"{shlex.join(treat)} finds the best remedy",
     }
     again = _ask_again(data is not None, trial, budget)
     _echo(f"next: {advice.get(found.verdict or '', again)}")

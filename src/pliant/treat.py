@@ -41,13 +41,15 @@ if TYPE_CHECKING:
 AUTO = ("shrink_perturb", "fire", "head_reset", "dash", "redo", "l2_init", "spectral", "swr")
 """The methods that are tried by default, most likely to help first: a short budget drops the last ones."""
 
-_NOT_TRIED = ("full_reset", "hare_tortoise")
-"""Methods that "all" leaves out: a full reset is training from scratch, and the average of Hare & Tortoise would start
-at an untrained network.
+_NOT_TRIED = ("full_reset", "hare_tortoise", "trac")
+"""Methods that "all" leaves out: a full reset is training from scratch, and the average of Hare & Tortoise and the
+reference of TRAC would be an untrained network.
 """
 
 _FEWEST_SEEDS = 3
 _HELD_OUT = 0.2
+_NAMED = 8
+"""How many of the settings that the budget leaves out the answer names."""
 _SLOWER = 1.25
 """How much longer a run with a method is assumed to take, until runs have been timed."""
 _STARTUP = 2.0
@@ -343,8 +345,10 @@ class _Search:
             self.plan["settings"] = fitting
         chosen = self.plan["settings"]
         if chosen < len(labels):
-            missing = ", ".join(labels[chosen:])
-            self.left_out.append(f"The budget left no time for {missing}.")
+            missing = labels[chosen:]
+            more = f" and {len(missing) - _NAMED} more settings" if len(missing) > _NAMED + 1 else ""
+            named = ", ".join(missing[: _NAMED if more else None])
+            self.left_out.append(f"The budget left no time for {named}{more}.")
         run, scratch = self.plan["seconds"]
         needed = seconds_needed(chosen, len(self.asked.seeds), run, scratch, workers)
         within = "" if budget is None else f", within {write_duration(budget)}"

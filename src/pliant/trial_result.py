@@ -156,8 +156,9 @@ class Trial:
         if not self.learned:
             return "fresh networks do not learn this data within the trial, so there is nothing to compare with"
         what = "random labels" if self.labels == "random" else "the new data"
+        nearly = "nearly " if self.best_gap.low > 0 else ""
         return {
-            "plastic": f"this network learns {what} as well as a fresh one",
+            "plastic": f"this network learns {what} {nearly}as well as a fresh one",
             "lost": f"this network learns {what} worse than a fresh one",
             "undecided": f"{len(self.pairs)} pairs do not show whether a fresh network learns {what} better",
         }[self.verdict]

@@ -77,6 +77,37 @@ def test_the_optimizer_of_the_trial_can_be_set(weights: Path, tmp_path: Path) ->
         run(str(weights), *settings, "--set", "training.warmup=0.1")
 
 
+def test_the_last_line_says_which_command_comes_next(tmp_path: Path) -> None:
+    dead = models.create("mlp", data.load("digits").shape, 10, widths=(7,))
+    with torch.no_grad():
+        dead.get_submodule("1").bias.fill_(-1e6)  # the first layer after the flattening
+    torch.save({"net": dead.state_dict()}, tmp_path / "dead.pt")
+    given = [
+        str(tmp_path / "dead.pt"),
+        "--model",
+        "mlp",
+        "--key",
+        "net",
+        "--set",
+        "model.widths=[7]",
+        "--data",
+        "digits",
+    ]
+    more = ["--measures", "weight_l2", "--html", str(tmp_path / "p.html")]
+
+    def last(*arguments: str) -> str:
+        return str(run(*given, *more, *arguments).stdout.splitlines()[-1])
+
+    assert last("--no-trial") == "next: the same command without --no-trial gives a verdict"
+    assert last("--budget", "0.001") == "next: the same command with --budget 0.004, or with more data, may decide"
+    found = last("--budget", "1000", "--steps", "100")
+    assert (
+        found
+        == f"next: pliant treat {given[0]} --model mlp --data digits --key net --set 'model.widths=[7]' finds "
+        + ("the best remedy")
+    )
+
+
 def test_a_resume_is_checked(tmp_path: Path) -> None:
     dataset = data.load("digits")
     model = models.create("mlp", dataset.shape, 10, seed=3)

@@ -82,7 +82,7 @@ def _render_trial(trial: Trial | None) -> list[str]:
 def _render_sign(finding: Finding) -> str:
     says = finding.sign.says
     if not finding.present:
-        says = f"{says} only in single layers" if finding.layers else f"no sign that {says}"
+        says = f"no sign that {says}" + (", except in single layers" if finding.layers else "")
     bars = ""
     if finding.layers:
         bars = render_bars(f"{finding.measure} of each layer, as a multiple of healthy networks", finding.by_layer, 1.0)
