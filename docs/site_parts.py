@@ -12,7 +12,7 @@ PUBLIC = (
     "pliant", "pliant.methods", "pliant.diagnostics", "pliant.anatomy", "pliant.training", "pliant.streams",
     "pliant.models", "pliant.data", "pliant.diagnostics.checkpoints", "pliant.experiments.run_config",
     "pliant.experiments.run", "pliant.experiments.store", "pliant.integrations.transformers",
-    "pliant.integrations.lightning", "pliant.integrations.stable_baselines3",
+    "pliant.integrations.lightning", "pliant.integrations.stable_baselines3", "pliant.rl.policies",
 )  # fmt: skip
 """The modules whose public names the API reference shows."""
 EXAMPLES = (
@@ -61,7 +61,8 @@ def write_api(folder: Path) -> None:
     rows = "\n".join(f"| [`{name}`]({name}.rst) | {line} |" for name, line in about.items())
     listed = "\n".join(PUBLIC)
     (folder / "index.md").write_text(
-        f"# API\n\nEvery public name, from its docstring.\n\n| module | what it holds |\n|---|---|\n{rows}\n\n"
+        "# API\n\nEvery public name, from its docstring. What is not listed here is internal and may change.\n\n"
+        f"| module | what it holds |\n|---|---|\n{rows}\n\n"
         f"```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
     )
     for name in PUBLIC:
