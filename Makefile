@@ -71,4 +71,5 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 $(VENV)/.setup: $(VENV)/.torch pyproject.toml
 	$(PIP) -e '.[all,dev]'
 	$(PIP) --no-deps curvlinops-for-pytorch==3.0.1 # it asks for torchvision, which it never imports
+	$(PIP) --no-deps rliable==1.2.0 # it asks for arch below 8, which does not import beside pandas 3
 	touch $@ $(VENV)/.demo
