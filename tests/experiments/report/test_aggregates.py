@@ -74,7 +74,7 @@ def test_estimates_are_those_of_rliable(scores: np.ndarray) -> None:
 
 @pytest.fixture
 def rliable_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rliable 1.2 calls `random_state` what arch has called `seed` since 7. It draws from the global generator of NumPy."""
+    """Give rliable 1.2 the name `random_state` of what arch 7 calls `seed`; it draws from NumPy's global generator."""
     for cls in (IIDBootstrap, IndependentSamplesBootstrap):
 
         def start(self: Any, *tables: Any, random_state: Any = None, made: Any = cls.__init__, **options: Any) -> None:
