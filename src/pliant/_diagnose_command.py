@@ -95,7 +95,7 @@ def diagnose_command(
         typer.Option(
             rich_help_panel=SIGNS,
             metavar="LIST",
-            help="Measures, separated by commas. Default: all except those that need a full matrix or a step.",
+            help="Measures, separated by commas. Default: all, except measures that need a full matrix or a step.",
         ),
     ] = None,
     setting: Annotated[

@@ -32,7 +32,7 @@ def has_shards(model: nn.Module) -> bool:
 
 
 def group_of(model: nn.Module) -> Group | None:
-    """Return the ranks that hold a model: those of its DistributedDataParallel, or of its shards; None if neither."""
+    """Return the ranks of a model's DistributedDataParallel or shards; None if it has neither."""
     names = {kind.__name__ for kind in type(model).__mro__}
     if "OptimizedModule" in names:  # torch.compile
         return group_of(model._orig_mod)  # type: ignore[arg-type]

@@ -101,9 +101,9 @@ class Shards:
     def owned(
         self, names: Sequence[str], state: Mapping[str, Sequence[Any]], *, gradients: bool
     ) -> Iterator[dict[str, list[Tensor]]]:
-        """Let the ranks share parameters out: yield those that this rank owns, whole, in batches of bounded size.
+        """Divide the parameters among the ranks: yield what this rank owns, whole, in batches of bounded size.
 
-        While the stand-ins are shards, those of a batch become whole on their owner. What the method changes is then
+        While the stand-ins are shards, a batch becomes whole on its owner. What the method changes is then
         written back into the shards of all ranks.
 
         Args:

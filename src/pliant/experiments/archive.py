@@ -39,7 +39,7 @@ _MOST_EXPANSION = 50
 """How many times larger than the file its content may be, and the unpacked runs. The content of packed experiments is
 3 to 13 times larger, their runs 8 to 29 times."""
 _LONGEST_LINE = 10_000_000
-"""The most bytes of a line, which is the recipe or a run; those of packed experiments have less than 1 MB."""
+"""The most bytes of a line. A line is the recipe or a run; in packed experiments it has less than 1 MB."""
 _FEW, _LEAST_BYTES = 1000, 10
 """The fewest bytes of content for each table and list, which take 64 bytes of memory; packed experiments have 72."""
 

@@ -118,7 +118,7 @@ def move_averages_(averages: Sequence[Tensor], values: Sequence[Tensor], weight:
 
 
 class ContinualBackprop(Recycler):
-    """Renew a small fraction of the mature units, those of least utility, at every step.
+    """Renew a small fraction of the mature units, the least useful, at every step.
 
     Args:
         model: The model.

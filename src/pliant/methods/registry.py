@@ -204,7 +204,7 @@ _RECORDS = (
         "continual_backprop",
         ContinualBackprop,
         "Dohare et al. 2024",
-        "renew a small fraction of the units, those of least utility, at every step",
+        "renew a small fraction of the units, the least useful, at every step",
         (
             Tunable("rate", "the fraction renewed at each step", 1e-3, 0.0, 1.0, (1e-4, 1e-5, 1e-6)),
             Tunable("maturity", "the age in steps before a unit may be renewed", 100, 1, None, (100, 1000)),

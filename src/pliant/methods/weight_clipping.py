@@ -121,8 +121,8 @@ class WeightClipping(AfterStep):
         ]
         if unknown:
             warn_user(
-                f"{self.name} leaves these weights alone, because nothing tells if their matrices are [out, in] or "
-                f"[in, out]: {', '.join(unknown)} (exclude them with where=)"
+                f"{self.name} leaves these weights alone, because their matrices may be [out, in] or [in, out]: "
+                f"{', '.join(unknown)} (exclude them with where=)"
             )
         self.kappa = check_number("kappa", kappa)
         self.bounds = {name: self.kappa * bounds[name] for name in self.parameters}

@@ -249,7 +249,7 @@ def _over_tasks(table: Floats, within: tuple[float, float] = ANYTHING) -> Curve 
 def _gaps_to_fresh(
     comparison: Comparison, histories: Histories, series: Sequence[Series], ends: dict[str, Floats]
 ) -> dict[str, Curve]:
-    """Return end-of-task values minus those of the fresh network with the same seed."""
+    """Return end-of-task values minus the values of the fresh network with the same seed."""
     fresh = comparison.baseline("fresh")
     if fresh is None:
         return {}

@@ -36,7 +36,7 @@ def learnable_parameters(model: nn.Module, where: Filter | None = None) -> dict[
     if "remove_duplicate" not in inspect.signature(model.named_parameters).parameters:
         parts = [name for name, part in model.named_children() if any(p.requires_grad for p in part.parameters())]
         raise ValueError(
-            f"model: {type(model).__name__} is not a network but holds some; pass one of them: {', '.join(parts)}"
+            f"model: {type(model).__name__} is not a network but holds networks; pass one of them: {', '.join(parts)}"
         )
     chosen = {}
     for name, parameter in model.named_parameters():

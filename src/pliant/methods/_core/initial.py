@@ -138,8 +138,8 @@ def _check_init(module: nn.Module, shown: str, init: Init, names: Iterable[str],
             raise ValueError(f"init: it leaves the parameter {name!r} as it is, and no reset_parameters() writes it")
     if given_whole and not _parameters_written(module, shown, init):
         raise ValueError(
-            f"init: it writes nothing in a copy of {shown}, whose parameters all have values already (init_weights() "
-            "of transformers passes over such); pass what initializes them all the same, or none"
+            f"init: it changes nothing in a copy of {shown}. Functions such as transformers' init_weights() skip "
+            "parameters that have values; pass a function that overwrites them, or leave init out"
         )
 
 
@@ -319,7 +319,7 @@ def copy_module(module: nn.Module, shown: str) -> nn.Module:
             return copy.deepcopy(module)
     except Exception as error:  # e.g. a lock, or sharded parameters
         raise ValueError(
-            f"model: {shown} cannot be copied, to be re-drawn aside: {type(error).__name__}: {error}"
+            f"model: {shown} cannot be copied, so its weights cannot be drawn again: {type(error).__name__}: {error}"
         ) from error
 
 
