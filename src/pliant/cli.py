@@ -283,12 +283,13 @@ def demo(
         result.report = make_report([folder / name for name in acts])
         return result
 
-    _run_and_report(run_acts)
+    own = "pliant diagnose checkpoint.pt --model my_models.py:build --data photos/ asks about a network of your own"
+    _run_and_report(run_acts, None if rl or language else own)
 
 
 @app.command(epilog=shared.list_examples("pliant report runs/mine", "pliant report runs/a runs/b --to tables.tex"))
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDERS", help="Folders of runs, finished or not.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDERS", help="Folders of runs, or a folder of these.")],
     format: Annotated[
         shared.Format | None,
         typer.Option(
@@ -455,8 +456,13 @@ def _make_engine(
     return ProcessEngine(workers, threads)
 
 
-def _run_and_report(run: "Callable[[], ComparisonResult]") -> None:
-    """Run an experiment, print its results, write its report; exit with code 1 if a run or the report failed."""
+def _run_and_report(run: "Callable[[], ComparisonResult]", then: str | None = None) -> None:
+    """Run an experiment, print its results, write its report; exit with code 1 if a run or the report failed.
+
+    Args:
+        run: Runs the experiment.
+        then: What to do after looking at the report; by default, read its numbers.
+    """
     from pliant._importing import find_missing
     from pliant.compare import PAGE_NEEDS
 
@@ -474,7 +480,7 @@ def _run_and_report(run: "Callable[[], ComparisonResult]") -> None:
             (page,) = result.save(result.folder / "report.html")
             _print(
                 f"report: {page}\n"
-                f"next: open it in a browser; pliant report {result.folder} --format csv for the numbers"
+                f"next: open it in a browser; {then or f'pliant report {result.folder} --format csv for the numbers'}"
             )
     except KeyboardInterrupt:
         _print(f"stopped; the runs are done, and `pliant report {result.folder}` makes the report")
