@@ -202,7 +202,7 @@ def draw_dots(rows: Rows, x: str, percent: bool, colors: list[str], height: int)
 def draw_plasticity(rows: Rows) -> Any:
     """Draw the loss of plasticity, and a remedy."""
     colors = dict(zip(TASKS.values(), (PLAIN, TREATED, FRESH), strict=True))
-    return draw_curves(rows, colors, "task: each brings new labels", "accuracy at its end", True, 560, 230)
+    return draw_curves(rows, colors, "task: each brings new labels", "accuracy at the task's end", True, 560, 230)
 
 
 def draw_agents(rows: Rows) -> Any:

@@ -46,6 +46,6 @@ plain, treated = train(with_method=False), train(with_method=True)
 figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
 for name, values in (("plain training", plain), ("with spectral regularization", treated)):
     axes.plot(range(1, 9), values, marker="o", label=name)
-axes.set(xlabel="task: each brings new labels", ylabel="accuracy at its end", ylim=(0, 1.05))
+axes.set(xlabel="task: each brings new labels", ylabel="accuracy at the task's end", ylim=(0, 1.05))
 axes.legend()
 print(f"last task: {plain[-1]:.2f} with plain training, {treated[-1]:.2f} with the method")

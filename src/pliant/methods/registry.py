@@ -302,7 +302,7 @@ _RECORDS = (
         "nap",
         NormalizeAndProject,
         "Lyle et al. 2024",
-        "set each weight's norm back to its initial one after every step",
+        "set each weight's norm back to its initial norm after every step",
         (Tunable("every", "steps between two projections", 1, 1, None, (1, 10, 100)),),
     ),
     MethodInfo(

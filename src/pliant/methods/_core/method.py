@@ -91,7 +91,7 @@ class Method(OnRanks):
         where: Which parameters the method may touch, as a predicate on name and parameter; all if None.
 
     Attributes:
-        parameters: The parameters that the method acts on, by name; tied ones once.
+        parameters: The parameters that the method acts on, by name; a tied parameter once.
         steps: The number of steps of each attached optimizer, in order of attachment. A new optimizer continues the
             count of the optimizer that was detached before it.
         schedule: How the method follows the learning rate.
@@ -99,6 +99,7 @@ class Method(OnRanks):
     """
 
     kind: ClassVar[Kind]
+    """How the method acts; one of the five kinds."""
     order: ClassVar[int] = 20
     """The place among the methods of one optimizer; methods of equal order act in order of attachment.
 

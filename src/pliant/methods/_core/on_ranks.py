@@ -43,11 +43,12 @@ class OnRanks(ABC):
         model: The model to act on.
 
     Attributes:
-        parameters: The parameters that the method acts on, by name; tied ones once.
+        parameters: The parameters that the method acts on, by name; a tied parameter once.
         group: The ranks that share the model, since the last `attach()` or `apply()`; None if there is only one.
     """
 
     name: ClassVar[str]
+    """The method's name in recipes and lists."""
     sharding: Sharding = "whole"
     """What the method sees of a sharded parameter when it acts.
 
