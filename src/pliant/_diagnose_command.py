@@ -70,7 +70,11 @@ def diagnose_command(
     ] = None,
     after: Annotated[
         Path | None,
-        typer.Option(rich_help_panel=RESUME, metavar="FILE", help="With --before: a checkpoint after the jump."),
+        typer.Option(
+            rich_help_panel=RESUME,
+            metavar="FILE",
+            help="With --before: a checkpoint after the jump, saved soon after the resume.",
+        ),
     ] = None,
     key: Annotated[
         str,
@@ -148,7 +152,12 @@ def diagnose_command(
     if checkpoint is None or network is None:
         assert before is not None
         assert after is not None
-        _echo(check_resume(before, after, build, train, key=key, hold_trial=trial, **learning))
+        resume = check_resume(before, after, build, train, key=key, hold_trial=trial, **learning)
+        _echo(resume)
+        if resume.cause == "plasticity":
+            _echo(f"next: {_write_treat(after, model, data, key, setting)} finds the best remedy")
+        elif resume.cause == "undecided":
+            _echo(f"next: {_ask_again(data is not None, trial, budget)}")
         return
     found = diagnose(
         network, train, class_loss if train is not None else None,
@@ -164,23 +173,19 @@ def diagnose_command(
     if parquet is not None:
         found.signs.to_parquet(parquet)
         _echo(f"table: {parquet}")
-    treat = [
-        "pliant",
-        "treat",
-        str(checkpoint),
-        "--model",
-        model,
-        "--data",
-        str(data),
-        *(["--key", key] if key else []),
-    ]
-    treat += [part for each in setting or () for part in ("--set", each)]
     advice = {
         "plastic": f"nothing to repair; {html} shows the learning curves",
-        "lost": f"{shlex.join(treat)} finds the best remedy",
+        "lost": f"{_write_treat(checkpoint, model, data, key, setting)} finds the best remedy",
     }
     again = _ask_again(data is not None, trial, budget)
     _echo(f"next: {advice.get(found.verdict or '', again)}")
+
+
+def _write_treat(checkpoint: Path | None, model: str, data: str | None, key: str, settings: list[str] | None) -> str:
+    """Write the command that finds the best remedy for a checkpoint."""
+    command = ["pliant", "treat", str(checkpoint), "--model", model, "--data", str(data)]
+    command += ["--key", key] if key else []
+    return shlex.join([*command, *(part for each in settings or () for part in ("--set", each))])
 
 
 def _ask_again(with_data: bool, trial: bool, budget: float) -> str:

@@ -130,6 +130,24 @@ def test_a_resume_is_checked(tmp_path: Path) -> None:
             run(*wrong, "--model", "mlp", "--data", "digits")
 
 
+def test_a_resume_check_names_the_next_command(tmp_path: Path) -> None:
+    dataset = data.load("digits")
+    model = models.create("mlp", dataset.shape, 10, seed=3)
+    with torch.no_grad():
+        next(module for module in model.modules() if isinstance(module, torch.nn.Linear)).bias.fill_(-100)
+    state = {"state": {0: {"step": torch.tensor(5.0)}}, "param_groups": [{"lr": 0.1}]}
+    torch.save({"net": model.state_dict(), "optimizer": state}, tmp_path / "a.pt")
+    given = ["--before", str(tmp_path / "a.pt"), "--after", str(tmp_path / "a.pt"), "--model", "mlp", "--key", "net"]
+
+    def last(*arguments: str) -> str:
+        return run(*given, "--data", "digits", *arguments).stdout.splitlines()[-1]
+
+    assert last("--no-trial") == "next: the same command without --no-trial gives a verdict"
+    assert last("--steps", "60") == (
+        f"next: pliant treat {tmp_path / 'a.pt'} --model mlp --data digits --key net finds the best remedy"
+    )
+
+
 def test_examples_and_labels_are_those_that_are_asked_for(weights: Path, tmp_path: Path) -> None:
     def loss(*arguments: str) -> float:
         table = tmp_path / "values.parquet"

@@ -57,15 +57,13 @@ def test_the_order_is_the_same_with_and_without_numpy(dtype: torch.dtype, monkey
         assert torch.equal(order, other)
 
 
-def test_batches_hold_what_fits_into_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     with_numpy(monkeypatch)
-    assert 32 + sorting._ENTRIES.bit_length() + (sorting._VECTORS - 1).bit_length() <= 63
     monkeypatch.setattr(sorting, "_ENTRIES", 10)
-    monkeypatch.setattr(sorting, "_VECTORS", 3)
     sizes = [12, 4, 6, 1, 2, 2, 2, 20]
     vectors = [torch.zeros(size) for size in sizes]
     found = [[len(vector) for vector in vectors[part]] for part in batches(vectors)]
-    assert found == [[12], [4, 6], [1, 2, 2], [2], [20]]
+    assert found == [[12], [4, 6], [1, 2, 2, 2], [20]]
 
 
 def test_vectors_of_other_dtypes_are_sorted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,14 +74,15 @@ def test_vectors_of_other_dtypes_are_sorted_apart(monkeypatch: pytest.MonkeyPatc
     assert list(batches([])) == []
 
 
-def test_the_largest_batch_is_sorted_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bits of the index, the value and the vector's number do not touch."""
+@pytest.mark.parametrize("count", [1, 1024])
+def test_the_largest_batch_is_sorted_right(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bits of the index and the value do not touch, in many vectors and in one beyond the limit of a batch."""
     with_numpy(monkeypatch)
     extremes = torch.tensor([torch.finfo(torch.float32).max, -torch.inf, torch.inf, torch.finfo(torch.float32).min])
-    each = sorting._ENTRIES // sorting._VECTORS
-    vectors = [extremes.repeat(each // 4) for _ in range(sorting._VECTORS)]
+    each = sorting._ENTRIES * (2 if count == 1 else 1) // count
+    vectors = [extremes.repeat(each // 4) for _ in range(count)]
     assert len(list(batches(vectors))) == 1
     expected = extremes.repeat(each // 4).argsort(stable=True)
-    order = rank_order(*vectors).view(sorting._VECTORS, each)
-    starts = torch.arange(sorting._VECTORS)[:, None] * each
+    order = rank_order(*vectors).view(count, each)
+    starts = torch.arange(count)[:, None] * each
     assert torch.equal(order, expected + starts)

@@ -185,7 +185,8 @@ def _read_events(run: Run) -> list[dict[str, Any]]:
 def _last_attempt(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the events that start and end the last attempt of a run, without names of the machine."""
     last = {event["event"]: event for event in events if event.get("event") in ("start", "end")}
-    if environment := last.get("start", {}).get("environment"):
+    environment = last.get("start", {}).get("environment")
+    if isinstance(environment, dict):
         told = {key: value for key, value in environment.items() if key not in _PRIVATE}
         last["start"] = last["start"] | {"environment": told}
     return [last[name] for name in ("start", "end") if name in last]

@@ -21,6 +21,7 @@ The number of mature units is tracked on the host, so that a step without a rene
 """
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,24 +98,24 @@ def least_useful(utilities: Tensor, mature: Tensor, count: int) -> Tensor:
     return chosen
 
 
-def move_averages_(averages: Sequence[Tensor], values: Sequence[Tensor], weight: float) -> None:
+def move_averages_(averages: Tensor, values: Sequence[Tensor], weight: float) -> None:
     """Move averages towards values in place, ū ← ū + weight·(u − ū), except where a value is not finite.
 
     An overflow would stay in the average forever.
 
+    Args:
+        averages: ū of all layers as one vector, because starting an operator costs more than its work on one layer.
+        values: u of each layer, in the same order.
+        weight: The weight of a value, 1 − η.
+
     Example:
-        >>> averages = [torch.tensor([1.0, 1.0]), torch.tensor([2.0])]
+        >>> averages = torch.tensor([1.0, 1.0, 2.0])
         >>> move_averages_(averages, [torch.tensor([3.0, torch.inf]), torch.tensor([0.0])], 0.5)
         >>> averages
-        [tensor([2., 1.]), tensor([1.])]
+        tensor([2., 1., 1.])
     """
-    for device in dict.fromkeys(average.device for average in averages):
-        pairs = [pair for pair in zip(averages, values, strict=True) if pair[0].device == device]
-        # As one vector, because starting an operator costs more than its work on the units of a layer.
-        old, new = (torch.cat(each) for each in zip(*pairs, strict=True))
-        moved = old.lerp(new.where(new.isfinite(), old), weight)
-        parts = torch.split(moved, [len(average) for average, _ in pairs])
-        torch._foreach_copy_([average for average, _ in pairs], parts)
+    moves = torch.cat(tuple(values)).sub_(averages).nan_to_num_(0.0, 0.0, 0.0)
+    averages.add_(moves, alpha=weight)
 
 
 class ContinualBackprop(Recycler):
@@ -157,6 +158,7 @@ class ContinualBackprop(Recycler):
         self.utility = utility
         self.gain = check_number("gain", gain)
         super().__init__(model, example, where=where)
+        self._joined: dict[tuple[str, ...], tuple[list[Tensor], Tensor, Tensor]] = {}
         self._outgoing = {name: self._find_outgoing(group) for name, group in self.groups.items()}
         self.seed = check_seed(seed)
         self.draws = 0
@@ -220,20 +222,47 @@ class ContinualBackprop(Recycler):
             young = [[steps - 1, count] for steps, count in self._young[name]]
             self._mature[name] += sum(count for steps, count in young if steps == 0)
             self._young[name] = [[steps, count] for steps, count in young if steps > 0]
-        torch._foreach_add_([self.ages[name] for name in names], 1)
-        contributions = [self._utilities_now(name, seen[name].mean_size) for name in names]
-        means = [seen[name].mean for name in names]
-        averages = [self.utilities[name] for name in names] + [self.means[name] for name in names]
-        move_averages_(averages, contributions + means, 1 - self.decay)
+        for alike in self._alike(names):
+            averages, ages = self._join(alike)
+            ages.add_(1)
+            utilities = [self._utilities_now(name, seen[name]) for name in alike]
+            move_averages_(averages, utilities + [seen[name].mean for name in alike], 1 - self.decay)
 
-    def _utilities_now(self, name: str, mean_size: Tensor) -> Tensor:
-        """Return the utility of each unit at this step, given the measured mean|h|."""
+    def _alike(self, names: Sequence[str]) -> list[tuple[str, ...]]:
+        """Return these layers by dtype and device, which nearly always are the same for all."""
+        kinds: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+        for name in names:
+            kinds.setdefault((self.utilities[name].dtype, self.utilities[name].device), []).append(name)
+        return [tuple(alike) for alike in kinds.values()]
+
+    def _join(self, names: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+        """Return the averages of these layers as one vector, and their ages as another: what is saved are views."""
+        tables = (self.utilities, self.means, self.ages)
+        present = [table[name] for table in tables for name in names]
+        joined = self._joined.get(names)
+        if joined is None or not all(map(operator.is_, joined[0], present)):
+            count = 2 * len(names)
+            averages, ages = torch.cat(present[:count]), torch.cat(present[count:])
+            views = [*torch.split(averages, [len(part) for part in present[:count]])]
+            views += torch.split(ages, [len(part) for part in present[count:]])
+            for i, table in enumerate(tables):
+                table |= zip(names, views[i * len(names) : (i + 1) * len(names)], strict=True)
+            joined = self._joined[names] = views, averages, ages
+        return joined[1:]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_joined": {}}  # copies of the views would not share memory
+
+    def _utilities_now(self, name: str, seen: Activity) -> Tensor:
+        """Return the utility of each unit at this step, given what was measured."""
         if self.utility == "weight":
-            return self._contributions(name, torch.ones_like(mean_size))
+            return self._contributions(name, torch.ones_like(seen.total_size), 1)
         if self.utility in ("contribution", "random"):  # random choices are drawn when units are chosen
-            return self._contributions(name, mean_size)
+            return self._contributions(name, seen.total_size, seen.entries)
         adaptation = self._incoming_sizes(name).reciprocal()
-        return adaptation if self.utility == "adaptation" else adaptation * self._contributions(name, mean_size)
+        if self.utility == "adaptation":
+            return adaptation
+        return adaptation * self._contributions(name, seen.total_size, seen.entries)
 
     def _incoming_sizes(self, name: str) -> Tensor:
         """Return mean|w_in| of each unit; a gated unit has several rows."""
@@ -242,13 +271,20 @@ class ContinualBackprop(Recycler):
         rows = torch.cat([rows.mean(1, dtype=wide_dtype(rows.dtype)) for rows, _ in weights])
         return SumByUnit(torch.cat([units for _, units in weights]), group.count).mean(rows)
 
-    def _contributions(self, name: str, mean_size: Tensor) -> Tensor:
-        """Return the mean of |w|·mean|h| over all weights that read each unit, given the measured mean|h|."""
+    def _contributions(self, name: str, total_size: Tensor, entries: Tensor | int) -> Tensor:
+        """Return the mean of |w|·mean|h| over all weights that read each unit, given the measured Σ|h|.
+
+        Args:
+            name: The layer.
+            total_size: Σ|h| at each input where the units are measured.
+            entries: The number of entries in each sum.
+        """
         terms = []
         for outgoing in self._outgoing[name]:
             reader = outgoing.reader
             sizes = sum_except(self._tensor(reader.weight.tensor).detach().abs(), reader.weight.dim)
-            terms.append(outgoing.by_unit(self._seen_by(name, outgoing, mean_size) * (sizes / outgoing.entries)))
+            sizes.div_(entries * outgoing.entries)
+            terms.append(outgoing.by_unit(self._seen_by(name, outgoing, total_size) * sizes))
         return sum(terms[1:], start=terms[0])
 
     def _seen_by(self, name: str, outgoing: Outgoing, values: Tensor) -> Tensor:

@@ -104,6 +104,7 @@ class FIRE(Reinitializer):
 
     name = "fire"
     sharding: Sharding = "owned"
+    reads_values: ClassVar[bool] = False
     optimizer_states: ClassVar[tuple[str, ...]] = ("keep", "reset", "rotate")
 
     def __init__(

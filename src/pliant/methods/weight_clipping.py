@@ -11,6 +11,7 @@ not from its values, which training may have moved.
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +109,7 @@ class WeightClipping(AfterStep):
 
     name = "weight_clipping"
     sharding: Sharding = "norms"
+    reads_values: ClassVar[bool] = False
 
     def __init__(self, model: nn.Module, *, kappa: float = 2.0, where: Filter | None = None) -> None:
         learnable_parameters(model)  # rejects unsuitable parameters before their bounds are computed

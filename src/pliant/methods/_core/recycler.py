@@ -160,6 +160,11 @@ class Recycler(Method):
         self._sums = {
             group.name: SumByUnit(self._watched_at[group.name].weight.units, group.count) for group in watched
         }
+        self._free_with = {
+            name: [slices.tensor for slices in self._parts(group) if slices.tensor in self.parameters]
+            for name, group in self.groups.items()
+        }
+        self._groups_held: dict[tuple[str, ...], list[UnitGroup]] = {}
         self._watched_by: dict[nn.Module, list[str]] = {}
         for name, reader in self._watched_at.items():
             self._watched_by.setdefault(model.get_submodule(reader.module), []).append(name)
@@ -202,6 +207,7 @@ class Recycler(Method):
         """Act once by hand on all units, using the passes since the last step; needs attach() for the probes."""
         if self.watches and not self._probes:
             raise TypeError(f"{self.name} acts on activations, which it sees once attached: call attach()")
+        self._check_moments(self.optimizers)
         step = count_step(self.steps)
         if self._is_due(step):
             self._act_on(list(self.groups.values()), step, tuple(self.parameters), self._holders)
@@ -341,9 +347,13 @@ class Recycler(Method):
         super()._match_again(optimizer, attachment)
         self._find_holders()
 
-    def _groups_of(self, names: Sequence[str]) -> list[UnitGroup]:
-        held = set(names)
-        return [group for group in self.groups.values() if any(slices.tensor in held for slices in group.weights)]
+    def _groups_of(self, names: tuple[str, ...]) -> list[UnitGroup]:
+        if names not in self._groups_held:
+            held = set(names)
+            self._groups_held[names] = [
+                group for group in self.groups.values() if any(slices.tensor in held for slices in group.weights)
+            ]
+        return self._groups_held[names]
 
     def _register_hooks(self, optimizer: Optimizer) -> list[RemovableHandle]:
         return [after_step(optimizer, self._after_step)]
@@ -351,17 +361,19 @@ class Recycler(Method):
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         # Parameters that joined the optimizer are found below, and their units are watched from then on.
         watched = self._holders
-        attachment = self._attachment(optimizer)
+        attachment = self._attachments[optimizer]
+        if not attachment.is_current(optimizer):
+            self._match_again(optimizer, attachment)
         if was_skipped(optimizer):
             self._forget(attachment.names)
             return
-        self._check_moments([optimizer])
+        self._check_moments(self.optimizers)
         step = count_step(self.steps, attachment.slot)
         if self._is_due(step):
             with self._acting():
                 self._act_on(self._groups_of(attachment.names), step, attachment.names, watched)
 
-    def _forget(self, names: Sequence[str]) -> None:
+    def _forget(self, names: tuple[str, ...]) -> None:
         for group in self._groups_of(names):
             self._seen.pop(group.name, None)
 
@@ -379,7 +391,6 @@ class Recycler(Method):
         """
         seen = self._seen_on_all_ranks([group.name for group in groups]) if self.watches else {}
         groups = [group for group in groups if self._is_free(group)]
-        self._check_moments(self.optimizers)
         # If several optimizers hold a layer, another one may have used its activity already.
         alone = [group.name for group in groups if len(watched.get(group.name, ())) == 1]
         unseen = [name for name in alone if self.watches and name not in seen]
@@ -436,8 +447,7 @@ class Recycler(Method):
 
     def _is_free(self, group: UnitGroup) -> bool:
         """Return whether all parts of the units are still learnable."""
-        tensors = [slices.tensor for slices in self._parts(group)]
-        return all(self.parameters[name].requires_grad for name in tensors if name in self.parameters)
+        return all(self.parameters[name].requires_grad for name in self._free_with[group.name])
 
     def _check_moments(self, optimizers: Iterable[Optimizer]) -> None:
         """Raise a ValueError if an optimizer has state that cannot be cleared for single units."""

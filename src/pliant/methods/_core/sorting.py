@@ -1,8 +1,8 @@
 """Indices that sort floats: by their bits as integers, which is exact and several times faster on a CPU.
 
 torch sorts long vectors of integers digit by digit. numpy sorts integers by vector instructions, which takes half of
-that time, but returns no indices. Here the low bits of each integer hold its index. If the bits above the value hold
-the number of a vector, several short vectors are sorted at once.
+that time, but returns no indices. Here the low bits of each integer hold its index. Several vectors are packed at once
+and sorted one by one.
 """
 
 import functools
@@ -15,8 +15,8 @@ from pliant.methods._core import host
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _KEY_BITS = 32
-_ENTRIES, _VECTORS = 2**20, 2**10
-"""The most entries and vectors that are sorted at once: with a value of 32 bits, their numbers fit into 63 bits."""
+_ENTRIES = 2**20
+"""The most entries of vectors that are packed at once; their indices are kept from call to call."""
 _LONGEST = 2**30
 """The length from which an index does not fit beside a value."""
 
@@ -31,7 +31,8 @@ def sort_keys(values: Tensor) -> Tensor:
     integer = _INTEGERS[values.dtype.itemsize]
     bits = values.view(integer)
     # Floats store sign and magnitude, so the bits of negative ones sort in reverse: flip all of them but the sign.
-    return bits ^ ((bits >> (8 * values.dtype.itemsize - 1)) & torch.iinfo(integer).max)
+    flips = bits >> (8 * values.dtype.itemsize - 1)
+    return flips.bitwise_and_(torch.iinfo(integer).max).bitwise_xor_(bits)
 
 
 def rank_order(*vectors: Tensor) -> Tensor:
@@ -49,12 +50,18 @@ def rank_order(*vectors: Tensor) -> Tensor:
         return sort_keys(vector).argsort(stable=True)
     keys = sort_keys(torch.cat(vectors))
     index_bits = len(keys).bit_length()
-    packed = keys.long().bitwise_left_shift_(index_bits).add_(torch.arange(len(keys)))
-    if len(vectors) > 1:
-        numbers = [i << (index_bits + _KEY_BITS) for i in range(len(vectors))]
-        torch._foreach_add_(torch.split(packed, [len(vector) for vector in vectors]), numbers)
-    packed.numpy().sort()
+    indices = _indices(len(keys)) if len(keys) <= _ENTRIES else torch.arange(len(keys), device="cpu")
+    packed = keys.long().bitwise_left_shift_(index_bits).bitwise_or_(indices)
+    array, start = packed.numpy(), 0
+    for vector in vectors:
+        array[start : start + len(vector)].sort()
+        start += len(vector)
     return packed.bitwise_and_((1 << index_bits) - 1)
+
+
+@functools.lru_cache(maxsize=2)
+def _indices(count: int) -> Tensor:
+    return torch.arange(count, device="cpu")
 
 
 def batches(vectors: Sequence[Tensor]) -> Iterator[slice]:
@@ -68,7 +75,7 @@ def batches(vectors: Sequence[Tensor]) -> Iterator[slice]:
     for end, vector in enumerate(vectors):
         entries += len(vector)
         alone = not (_is_packed(vector) and _is_packed(vectors[start]) and vector.dtype == vectors[start].dtype)
-        if start < end and (alone or entries > _ENTRIES or end - start == _VECTORS):
+        if start < end and (alone or entries > _ENTRIES):
             yield slice(start, end)
             start, entries = end, len(vector)
     if vectors:
