@@ -3,7 +3,7 @@ Attach a method to a plain loop
 ===============================
 
 One network learns eight sets of random labels of the same 400 digits. Plain training learns each set worse than the one
-before. With spectral regularization, which is one line more, it goes on learning.
+before. With spectral regularization, one line more, it continues to learn.
 """
 
 import matplotlib.pyplot as plt
@@ -18,7 +18,7 @@ images = torch.tensor(load_digits().data[:400], dtype=torch.float32) / 16
 
 
 # %%
-# The loop is ordinary. The method hangs on the optimizer's own hooks, so nothing inside the loop changes.
+# The loop is ordinary. The method uses the optimizer's own hooks, so nothing inside the loop changes.
 def train(with_method: bool) -> list[float]:
     """Return the accuracy at the end of each task."""
     torch.manual_seed(0)

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 
 class _Group(TyperGroup):
-    """Commands whose help shows an option without a value by its name alone: rich would write its type."""
+    """Commands whose help shows arguments and flags by their names, without the Python types that rich would add."""
 
     def get_params(self, ctx: Any) -> Any:
         """Return the group's own parameters."""
-        return _hide_types_of_flags(super().get_params(ctx))
+        return _hide_types(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find a command."""
@@ -51,14 +51,16 @@ class _Group(TyperGroup):
             holder.command(name, epilog=module.EPILOG)(getattr(module, f"{name}_command"))
             command = get_command(holder)
         if command is not None:
-            _hide_types_of_flags(command.get_params(ctx))
+            _hide_types(command.get_params(ctx))
         return name, command, rest
 
 
-def _hide_types_of_flags(params: Any) -> Any:
+def _hide_types(params: Any) -> Any:
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = " "
+        if param.param_type_name == "argument":  # its name says enough; typer would add `<list[Path]>`
+            param.display_type_rich = lambda ctx: None
     return params
 
 
@@ -257,7 +259,14 @@ def run(
 
 @app.command(epilog=shared.list_examples("pliant demo", "pliant demo --rl"))
 def demo(
-    out: shared.Out = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=shared.RUNS,
+            metavar="FOLDER",
+            help="Folder of the runs; an interrupted folder resumes. Default: demo.",
+        ),
+    ] = None,
     workers: shared.Workers = None,
     rl: Annotated[bool, typer.Option("--rl", help="Show an agent that stopped learning, and learns again.")] = False,
     language: Annotated[bool, typer.Option("--language", help="Show a GPT whose alphabet keeps changing.")] = False,

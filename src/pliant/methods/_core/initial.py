@@ -24,10 +24,10 @@ def reset_function(module: nn.Module) -> Callable[[], object] | None:
 
 
 def library_init(model: nn.Module, path: str | None = None) -> Init | None:
-    """Return how Hugging Face transformers initialize a model, or one of its layers; None if it is not theirs.
+    """Return how Hugging Face transformers initialize a model, or one of its layers; None for other models.
 
     Their models draw weights in `_init_weights(module)` from `config`, and leave alone what has the flag
-    `_is_hf_initialized`. A nested model of theirs initializes its own modules.
+    `_is_hf_initialized`. A nested transformers model initializes its own modules.
 
     Args:
         model: The model.
@@ -144,7 +144,7 @@ def _check_init(module: nn.Module, shown: str, init: Init, names: Iterable[str],
 
 
 def _drawing(module: nn.Module) -> Any:
-    """Return what tells apart how modules are drawn: the function of their class, or the class."""
+    """Return the key that says how a module is drawn: the function of its class, or the class."""
     return getattr(type(module), "reset_parameters", type(module))
 
 
