@@ -377,7 +377,7 @@ class Recycler(Method):
         for group in self._groups_of(names):
             self._seen.pop(group.name, None)
 
-    @torch.no_grad()
+    @torch.set_grad_enabled(False)  # cheaper than no_grad
     def _act_on(
         self, groups: Sequence[UnitGroup], step: int, names: Sequence[str], watched: Mapping[str, Sequence[int]]
     ) -> None:
@@ -447,7 +447,7 @@ class Recycler(Method):
 
     def _is_free(self, group: UnitGroup) -> bool:
         """Return whether all parts of the units are still learnable."""
-        return all([self.parameters[name].requires_grad for name in self._free_with[group.name]])
+        return all(self.parameters[name].requires_grad for name in self._free_with[group.name])
 
     def _check_moments(self, optimizers: Iterable[Optimizer]) -> None:
         """Raise a ValueError if an optimizer has state that cannot be cleared for single units."""
