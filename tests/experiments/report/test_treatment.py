@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pliant.experiments.archive import unpack
 from pliant.experiments.halving import Tried
 from pliant.experiments.report import page
 from pliant.experiments.report.comparison import Comparison, Contender
+from pliant.experiments.report.grouping import compare_folders
 from pliant.experiments.report.treatment import CONTINUE, SCRATCH, Action, TreatmentSection
 from pliant.experiments.store import Run
 from tests.experiments.helpers import small
@@ -189,3 +191,20 @@ def test_labels_on_the_page_break_between_words() -> None:
     results = {CONTINUE: around(0.6), REMEDY: around(0.7, OTHER), SCRATCH: around(0.7, THIRD)}
     assert "shrink_<wbr>perturb<wbr>(lam=0.4)" in page.render_page([make_section(results)], "")
     assert page._breakable("<b>(x)") == "&lt;b&gt;<wbr>(x)"
+
+
+KEPT = Path(__file__).parents[3] / "benchmarks" / "results" / "treat"
+PAGE = Path(__file__).parents[3] / "docs" / "howto-nightly-retraining.md"
+
+
+@pytest.mark.parametrize("name", ["worn", "healthy"])
+def test_the_kept_answers_and_their_page_say_what_the_kept_runs_give(name: str, tmp_path: Path) -> None:
+    unpack(KEPT / f"{name}.jsonl.gz", tmp_path / "runs")
+    (found,) = compare_folders([tmp_path / "runs"])
+    (remedy,) = {each.label for each in found.contenders} - {CONTINUE, SCRATCH}
+    section = TreatmentSection(found, remedy, [], dict.fromkeys((CONTINUE, SCRATCH, remedy), 1.0), [], {})
+    printed, page = (KEPT / f"{name}.txt").read_text(), PAGE.read_text()
+    assert section.answer.verdict in printed
+    assert f"| {section.answer.verdict} |" in page
+    for row in section.rows():
+        assert f"{100 * float(row['new_accuracy']):.1f} %" in page
