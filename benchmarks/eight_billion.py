@@ -73,6 +73,7 @@ COSTS = [
     Cost("wasserstein", "4·4·N/R", 4 * PARAMETERS * ENTRY / RANKS, 3 * LARGEST),
     Cost("fire, per apply()", "2·4·N/R", 2 * shard(LINEAR), LARGEST, 10 * 2 * product(LINEAR) / RANKS),
     Cost("recyclers, when they act", "2·4·N", 2 * PARAMETERS * ENTRY, 2 * PARAMETERS * ENTRY),
+    Cost("making swr, nap, spectral, …", "4·N", PARAMETERS * ENTRY, PARAMETERS * ENTRY),
     Cost(
         "Muon, one matrix, one owner", "2·4·N/R", 2 * shard(LINEAR), LARGEST, 5 * (2 * product(LINEAR) + CUBES) / RANKS
     ),

@@ -1,5 +1,6 @@
 """What must hold of sharded and wrapped models as users train them; checks.py runs these too, on all ranks."""
 
+import contextlib
 import re
 import warnings
 from collections.abc import Callable
@@ -13,12 +14,14 @@ import torch
 import torch.distributed as dist
 from benchmarks import ranks
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 
-from pliant import methods
+from pliant import Method, methods
 from pliant.diagnostics import measure
 from pliant.distributed import gather_whole, share_first, stand_ins
 from pliant.distributed.ranks import check_same
@@ -42,6 +45,45 @@ class Experts(nn.Module):
         hidden = torch.einsum("bi,eih->beh", self.inputs(x), self.up).relu()
         out: torch.Tensor = self.head(torch.einsum("beh,eho->bo", hidden, self.down))
         return out
+
+
+class TokenModel(nn.Module):
+    """A language model without attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.norm = nn.Embedding(12, 8), nn.LayerNorm(8)
+        self.up, self.act, self.down = nn.Linear(8, 10), nn.ReLU(), nn.Linear(10, 8)
+        self.head = nn.Linear(8, 6)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens)
+        out: torch.Tensor = self.head(x + self.down(self.act(self.up(self.norm(x)))))
+        return out
+
+
+def train_tokens(made: Method, model: nn.Module, group: dist.ProcessGroup | None, parts: int = 1) -> None:
+    """Train three steps on gradients of some parts of a batch each; ranks share a part out under data parallelism."""
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if made.kind != "reinitializer":
+        made.attach(optimizer, group=group)
+    ranks = 1 if group is not None or parts == 1 else dist.get_world_size()
+    for step in range(3):
+        optimizer.zero_grad()
+        for part in range(parts):
+            last = part == parts - 1
+            own = slice(dist.get_rank() if ranks > 1 else 0, None, ranks)
+            inputs, labels = (each[own] for each in networks.batch("gpt", parts * step + part))
+            if made.kind == "reinitializer" and part == 0 and step == 1:
+                made.apply(optimizer, batches=[(inputs, labels)], loss_fn=networks.loss, group=group)
+            if isinstance(model, FSDPModule):
+                model.set_requires_gradient_sync(last)
+            waits = isinstance(model, DistributedDataParallel) and not last
+            with model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
+                (networks.loss(model(inputs), labels) / parts).backward()
+        optimizer.step()
+    assert made.receipt is not None
+    assert made.receipt.entries > 0
 
 
 def alone() -> dist.ProcessGroup:
@@ -144,9 +186,12 @@ def check_shapes_suffice_to_make_a_method() -> None:
         return gather_whole(tensors)
 
     with patch.object(stand_ins, "gather_whole", gather):
-        for name in ("l2", "fire", "parseval", "weight_clipping", "nap"):
-            make_method(name, fully_shard(networks.build("mlp")), "mlp")
-    assert gathered == ["nap"]
+        for name in methods.names():
+            if methods.info(name).kind != "architecture":
+                make_method(name, fully_shard(networks.build("mlp")), "mlp")
+    shards_alone = {"l2", "l2_init", "streaming_ewc", "hare_tortoise", "upgd", "trac", "optimizer_reset"}
+    assert {"fire", "parseval", "weight_clipping", *shards_alone}.isdisjoint(gathered)
+    assert {"swr", "nap", "redo"} <= set(gathered)
 
 
 def check_mixed_precision_of_fully_shard() -> None:
@@ -167,6 +212,40 @@ def check_mixed_precision_of_fully_shard() -> None:
         for parameter in model.parameters():
             assert parameter.dtype == torch.float32
             assert parameter.full_tensor().isfinite().all(), name
+
+
+def check_sequence_parallelism() -> None:
+    plan = {
+        "tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "up": ColwiseParallel(input_layouts=Shard(1)),
+        "down": RowwiseParallel(output_layouts=Shard(1)),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    }
+    solo = alone()
+    for name in ("redo", "continual_backprop", "swr", "spectral", "feature_rank", "infer", "fire"):
+        found = []
+        for parallel in (True, False):
+            torch.manual_seed(0)
+            model: nn.Module = TokenModel().double()
+            if parallel:
+                model = parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
+            train_tokens(make_method(name, model, "gpt"), model, None if parallel else solo)
+            found.append(whole(model))
+        assert distance(*found) <= 1e-12, name
+
+
+def check_accumulated_gradients() -> None:
+    solo = alone()
+    for name in ("redo", "continual_backprop", "infer", "swr", "dash"):
+        found = []
+        for wrap in (DistributedDataParallel, fully_shard, None):
+            torch.manual_seed(0)
+            inner = TokenModel().double()
+            model = inner if wrap is None else wrap(inner)
+            train_tokens(make_method(name, model, "gpt"), model, solo if wrap is None else None, parts=2)
+            found.append(whole(inner))
+        assert max(distance(each, found[2]) for each in found[:2]) <= 1e-12, name
 
 
 def check_compiled_models_and_steps() -> None:
