@@ -3,9 +3,11 @@
 Torch takes whatever a file holds. A fused optimizer then reads and writes beyond the end of a moment of another shape.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
@@ -52,12 +54,21 @@ def _fit(optimizer: Optimizer, content: Mapping[str, Any], what: str, with_rate:
             shape = () if name == "step" else parameters[place].shape
             if name == "momentum_buffer" and value is None:
                 continue
-            if not isinstance(value, Tensor) or value.is_complex() or value.shape != shape:
+            if not isinstance(value, Tensor) or not _is_plain(value) or value.shape != shape:
                 raise ValueError(f"{what} belongs to another network: {name} does not fit parameter {place}")
+            if name == "step" and not 0 <= float(value) < math.inf:
+                raise ValueError(f"{what} counts {float(value)} steps")
     if with_rate:
         for group, saved in zip(groups, content["param_groups"], strict=True):
             group["lr"] = check_number("lr", saved["lr"])
     return {"state": state, "param_groups": groups}
+
+
+def _is_plain(value: Tensor) -> bool:
+    """Return whether a tensor holds a real number of its own for each element."""
+    if value.layout != torch.strided or value.is_complex():
+        return False
+    return value.untyped_storage().nbytes() >= value.numel() * value.element_size()
 
 
 def _names(optimizer: Optimizer) -> set[str] | None:

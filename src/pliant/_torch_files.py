@@ -103,7 +103,7 @@ _TENSORS = {
     "torch.device",
     "torch.serialization._get_layout",
     "torch.nn.parameter.Parameter",
-    *(f"torch._utils._rebuild_{name}" for name in ("tensor", "tensor_v2", "tensor_v3", "qtensor", "sparse_tensor")),
+    *(f"torch._utils._rebuild_{name}" for name in ("tensor", "tensor_v2", "tensor_v3", "sparse_tensor")),
     *(f"torch._utils._rebuild_{name}" for name in ("parameter", "parameter_with_state")),
 }
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from pliant._terminal import printable
+
 _INSIDE = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file__))
 
 
@@ -15,4 +17,4 @@ def warn_user(message: str) -> None:
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
+    warnings.warn(printable(message), stacklevel=level)

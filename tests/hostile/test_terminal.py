@@ -15,10 +15,12 @@ import pytest
 import torch
 from rich.table import Table
 
-from pliant import diagnose
+from pliant import data, diagnose
 from pliant._console import SafeConsole
 from pliant._terminal import printable
+from pliant.diagnostics.checkpoints import load_into, load_weights
 from pliant.experiments.report.document import make_report
+from tests.data.pictures import write_folder
 from tests.experiments.report.stores import config, write_recipe, write_run
 from tests.hostile.attacks import ESCAPE, assert_refused, pliant
 
@@ -178,3 +180,21 @@ def test_tensor_names_in_a_diagnosis_are_harmless() -> None:
         found = diagnose(model, (torch.randn(16, 4), torch.arange(16) % 3), torch.nn.CrossEntropyLoss(), trial=False)
     assert_harmless(printable(str(found)))
     assert "\x1b" not in found.to_html()
+
+
+def test_warnings_and_errors_of_the_library_are_harmless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes and Python itself print them as they are."""
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
+    root = write_folder(tmp_path / "zoo")
+    os.mkfifo(root / "cat" / f"{ESCAPE}.png")
+    with pytest.warns(UserWarning, match="is skipped: it is not a regular file") as warned:
+        data.load(str(root))
+    torch.save({f"a{ESCAPE}": torch.zeros(1)}, tmp_path / "a.pt")
+    torch.save({f"a{ESCAPE}": {f"b{ESCAPE}": torch.zeros(1)}}, tmp_path / "b.pt")
+    with pytest.raises(ValueError, match="does not fit the model") as unfit:
+        load_into(torch.nn.Linear(1, 1), tmp_path / "a.pt")
+    with pytest.raises(ValueError, match="holds no state dict") as unfound:
+        load_weights(tmp_path / "b.pt")
+    for text in (*(each.message for each in warned), unfit.value, unfound.value):
+        assert r"\x1b[2J" in str(text)
+        assert_harmless(str(text))

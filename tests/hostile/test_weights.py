@@ -203,7 +203,17 @@ def test_a_forged_optimizer_is_named(tmp_path: Path, state: dict[str, Any]) -> N
     assert not optimizer.state
 
 
-@pytest.mark.parametrize(("name", "value"), [("exp_avg", torch.zeros(())), ("step", torch.zeros(4)), ("exp_avg", "x")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("exp_avg", torch.zeros(())),
+        ("step", torch.zeros(4)),
+        ("exp_avg", "x"),
+        ("exp_avg", torch.zeros(50, 50).to_sparse()),
+        ("exp_avg_sq", torch.zeros(1).expand(50, 50)),
+    ],
+    ids=["one number", "four steps", "a text", "sparse", "one number again and again"],
+)
 def test_a_moment_of_another_shape_reaches_no_fused_optimizer(tmp_path: Path, name: str, value: Any) -> None:
     """It would read and write beyond the end of that moment."""
     model = nn.Linear(50, 50)
@@ -217,6 +227,20 @@ def test_a_moment_of_another_shape_reaches_no_fused_optimizer(tmp_path: Path, na
     with pytest.raises(ValueError, match=f"belongs to another network: {name} does not fit parameter 0"):
         load_optimizer_into(again, tmp_path / "a.pt", "optimizer")
     assert not again.state
+
+
+@pytest.mark.parametrize("steps", [-8.0, float("nan"), float("inf")])
+def test_steps_that_nobody_can_count_are_refused(tmp_path: Path, steps: float) -> None:
+    """Adam takes the root of 1 - 0.999^steps: the next step would raise an error, or make the weights NaN."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    state["state"][0]["step"] = torch.tensor(steps)
+    torch.save({"optimizer": state}, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=f"counts {steps} steps"):
+        load_optimizer_into(torch.optim.Adam(model.parameters()), tmp_path / "a.pt", "optimizer")
 
 
 def test_depth_is_an_error_and_not_a_crash(tmp_path: Path) -> None:

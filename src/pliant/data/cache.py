@@ -25,6 +25,7 @@ from torch import Tensor
 
 from pliant._files import open_regular, read_regular, sync, write_atomically
 from pliant._json import seal, unseal
+from pliant._terminal import printable
 from pliant.data.dataset import Dataset, from_tensors
 
 Decoded = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[str, ...]]
@@ -66,7 +67,7 @@ def cached(
         with filelock.FileLock(folder.with_suffix(".lock")):
             if problems := _find_problems(folder):
                 if (folder / "meta.json").exists():
-                    warnings.warn(f"{problems[0]}; the data is decoded again", stacklevel=2)
+                    warnings.warn(printable(f"{problems[0]}; the data is decoded again"), stacklevel=2)
                 _write(folder, decode())
     return _map(name, folder, inputs, make)
 

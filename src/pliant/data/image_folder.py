@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pliant._files import is_regular, open_regular
+from pliant._terminal import printable
 from pliant._validation import check_choice
 from pliant.data.cache import Decoded, cached
 from pliant.data.dataset import Dataset, split_off_test
@@ -120,7 +121,7 @@ def _walk(folder: Path) -> Iterator[Path]:
             if file.suffix.lower() not in _SUFFIXES:
                 continue
             if file.exists() and not is_regular(file):
-                warnings.warn(f"{file} is skipped: it is not a regular file", stacklevel=2)
+                warnings.warn(printable(f"{file} is skipped: it is not a regular file"), stacklevel=2)
                 continue
             yield file
 

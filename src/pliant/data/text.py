@@ -204,8 +204,6 @@ def make_vocabulary(texts: Sequence[str], vocabulary: int | str | None) -> tuple
         content = read_regular(_check_tokenizer_file(vocabulary))
         with _naming_vocabulary(vocabulary):
             tokenizer = Tokenizer.from_str(content.decode("utf8"))
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
             if sorted(tokenizer.get_vocab().values()) != list(range(tokenizer.get_vocab_size())):
                 raise ValueError("the codes of its tokens are not 0, 1, … without gaps")
             # Made for batches, they would cut off the text or fill it up. Dropout would draw other tokens each time.

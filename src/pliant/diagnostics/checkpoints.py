@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from pliant._files import is_regular, open_regular
 from pliant._importing import naming_extra
 from pliant._optimizer_state import load_optimizer_state
+from pliant._terminal import printable
 from pliant._torch_files import RefusedError, load_torch_file
 from pliant.distributed import unwrap_model
 
@@ -43,7 +44,7 @@ def load_weights(path: str | Path, key: str = "") -> dict[str, Any]:
     if found is None:
         where = f"under {key!r}" if key else f"at the top or under one of {', '.join(_PLACES)}"
         others = f"; choose one of these (--key): {', '.join(held)}" if held else ""
-        raise ValueError(f"{str(path)!r} holds no state dict {where}{others}")
+        raise ValueError(printable(f"{str(path)!r} holds no state dict {where}{others}"))
     return dict(found)
 
 
@@ -111,7 +112,7 @@ def load_into(model: nn.Module, path: str | Path, key: str = "") -> nn.Module:
         bare.load_state_dict(_named_alike(weights, bare.state_dict(keep_vars=True)))
     except RuntimeError as error:
         reason = textwrap.shorten(str(error), 500, placeholder=" …")
-        raise ValueError(f"{str(path)!r} does not fit the model: {reason}") from None
+        raise ValueError(f"{str(path)!r} does not fit the model: {printable(reason)}") from None
     return model
 
 
