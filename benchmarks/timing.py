@@ -42,6 +42,19 @@ def rounds_of(
     return seconds
 
 
+def in_a_row(step: Callable[[], object], steps: int = 4) -> Callable[[], None]:
+    """Return a turn of several steps, as a training loop makes them.
+
+    After the turn of another network, the first step finds neither its weights nor its instructions in the cache.
+    """
+
+    def turn() -> None:
+        for _ in range(steps):
+            step()
+
+    return turn
+
+
 def medians(
     contestants: Mapping[str, Callable[[], object]],
     *,

@@ -9,7 +9,7 @@ from benchmarks.pictures import draw_pictures
 from benchmarks.reproduction.agent_effects import agent_block
 from benchmarks.reproduction.decisions import decision_block
 from benchmarks.reproduction.drawings import known_drawings, write_drawing, write_picture
-from benchmarks.reproduction.effect_overview import overview_block
+from benchmarks.reproduction.effect_overview import effects_block
 from benchmarks.reproduction.effects import effect_block
 from benchmarks.reproduction.explanations import explanations_block
 from benchmarks.reproduction.figures import figures_block
@@ -22,7 +22,10 @@ from benchmarks.reproduction.results_tables import count_block, coverage_block, 
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [
-    *(DOCS / f"{name}.md" for name in ("results", "recipes", "leaderboard", "which-method", "howto-language")),
+    *(
+        DOCS / f"{name}.md"
+        for name in ("results", "recipes", "leaderboard", "which-method", "howto-language", "defaults")
+    ),
     *sorted((DOCS / "results").glob("*.md")),
     *sorted((DOCS / "methods").glob("*.md")),
 ]
@@ -64,7 +67,7 @@ MAKERS: dict[str, Callable[[str], str]] = {
     "statements": statements_block,
     "table": table_block,
     "effect": card_block,
-    "effects": overview_block,
+    "effects": effects_block,
     "explanations": explanations_block,
     "figures": figures_block,
     "leaderboard": leaderboard_block,

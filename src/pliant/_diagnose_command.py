@@ -147,7 +147,8 @@ def diagnose_command(
         _check_fit(build(), (train[0][:2], train[1][:2]), labeled, f"model {model!r}", f"data {data!r}")
     network = load_into(build(), checkpoint, key) if checkpoint is not None else None
     if trial and train is not None:
-        _echo(f"letting copies of the network learn for at most {budget:g} seconds (--budget)", err=True)
+        long = f"at most {budget:g} seconds (--budget)" if steps is None else f"{steps} steps each (--steps)"
+        _echo(f"letting copies of the network learn for {long}", err=True)
     learning: dict[str, Any] = {"optimizer": make, "test": test, "steps": steps, "budget": budget, "seed": seed}
     if checkpoint is None or network is None:
         assert before is not None

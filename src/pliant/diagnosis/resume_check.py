@@ -133,8 +133,8 @@ def compare_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple
         elif None in steps:
             evidence.append("the optimizer does not count its steps, so its state is taken to be kept")
         else:
-            counts = f"{steps[0]} steps before, {steps[1]} after"
-            evidence.append(f"the optimizer continued: {counts}, unless all {steps[1]} were made after the resume")
+            counted = f"{steps[0]} steps before, {steps[1]} after"
+            evidence.append(f"the optimizer continued: {counted}, unless all {steps[1]} were made after the resume")
     if optimizers[0] and not optimizers[1]:
         evidence.append("the checkpoint after holds no optimizer state, so nothing shows whether it was kept")
     kept = False

@@ -103,6 +103,12 @@ class Finding:
         return tuple(sorted(raised, key=lambda layer: -self.by_layer[layer]))
 
     @property
+    def written_layers(self) -> str:
+        """The worst of `layers`, in words."""
+        shown = ", ".join(self.layers[:_LAYERS_IN_A_SENTENCE])
+        return f"layer{'s' if len(self.layers) > 1 else ''} {shown}"
+
+    @property
     def evidence(self) -> str:
         """The value, the fresh network's, and the range of healthy networks.
 
@@ -117,10 +123,7 @@ class Finding:
         if self.reference is not None:
             text += f", {self._comparison} the fresh {self.reference:.3g}"
         text += f"; healthy networks reach {_write(self.limit)}"
-        if self.layers:
-            shown = ", ".join(self.layers[:_LAYERS_IN_A_SENTENCE])
-            text += f"; largest in layer{'s' if len(self.layers) > 1 else ''} {shown}"
-        return text
+        return f"{text}; largest in {self.written_layers}" if self.layers else text
 
     @property
     def _comparison(self) -> str:

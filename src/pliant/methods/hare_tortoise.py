@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pliant._precision import widen
+from pliant._precision import widen, widen_all
 from pliant._validation import check_number
 from pliant._warnings import warn_user
 from pliant.anatomy.plan import Block, BlockTensors
@@ -45,15 +45,16 @@ def follow_(tortoise: Sequence[Tensor], hare: Sequence[Tensor], weight: float, f
     """
     if not hare:
         return
-    floats = [(slow, widen(fast)) for slow, fast in zip(tortoise, hare, strict=True) if fast.is_floating_point()]
-    slow_floats, fast_floats = [slow for slow, _ in floats], [fast for _, fast in floats]
+    pairs = list(zip(tortoise, hare, strict=True))
+    counts = [pair for pair in pairs if not pair[1].is_floating_point()]
+    floats = [pair for pair in pairs if pair[1].is_floating_point()] if counts else pairs
+    slow_floats, fast_floats = [slow for slow, _ in floats], widen_all([fast for _, fast in floats])
     if found_inf is None:
         torch._foreach_lerp_(slow_floats, fast_floats, weight)
     else:
         torch._foreach_lerp_(slow_floats, fast_floats, [(found_inf == 0).to(slow) * weight for slow in slow_floats])
-    for slow, fast in zip(tortoise, hare, strict=True):
-        if not fast.is_floating_point():
-            slow.copy_(fast)
+    for slow, fast in counts:
+        slow.copy_(fast)
 
 
 class HareTortoise(AfterStep):
@@ -171,7 +172,7 @@ class HareTortoise(AfterStep):
     def _act(self, optimizer: Optimizer, attachment: Attachment) -> None:
         self._go_back(attachment.names, found_inf_of(optimizer))
 
-    @torch.no_grad()
+    @torch.set_grad_enabled(False)  # cheaper than no_grad
     def _follow(self, parameters: tuple[str, ...], found_inf: Tensor | None) -> None:
         with self._acting():
             names, hare = self._hare(parameters)

@@ -199,7 +199,10 @@ class PlasticityInjection(Reinitializer):
                 "head: it has buffers, such as running statistics, which its copies would share; choose fewer layers"
             )
         ours = {id(p) for module in tail for p in module.parameters()}
-        super().__init__(model, optimizer_state=optimizer_state, where=lambda _, p: id(p) in ours, at=at, every=every)
+        names = {name for name, p in model.named_parameters() if id(p) in ours}
+        super().__init__(
+            model, optimizer_state=optimizer_state, where=lambda name, _: name in names, at=at, every=every
+        )
         check_redrawable(model, init, self.parameters)
         inject_into(sequential, start)
         self.init = init

@@ -24,9 +24,10 @@ from pliant._precision import widen
 from pliant._validation import check_number
 from pliant.anatomy.parameters import ROLES, members
 from pliant.distributed import whole_norms
+from pliant.methods._core import host
 from pliant.methods._core.filters import Filter, Strength, having_role
 from pliant.methods._core.learning_rate import Schedule
-from pliant.methods._core.power_iteration import SingularValuePenalty
+from pliant.methods._core.power_iteration import LARGEST_NUMBER, SingularValuePenalty
 
 
 def spectral_cost(sigma: Tensor, k: float) -> Tensor:
@@ -90,9 +91,8 @@ class SpectralRegularization(SingularValuePenalty):
     def _cost(self, sigma: Tensor) -> Tensor:
         return spectral_cost(sigma, self.k)
 
-    def _slopes(self, sigmas: list[Tensor]) -> list[Tensor]:
-        slopes = spectral_slope(torch.stack([sigma.to(sigmas[0].device) for sigma in sigmas]), self.k)
-        return [slope.to(sigma.device) for slope, sigma in zip(slopes.unbind(), sigmas, strict=True)]
+    def _slopes(self, sigmas: Tensor) -> Tensor:
+        return spectral_slope(sigmas, self.k)
 
     def _term(self, name: str) -> Tensor:
         parameter = self.parameters[name].detach()
@@ -119,7 +119,11 @@ class SpectralRegularization(SingularValuePenalty):
         for (name, part, shift), norm in zip(shifts, norms, strict=True):
             power: Tensor = norm ** (2 * self.k - 2)
             factor = power if scale is None else power * scale
-            part.addcmul_(shift, factor, value=2 * self.k * self.strengths[name])
+            number = 2 * self.k * self.strengths[name]
+            if host.is_on_host(factor) and number * factor.item() < LARGEST_NUMBER:
+                part.add_(shift, alpha=number * factor.item())
+            else:
+                part.addcmul_(shift, factor, value=number)
 
     def _shifts(self, name: str, tensor: Tensor | None = None) -> list[Tensor]:
         """Return the members of a shift, or of a tensor shaped as the shift."""

@@ -56,5 +56,5 @@ class SpectralNormPenalty(SingularValuePenalty):
     def _cost(self, sigma: Tensor) -> Tensor:
         return spectral_norm_cost(sigma)
 
-    def _slopes(self, sigmas: list[Tensor]) -> list[Tensor]:
+    def _slopes(self, sigmas: Tensor) -> Tensor:
         return sigmas

@@ -150,7 +150,7 @@ class UPGD(AroundStep):
         check_rates(optimizer, "it scales its noise by the rate")
         return super()._match(optimizer)
 
-    @torch.no_grad()
+    @torch.set_grad_enabled(False)  # cheaper than no_grad
     def _act(self, optimizer: Optimizer, attachment: Attachment) -> None:
         before = self._take_before(attachment)
         groups = dict(zip(attachment.names, attachment.groups, strict=True))
@@ -176,7 +176,8 @@ class UPGD(AroundStep):
         rates = [optimizer.param_groups[groups[name]]["lr"] for name in names]
         subtract_scaled_(parameters, noise, [lr * self.sigma for lr in rates])
         # old + (moved − old) ⊙ (1 − share) is what lies between the two.
-        shares = [share.to(p.dtype) for share, p in zip(shares, parameters, strict=True)]
+        if widen_all(parameters) is not parameters:
+            shares = [share.to(p.dtype) for share, p in zip(shares, parameters, strict=True)]
         torch._foreach_lerp_(parameters, old, shares)
         if self.weight_decay:
             subtract_scaled_(parameters, old, [lr * self.weight_decay for lr in rates])

@@ -25,6 +25,7 @@ class Attachment:
         groups: For each name, the index of its parameter group.
         held: The parameters in each of the optimizer's groups when they were matched.
         first: The first named parameter, if any.
+        place: Its path in the model.
         placement: Dtype and device of `first` when it was matched.
         frozen: Parameters that the optimizer holds but the method does not know, because they were frozen.
         handles: The hooks.
@@ -35,6 +36,7 @@ class Attachment:
     groups: tuple[int, ...]
     held: tuple[tuple[Tensor, ...], ...]
     first: Tensor | None = None
+    place: tuple[str, ...] = ()
     placement: tuple[torch.dtype, torch.device] | None = None
     frozen: list[nn.Parameter] = field(default_factory=list)
     handles: list[RemovableHandle] = field(default_factory=list)
@@ -51,6 +53,7 @@ class Attachment:
             groups=tuple(group_of[id(held(p))] for p in matched.values()),
             held=tuple(tuple(group["params"]) for group in optimizer.param_groups),
             first=first,
+            place=tuple(next(iter(matched)).split(".")) if matched else (),
             placement=None if first is None else (first.dtype, first.device),
         )
 

@@ -330,11 +330,13 @@ class Method(OnRanks):
         """
         if self._shards is not None or not attachment.names:
             return False
-        place, _, key = attachment.names[0].rpartition(".")
-        try:
-            present = self.model.get_submodule(place)._parameters.get(key)
-        except AttributeError:
-            return False
+        module = self.model
+        for child in attachment.place[:-1]:  # as `get_submodule` does, in a third of its time
+            found = module._modules.get(child)
+            if found is None:
+                return False
+            module = found
+        present = module._parameters.get(attachment.place[-1])
         return present is not None and present is not self.parameters[attachment.names[0]]
 
     def _match_again(self, optimizer: Optimizer, attachment: Attachment) -> None:
@@ -342,7 +344,7 @@ class Method(OnRanks):
         found = self._match(optimizer)
         self._check_placement(found.names)
         attachment.names, attachment.groups, attachment.held = found.names, found.groups, found.held
-        attachment.first, attachment.placement = found.first, found.placement
+        attachment.first, attachment.place, attachment.placement = found.first, found.place, found.placement
         self.schedule.note(optimizer, attachment)
         attachment.frozen = warn_of_unknown(self.name, self.model, self._known, optimizer, self._told)
 

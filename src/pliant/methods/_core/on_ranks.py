@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
@@ -115,17 +115,16 @@ class OnRanks(ABC):
                     self._place_state(path, own_part(tensor, sharded[path[-1]]).clone())
         self._shards = shards
 
-    @contextmanager
-    def _acting(self, *, reads: bool = False) -> Iterator[None]:
+    def _acting(self, *, reads: bool = False) -> AbstractContextManager[None]:
         """Let the model hold plain parameters while the method acts, if its parameters are sharded.
 
         Args:
             reads: Whether the method only measures: then it sees whole parameters, and nothing is written.
         """
-        shards = self._shards
-        if shards is None or shards.is_open:
-            yield
-            return
+        return _NOTHING if self._shards is None or self._shards.is_open else self._standing_in(self._shards, reads)
+
+    @contextmanager
+    def _standing_in(self, shards: Shards, reads: bool) -> Iterator[None]:
         if self.sharding != "whole" and not reads:
             with shards.standing_in(whole=False):
                 yield
@@ -144,22 +143,26 @@ class OnRanks(ABC):
                 for path, tensor in own.items():
                     self._place_state(path, tensor)
 
-    def _in_batches(self, names: Sequence[str], *, gradients: bool) -> Iterator[Sequence[str]]:
-        """Yield the parameters to act on: all at once, or in batches that this rank owns if `sharding` is "owned".
+    def _in_batches(self, names: Sequence[str], *, gradients: bool) -> Iterable[Sequence[str]]:
+        """Return the parameters to act on: all at once, or in batches that this rank owns if `sharding` is "owned".
 
         Args:
             names: The parameters.
             gradients: Whether the method changes gradients, rather than values.
         """
-        owned = [name for name in names if self.sharding == "owned" and is_shard(self.parameters[name])]
+        if self._shards is None or self.sharding != "owned":
+            return (names,)
+        return self._owned_batches(self._shards, names, gradients)
+
+    def _owned_batches(self, shards: Shards, names: Sequence[str], gradients: bool) -> Iterator[Sequence[str]]:
+        owned = [name for name in names if is_shard(self.parameters[name])]
         yield [name for name in names if name not in owned]
         if not owned:
             return
-        assert self._shards is not None
         paths = {name: [path for path in self._sharded_state if path[-1] == name] for name in owned}
         state = {name: {path: value_at(self._state(), path) for path in paths[name]} for name in owned}
         sharded = {n: [as_sharded(t, held(self.parameters[n])) for t in own.values()] for n, own in state.items()}
-        for batch in self._shards.owned(owned, sharded, gradients=gradients):
+        for batch in shards.owned(owned, sharded, gradients=gradients):
             for name, wholes in batch.items():
                 for path, whole in zip(paths[name], wholes, strict=True):
                     self._place_state(path, whole)
@@ -200,6 +203,8 @@ class OnRanks(ABC):
         whole = {name: p for name, p in self.parameters.items() if name not in self._shards.plain}
         return dict(leave_out({**facts, "parameters": whole}, self._sharded_state))
 
+
+_NOTHING = nullcontext()
 
 _ENTRIES = ("__init__", "step", "apply", "value", "receipt")
 """What a user calls; each runs while the model holds plain parameters."""

@@ -21,6 +21,9 @@ from pliant.methods._core.penalty import Penalty
 _TINY = 1e-18
 """Far below the rounding error of any nonzero product; its square is still representable in float32."""
 
+LARGEST_NUMBER = 6e4
+"""Below the largest float16: torch rejects a larger factor as a number, while in a tensor it becomes infinite."""
+
 _SMALL = 1e-12
 """A matrix is rescaled if its largest entry is below this, or above its inverse: squares would under- or overflow."""
 
@@ -129,10 +132,15 @@ def iterate_shards_(
 def _normalize_(left: Tensor, right: Tensor) -> Tensor:
     """Divide u = Wv by its norm σ in place, and return σ; restart both vectors if they are not finite."""
     sigma: Tensor = torch.linalg.vector_norm(left)
-    left.div_(sigma.clamp_min(_TINY))
-    if not (host.is_on_host(sigma) and math.isfinite(sigma.item())):  # on other devices item() would synchronize
-        for vector in (left, right):
-            vector.nan_to_num_(nan=1.0, posinf=1.0, neginf=1.0)
+    if host.is_on_host(sigma):  # on other devices item() would synchronize
+        number = sigma.item()
+        left.div_(sigma if number > _TINY else _TINY)
+        if math.isfinite(number):
+            return sigma
+    else:
+        left.div_(sigma.clamp_min(_TINY))
+    for vector in (left, right):
+        vector.nan_to_num_(nan=1.0, posinf=1.0, neginf=1.0)
     return sigma
 
 
@@ -173,13 +181,15 @@ class SingularValuePenalty(Penalty):
 
     def _members(self, name: str, tensor: Tensor | None = None) -> list[tuple[str, Tensor]]:
         """Return the matrices of a weight, or views of a tensor shaped as the weight, each with its name."""
+        if not self._stacked[name]:  # directly, because it runs at every step
+            return [(name, as_matrix(self.parameters[name]) if tensor is None else tensor)]
         parts = members(self.parameters[name].detach() if tensor is None else tensor, self._stacked[name])
         return list(zip(self._matrices[name], map(as_matrix, parts) if tensor is None else parts, strict=True))
 
     def _vectors(self, name: str, key: str) -> tuple[Tensor, Tensor]:
         """Return u and v of a matrix; of a shard, their entries for the rows and columns that this rank holds."""
         parameter = self.parameters[name]
-        if not is_shard(parameter):
+        if self._shards is None or not is_shard(parameter):
             return self.left[key], self.right[key]
         rows, columns = own_rows_and_columns(held(parameter))
         return self.left[key][rows], self.right[key][columns]
@@ -204,16 +214,16 @@ class SingularValuePenalty(Penalty):
         """Return the cost of a singular value."""
 
     @abstractmethod
-    def _slopes(self, sigmas: list[Tensor]) -> list[Tensor]:
-        """Return the derivative of the cost at each singular value."""
+    def _slopes(self, sigmas: Tensor) -> Tensor:
+        """Return the derivative of the cost at each singular value of a vector of them."""
 
     def _term(self, name: str) -> Tensor:
         return self.strengths[name] * self._cost(self.sigma(name)).sum()
 
     def _observe(self, gradients: Mapping[str, Tensor], scale: Tensor | None, found_inf: Tensor | None) -> None:
         names = [name for name in gradients if name in self._matrices]
-        shards = [name for name in names if is_shard(self.parameters[name])]
-        for name in (name for name in names if name not in shards):
+        shards = [] if self._shards is None else [name for name in names if is_shard(self.parameters[name])]
+        for name in [name for name in names if name not in shards] if shards else names:
             for key, weight in self._members(name):
                 self._fresh[key] = iterate_power_(weight, self.left[key], self.right[key])
         if shards:
@@ -233,12 +243,25 @@ class SingularValuePenalty(Penalty):
             keys = self._matrices[name]
             known = all(key in fresh for key in keys)
             sigmas |= zip(keys, [fresh[key] for key in keys] if known else self.sigma(name).reshape(-1), strict=True)
-        slopes = dict(zip(sigmas, self._slopes(list(sigmas.values())), strict=True))
+        slopes = dict(zip(sigmas, self._factors_at(list(sigmas.values()), scale), strict=True))
         for name in names:
             for key, gradient in self._members(name, gradients[name]):
                 u, v = self._vectors(name, key)
-                left = u * (slopes[key] if scale is None else slopes[key] * scale)
-                add_outer_(gradient, left, v, self.strengths[name])
+                slope = slopes[key]
+                if isinstance(slope, float):
+                    add_outer_(gradient, u, v, self.strengths[name] * slope)
+                else:
+                    add_outer_(gradient, u * slope, v, self.strengths[name])
+
+    def _factors_at(self, sigmas: list[Tensor], scale: Tensor | None) -> Sequence[float | Tensor]:
+        """Return the slope of each singular value times the scale: numbers on the host, since they save operators."""
+        slopes = self._slopes(torch.stack([sigma.to(sigmas[0].device) for sigma in sigmas]))
+        if scale is not None:
+            slopes = slopes * scale.to(slopes.device)
+        if host.is_on_host(slopes):
+            numbers: list[float] = slopes.tolist()
+            return numbers
+        return [slope.to(sigma.device) for slope, sigma in zip(slopes.unbind(), sigmas, strict=True)]
 
 
 def add_outer_(gradient: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
@@ -257,6 +280,8 @@ def add_outer_(gradient: Tensor, left: Tensor, right: Tensor, factor: float) -> 
         tensor([[1.5000, 0.0000],
                 [3.0000, 0.0000]])
     """
+    if not -LARGEST_NUMBER < factor < LARGEST_NUMBER:
+        left, factor = left * factor, 1.0
     if left.dtype != gradient.dtype:
         left, right = left.to(gradient.dtype), right.to(gradient.dtype)
     if gradient.is_contiguous():
