@@ -41,7 +41,7 @@ def training_step(model: nn.Module, optimizer: Optimizer, batch: tuple[torch.Ten
 def steady_adam(model: nn.Module, lr: float = 1e-2) -> Adam:
     """Return an Adam whose steps do not depend on rounding, for runs that are compared with a tolerance.
 
-    The gradient of a bias before BatchNorm, and of the bias of attention's keys, is zero but for rounding, which
+    The gradient of a bias before BatchNorm, and of the bias of attention's keys, is zero up to rounding, which
     differs between processors. With Adam's default `eps` of 1e-8 it would become steps above the tolerance.
     """
     return Adam(model.parameters(), lr=lr, eps=1e-4)

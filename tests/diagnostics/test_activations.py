@@ -299,7 +299,7 @@ def test_layers_of_the_model_itself_go_by_their_weights() -> None:
 
     found = measure(Plain(), BATCH, measures=["dead_fraction", "spectral_norm"])
     dead = {row.layer for row in found.rows() if row.measure == "dead_fraction"}
-    assert dead == {"", "first", "linear"}, "the one that is computed has no name of its own"
+    assert dead == {"", "first", "linear"}, "the computed layer has no name of its own"
     assert {row.layer for row in found.rows() if row.measure == "spectral_norm"} == {"", "first", "second"}
 
 

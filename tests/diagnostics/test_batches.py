@@ -226,7 +226,7 @@ def ignoring(target: Tensor, *samples: int) -> Tensor:
 
 
 def contrast(output: Tensor, target: Tensor) -> Tensor:
-    """InfoNCE: a sample alone has nothing to be told from, and no loss."""
+    """InfoNCE: a sample alone has nothing to compare with, and no loss."""
     pairs = torch.randn(len(output), output.shape[1], dtype=output.dtype, generator=torch.Generator().manual_seed(0))
     return cross_entropy(output @ pairs.T, torch.arange(len(output)))
 

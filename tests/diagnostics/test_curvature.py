@@ -103,7 +103,7 @@ def test_sharpness_is_the_largest_eigenvalue_of_curvlinops_hessian(name: str) ->
 def test_product_with_the_hessian_is_the_change_of_the_gradient(name: str) -> None:
     model, batch, loss_fn = network(name)
     if name == "language":
-        model.embed.padding_idx = None  # which sets a part of the gradient to zero: it is no derivative then
+        model.embed.padding_idx = None  # which would set part of the gradient to zero
     along = torch.randn(
         sum(p.numel() for p in model.parameters()), dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )

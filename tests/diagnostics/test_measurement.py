@@ -67,7 +67,7 @@ def test_unjudged_signs_are_named_and_not_called_absent() -> None:
 
 
 def test_a_sign_in_a_single_layer_is_reported() -> None:
-    """A layer whose units have gone dormant must not hide behind a larger one that is well."""
+    """A layer whose units have gone dormant must not hide behind a larger healthy layer."""
     values = {"dormant_fraction": 0.17, "dormant_fraction/0": 0.0, "dormant_fraction/2": 0.99, "weight_l2": 1.0}
     reference = {"dormant_fraction": 0.1, "dormant_fraction/0": 0.05, "dormant_fraction/2": 0.15, "weight_l2": 1.0}
     found = measurement(values, reference)

@@ -70,7 +70,7 @@ def test_training_is_bit_equal_with_and_without_every_measure(budget: float | No
         assert theirs.grad is not None
         assert ours.grad.equal(theirs.grad)
     assert set(monitor.skipped) == {"balancedness", "attention_entropy"}, (
-        "BatchNorm is no chain, and there is no attention"
+        "a model with BatchNorm is not a chain, and it has no attention"
     )
 
 

@@ -138,7 +138,7 @@ OF_MATRICES = [
 def test_a_weight_that_is_computed_is_measured_as_it_is_used(
     layer: nn.Module, wrap: Callable[[nn.Module], nn.Module]
 ) -> None:
-    layer = copy.deepcopy(layer).double()  # The balance of orthogonal layers is zero but for rounding.
+    layer = copy.deepcopy(layer).double()  # The balance of orthogonal layers is zero up to rounding.
     model = nn.Sequential(wrap(copy.deepcopy(layer)), nn.Linear(3, 2).double())
     other = copy.deepcopy(model)
     nn.init.normal_(next(other[0].parametrizations.weight.parameters()))
@@ -153,7 +153,7 @@ def test_a_weight_that_is_computed_is_measured_as_it_is_used(
     expected = measure(plain[0], reference=plain[1], measures=OF_MATRICES)
     assert found.values == pytest.approx(expected.values)
     assert found.skipped == {}
-    assert all(value.equal(before[name]) for name, value in model.state_dict().items()), "reading it is no step"
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items()), "reading it must not change it"
 
 
 def test_weights_computed_by_hooks_have_no_bound() -> None:

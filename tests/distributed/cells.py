@@ -55,7 +55,7 @@ EAGER: dict[str, dict[str, Any]] = {
 
 
 def make_optimizer(name: str, model: nn.Module) -> Optimizer:
-    # The gradient of a bias before batch norm is zero but for rounding; a small eps would turn that into steps.
+    # The gradient of a bias before batch norm is zero up to rounding; a small eps would turn that into steps.
     return SGD(model.parameters(), lr=0.1, momentum=0.9) if name == "sgd" else AdamW(
         model.parameters(), lr=1e-2, eps=1e-4
     )  # fmt: skip

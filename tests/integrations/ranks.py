@@ -62,7 +62,7 @@ def lightning(folder: Path) -> list[dict[str, Any]]:
     found = []
     for path in (None, folder / "epoch=0.ckpt"):
         seed_everything(0)
-        # Not Adam, which makes a whole step of a gradient that is zero but for rounding.
+        # Not Adam, which makes a whole step of a gradient that is zero up to rounding.
         module = Automatic(partial(torch.optim.SGD, momentum=0.9))
         callback = PliantCallback(
             lambda module: several(module.net, EXAMPLE), at=[2, 8], monitor={"every": 3, "budget": None}

@@ -34,7 +34,7 @@ def joined(batches: Data) -> tuple[Tensor, Tensor]:
 
 
 def clear_idle(model: nn.Module) -> None:
-    """Set biases to zero whose gradient is zero but for rounding, so that it has no direction to compare.
+    """Set biases to zero whose gradient is zero up to rounding, so that it has no direction to compare.
 
     They are the biases of convolutions, all of which BatchNorm follows if there is any, and those of attention's keys.
     """

@@ -194,7 +194,7 @@ def test_a_reader_may_be_called_by_keyword() -> None:
 
 @pytest.mark.parametrize("make", [ReDo, ContinualBackprop])
 def test_passes_through_a_frozen_reader_are_not_watched(make: Any) -> None:
-    """An actor's update goes through the critic, frozen meanwhile: it is none of the critic's passes."""
+    """An actor's update goes through the frozen critic. It does not count as a pass of the critic."""
     model = zoo.build("mlp")
     x, y = zoo.batch("mlp")
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -366,7 +366,7 @@ def test_a_layer_that_activates_its_own_input_is_not_watched() -> None:
 
 @pytest.mark.parametrize("make", [ReDo, ContinualBackprop])
 def test_functional_calls_with_other_weights_are_ignored(make: Any) -> None:
-    """A target network may be the same module with other parameters: its units are not those that are renewed."""
+    """A target network may be the same module with other parameters: its units are not renewed."""
     model = zoo.build("mlp")
     x, y = zoo.batch("mlp")
     target = {name: torch.randn_like(parameter) for name, parameter in model.named_parameters()}

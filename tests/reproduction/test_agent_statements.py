@@ -47,7 +47,7 @@ def test_returns_and_measures_are_judged_in_their_units(monkeypatch: pytest.Monk
         ("FIRE", "Adam cleared"): "supported",
     }
     plain = {"recipe": INTERVENTION, "higher": "FIRE", "lower": "vanilla"}
-    assert find_margin(plain, None) is None, "half a point is no margin of a return"
+    assert find_margin(plain, None) is None, "half a point is not a margin for a return"
 
 
 def test_unit_of_a_return_is_the_return() -> None:

@@ -18,7 +18,7 @@ def test_picture_shows_the_kept_runs(name: str) -> None:
 
 
 def test_readme_says_what_its_pictures_show() -> None:
-    """The numbers in the README's captions are those that are drawn."""
+    """The README's captions name the numbers that are drawn."""
     tasks = {(row["line"], row["x"]): row["mean"] for row in PICTURES["plasticity"][0]()}
     assert round(tasks["plain training", 1], 2) == 1.0
     assert round(tasks["plain training", 12], 1) == 0.2

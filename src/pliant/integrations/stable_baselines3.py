@@ -293,7 +293,7 @@ class PliantCallback(BaseCallback):  # type: ignore[misc]
 def diagnose_agent(model: Any, *, measures: Sequence[str] | None = None, samples: int = 256) -> dict[str, Diagnosis]:
     """Diagnose each network of an agent on transitions that the agent has seen; the agent is left as it was.
 
-    There is no trial, since an agent's data depends on the agent: what decides is whether a reset helps.
+    There is no trial, because an agent's data depends on the agent. Try a reset: if it helps, plasticity was lost.
 
     Args:
         model: An agent of Stable-Baselines3 or sb3-contrib. A loaded agent needs `load_replay_buffer()` first.

@@ -191,7 +191,7 @@ def test_checkpointed_layers_are_right_or_named(reentrant: bool) -> None:
     model = Checkpointed().double()
     batch = Batch.of((torch.randn(5, 6, dtype=torch.float64, requires_grad=True), torch.randint(0, 4, (5,))))
     result = gradient_gram(model, batch, cross_entropy)
-    if reentrant:  # the layer is no part of the graph, and `torch.autograd.grad` knows nothing of it
+    if reentrant:  # the layer is not part of the graph, and `torch.autograd.grad` knows nothing of it
         assert result.cut_off == ("body.bias", "body.weight")
     else:
         assert_equal(result.total, per_sample_gradients(model, batch, cross_entropy))

@@ -39,7 +39,7 @@ THIRD = (0.001, 0.002, -0.001, -0.002, 0.0)
         (0.70, 0.60, 0.75, math.nan, "scratch"),
         (0.70, 0.60, 0.705, 1.0, "scratch"),  # by little, but significantly
         (0.60, 0.60, 0.75, 1.0, "scratch"),
-        (0.60, 0.60, 0.75, 0.1, "scratch"),  # a cheap remedy that gains nothing is no reason
+        (0.60, 0.60, 0.75, 0.1, "scratch"),  # a cheap remedy that gains nothing does not count
         (0.60, 0.60, 0.55, 1.0, "continue"),
         (0.50, 0.60, 0.55, 1.0, "continue"),
         (0.60, 0.60, 0.60, 1.0, "continue"),
