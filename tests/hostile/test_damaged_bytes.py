@@ -4,6 +4,7 @@ A reader of data that carries no digest (images, .npz, weights, text) may read o
 """
 
 import contextlib
+import copy
 import gzip
 import io
 import json
@@ -14,22 +15,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import pyarrow
+import pyarrow.parquet as parquet
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
+from tokenizers import Tokenizer, models, trainers
 
 from pliant import data
 from pliant.data.hub import read_idx
 from pliant.diagnostics.checkpoints import load_weights
 from pliant.experiments.archive import pack, unpack
 from pliant.experiments.experiment import run_experiment
-from pliant.experiments.journal import Journal
+from pliant.experiments.journal import Journal, write_lines
 from pliant.experiments.recipe import RecipeError, make_recipe
 from pliant.experiments.recipe_files import load_recipe
 from pliant.experiments.report.document import make_report
 from pliant.experiments.run import execute
+from pliant.experiments.run_config import RunConfig
 from pliant.experiments.store import (
     last_progress,
     load_recipe_values,
@@ -197,6 +202,55 @@ def test_a_damaged_archive_is_refused_or_the_same(
             assert found == expected
 
 
+SCALARS = st.none() | st.booleans() | st.sampled_from([0, -1, 0.5, 10**12, 1e308, 5e-324, "", "x", "../x", "\x1b[2J"])
+CHANGES = st.lists(
+    st.tuples(
+        st.integers(0, 99), st.floats(0, 1, exclude_max=True), SCALARS | st.sampled_from([[], {}, [1, 2], "del"])
+    ),
+    min_size=1,
+    max_size=2,
+)
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """All tables and lists inside a value, each with each of its keys."""
+    keys = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
+    return [(value, key) for key in keys] + [found for key in keys for found in places(value[key])]
+
+
+@given(changes=CHANGES)
+@many
+def test_a_forged_archive_is_refused_or_reported(
+    experiment: Path, tmp_path_factory: pytest.TempPathFactory, changes: Any
+) -> None:
+    """Anything in place of anything, with correct digests."""
+    folder = tmp_path_factory.mktemp("forged")
+    pack(experiment, folder / "sound.gz")
+    lines = Journal(gzip.decompress((folder / "sound.gz").read_bytes())).records()
+    for number, where, what in changes:
+        found = places(lines[number % len(lines)])
+        holder, key = found[int(where * len(found))]
+        if what == "del":
+            del holder[key]
+        else:
+            holder[key] = copy.deepcopy(what)  # Else the second change may put it into itself.
+    for line in lines[1:]:
+        with contextlib.suppress(Exception):
+            line["id"] = RunConfig.from_dict(line["config"]).id
+    (folder / "bad.gz").write_bytes(gzip.compress(write_lines(lines)[0]))
+    try:
+        unpack(folder / "bad.gz", folder / "got")
+    except ValueError as error:
+        assert "bad.gz" in str(error)  # noqa: PT017
+        return
+    report = make_report(folder / "got")
+    assert str(report)
+    for ending in ("md", "csv", "tex"):
+        report.save(folder / f"report.{ending}")
+    with contextlib.suppress(ValueError):
+        pack(folder / "got", folder / "again.gz")
+
+
 @given(content=st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode)))
 @many
 def test_any_bytes_are_no_journal(content: bytes) -> None:
@@ -244,10 +298,37 @@ def idx_bytes() -> bytes:
     return gzip.compress(struct.pack(">HBBII", 0, 8, 2, 3, 4) + bytes(12))
 
 
+def old_weights_bytes() -> bytes:
+    file = io.BytesIO()
+    torch.save({"model": torch.nn.Linear(3, 2).state_dict()}, file, _use_new_zipfile_serialization=False)
+    return file.getvalue()
+
+
+def parquet_bytes() -> bytes:
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table({"text": ["some text of a user", "and more of it"] * 9}), file)
+    return file.getvalue()
+
+
+def tokenizer_bytes() -> bytes:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.train_from_iterator(["some text of a user"], trainers.BpeTrainer(vocab_size=30, show_progress=False))
+    return str(tokenizer.to_str()).encode()
+
+
+def load_with_tokenizer(path: Path) -> Any:
+    text = path.with_name("read.txt")
+    text.write_text("some text of a user, and more of it\n" * 9)
+    return data.load(str(text), window=8, vocabulary=str(path))
+
+
 READERS: dict[str, tuple[bytes, Callable[[Path], Any]]] = {
     "x.npz": (npz_bytes(), lambda path: data.load(str(path))),
     "x.txt": (b"some text of a user, and more of it\n" * 9, lambda path: data.load(str(path), window=8)),
+    "x.parquet": (parquet_bytes(), lambda path: data.load(str(path), window=8)),
+    "tokenizer.json": (tokenizer_bytes(), load_with_tokenizer),
     "weights.pt": (weights_bytes(), load_weights),
+    "old_weights.pt": (old_weights_bytes(), load_weights),
     "weights.safetensors": (save(torch.nn.Linear(3, 2).state_dict()), load_weights),
     "x-idx2-ubyte.gz": (idx_bytes(), read_idx),
 }
