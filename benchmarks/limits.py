@@ -181,5 +181,5 @@ def main() -> None:
             contestants = {str(name): in_a_row(stepper(kind, name)) for name in (None, *names)}
             return added(contestants, base="None", rounds=20)
 
-        for name, extra in over_builds(measure, builds=5).items():
+        for name, extra in over_builds(measure, builds=3).items():
             row(f"MLP 3×100, batch 256: step of {kind.__name__} with {name} / without", 1 + extra, goals[name])
