@@ -40,7 +40,7 @@ REMEDIES = {"continue": "continue", "fire": "apply FIRE, then continue", "train 
 
 
 def make_plasticity_rows() -> Rows:
-    """Return the training accuracy at the end of each task on random labels, over three seeds."""
+    """Return the training accuracy at the end of each task on random labels, over the kept seeds."""
     runs, _ = kept_runs("methods_effect")
     found: dict[tuple[str, int], list[float]] = defaultdict(list)
     for run in runs:
@@ -202,7 +202,7 @@ def draw_dots(rows: Rows, x: str, percent: bool, colors: list[str], height: int)
 def draw_plasticity(rows: Rows) -> Any:
     """Draw the loss of plasticity, and a remedy."""
     colors = dict(zip(TASKS.values(), (PLAIN, TREATED, FRESH), strict=True))
-    return draw_curves(rows, colors, "task: each brings new labels", "accuracy at its end", True, 560, 230)
+    return draw_curves(rows, colors, "task: each brings new labels", "accuracy at the task's end", True, 560, 230)
 
 
 def draw_agents(rows: Rows) -> Any:
@@ -218,7 +218,7 @@ def draw_remedies(rows: Rows) -> Any:
 
 def draw_ranks(rows: Rows) -> Any:
     """Draw the leaderboard."""
-    return draw_dots(rows, "mean rank over four streams (1 is best)", False, [TREATED] * len(rows), 220)
+    return draw_dots(rows, "mean rank over all streams (1 is best)", False, [TREATED] * len(rows), 220)
 
 
 def draw_trial(rows: Rows) -> Any:

@@ -34,6 +34,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
 html_show_sourcelink = False
+html_search_scorer = str(Path(__file__).with_name("_static") / "scorer.js")
 html_theme_options = {
     "show_prev_next": False,
     "navigation_with_keys": False,

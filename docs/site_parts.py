@@ -25,7 +25,10 @@ SHORT = {
     "sac_reset.py": ["--steps", "1200", "--reset-every", "700"],
 }
 """Arguments that let an example end in seconds."""
-LEADING = ("start", "which-method", "trial", "howto", "methods/index", "results", "leaderboard", "api/index")
+LEADING = (
+    "start", "which-method", "questions", "trial", "howto", "methods/index", "results", "leaderboard",
+    "api/index",
+)  # fmt: skip
 """The pages that llms.txt lists first."""
 
 

@@ -2,9 +2,9 @@
 An agent that learns again
 ==========================
 
-A DQN of Stable-Baselines3 makes 10 000 updates on its first 200 transitions of CartPole. As it is, it soon stops
-getting better. After FIRE, which a callback applies, it begins lower and goes on learning. This page shows one seed;
-`Frameworks <../howto-frameworks.html>`__ has the mean of ten.
+A DQN of Stable-Baselines3 makes 10 000 updates on its first 200 transitions of CartPole. Without treatment it
+soon stops improving. After FIRE, which a callback applies, it begins lower and continues to learn. This page shows
+one seed; `Frameworks <../howto-frameworks.html>`__ has the mean of ten.
 """
 
 import copy

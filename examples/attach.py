@@ -3,7 +3,7 @@ Attach a method to a plain loop
 ===============================
 
 One network learns eight sets of random labels of the same 400 digits. Plain training learns each set worse than the one
-before. With spectral regularization, which is one line more, it goes on learning.
+before. With spectral regularization, one line more, it continues to learn.
 """
 
 import matplotlib.pyplot as plt
@@ -18,7 +18,7 @@ images = torch.tensor(load_digits().data[:400], dtype=torch.float32) / 16
 
 
 # %%
-# The loop is ordinary. The method hangs on the optimizer's own hooks, so nothing inside the loop changes.
+# The loop is ordinary. The method uses the optimizer's own hooks, so nothing inside the loop changes.
 def train(with_method: bool) -> list[float]:
     """Return the accuracy at the end of each task."""
     torch.manual_seed(0)
@@ -46,6 +46,6 @@ plain, treated = train(with_method=False), train(with_method=True)
 figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
 for name, values in (("plain training", plain), ("with spectral regularization", treated)):
     axes.plot(range(1, 9), values, marker="o", label=name)
-axes.set(xlabel="task: each brings new labels", ylabel="accuracy at its end", ylim=(0, 1.05))
+axes.set(xlabel="task: each brings new labels", ylabel="accuracy at the task's end", ylim=(0, 1.05))
 axes.legend()
 print(f"last task: {plain[-1]:.2f} with plain training, {treated[-1]:.2f} with the method")

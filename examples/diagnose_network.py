@@ -1,6 +1,6 @@
 """
-Diagnose a worn network
-=======================
+Diagnose a network
+==================
 
 Has this network lost plasticity, and where? :func:`pliant.diagnose` lets copies of it learn new data beside fresh
 networks, and then looks for signs, layer by layer.
@@ -19,7 +19,7 @@ images, labels = torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(di
 
 
 # %%
-# Wear a network out: it learns ten sets of random labels.
+# Damage a network: it learns ten sets of random labels.
 def build() -> nn.Module:
     """Return an untrained network."""
     return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))

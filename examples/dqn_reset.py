@@ -4,8 +4,8 @@ Renew a DQN in the style of CleanRL
 
 Renew the Q-network of a DQN loop in the style of CleanRL: two lines, marked with ``# Pliant``.
 
-One file, one loop, no framework: ``python examples/dqn_reset.py --steps 20000``. The loop is ours; its parts stand in
-the same order as in CleanRL's ``dqn.py``, so that the two lines go to the same places there.
+One file, one loop, no framework: ``python examples/dqn_reset.py --steps 20000``. The loop is ours. Its parts have
+the same order as in CleanRL's ``dqn.py``, so the two lines go to the same places there.
 """
 
 import argparse

@@ -35,7 +35,7 @@ def make_data() -> list[dict[str, torch.Tensor]]:
 
 
 # %%
-# The callback is the only thing that is new. Its state is saved in Trainer's checkpoints.
+# Only the callback is new. Its state is saved in Trainer's checkpoints.
 set_seed(0)
 shape = {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": WORDS, "n_positions": LENGTH}
 model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM"))

@@ -27,8 +27,8 @@ def check(rows: Rows) -> None:
     trials = [row for row in rows if row["kind"] == "trial"]
     assert [row for row in trials if row["condition"] in HEALTHY and row["verdict"] == "lost"] == []
     worse = [row for row in trials if learns(known[row["network"], row["condition"]]) == "worse"]
-    assert [row for row in worse if row["verdict"] == "plastic"] == []
-    assert [row["verdict"] for row in worse].count("lost") >= 0.9 * len(worse)
+    assert worse
+    assert [row for row in worse if row["verdict"] != "lost"] == []
 
 
 def test_the_kept_zoo_keeps_what_the_calibration_promises(kept: Rows) -> None:

@@ -81,9 +81,9 @@ def agents_block() -> str:
 
 
 def cost_block() -> str:
-    """Make a row a kind of method: the cheapest and the dearest of its methods."""
+    """Make a row a kind of method: the methods with the lowest and the highest cost."""
     measured = {name: float(ratio) for name, ratio in COST.findall((RESULTS / "methods.txt").read_text())}
-    rows = [["kind", "you call", "cheapest", "dearest", "cost is in"]]
+    rows = [["kind", "you call", "lowest cost", "highest cost", "measured in"]]
     for kind, (words, call, unit) in CALLS.items():
         own = sorted(
             (name for name in names() if info(name).kind == kind and name in measured), key=measured.__getitem__

@@ -9,20 +9,23 @@ from benchmarks.pictures import draw_pictures
 from benchmarks.reproduction.agent_effects import agent_block
 from benchmarks.reproduction.decisions import decision_block
 from benchmarks.reproduction.drawings import known_drawings, write_drawing, write_picture
-from benchmarks.reproduction.effect_overview import overview_block
+from benchmarks.reproduction.effect_overview import effects_block
 from benchmarks.reproduction.effects import effect_block
 from benchmarks.reproduction.explanations import explanations_block
 from benchmarks.reproduction.figures import figures_block
 from benchmarks.reproduction.forest import FORESTS, draw_forest, make_forest
 from benchmarks.reproduction.kept import NOTHING, count_seeds, estimate, load_kept
-from benchmarks.reproduction.language_effects import language_block
+from benchmarks.reproduction.language_effects import kept_block, language_block, text_block
 from benchmarks.reproduction.markdown import write_table
 from benchmarks.reproduction.result_files import FILES, provenance_block
 from benchmarks.reproduction.results_tables import count_block, coverage_block, main_block, statements_block
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [
-    *(DOCS / f"{name}.md" for name in ("results", "recipes", "leaderboard", "which-method")),
+    *(
+        DOCS / f"{name}.md"
+        for name in ("results", "recipes", "leaderboard", "which-method", "howto-language", "defaults")
+    ),
     *sorted((DOCS / "results").glob("*.md")),
     *sorted((DOCS / "methods").glob("*.md")),
 ]
@@ -64,11 +67,13 @@ MAKERS: dict[str, Callable[[str], str]] = {
     "statements": statements_block,
     "table": table_block,
     "effect": card_block,
-    "effects": overview_block,
+    "effects": effects_block,
     "explanations": explanations_block,
     "figures": figures_block,
     "leaderboard": leaderboard_block,
     "decisions": decision_block,
+    "text": text_block,
+    "kept": kept_block,
 }
 BLOCK = re.compile(rf"<!-- ({'|'.join(MAKERS)}): (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 

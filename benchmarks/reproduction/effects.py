@@ -1,13 +1,17 @@
 """The effect of each method on plasticity on one small stream: the tables of the method cards."""
 
+import math
+
 from benchmarks.reproduction.kept import FEWEST, NOTHING, Estimate, Kept, count_seeds, estimate, find_recipe, load_kept
 from benchmarks.reproduction.markdown import write_table
+from benchmarks.reproduction.verdicts import LEVEL, correct, decide
 from pliant.experiments.recipe import Entry
 from pliant.experiments.report.formatting import join_names
 from pliant.methods import info
 
 EFFECT = "methods_effect"
 """The experiment behind the tables."""
+MEAN, LAST = "mean_train_accuracy", "final_train_accuracy"
 BASELINES = {"vanilla": "*plain training*", "fresh": "*a fresh network for every task*"}
 
 
@@ -20,18 +24,18 @@ def effect_block(method: str) -> str:
     names = {entry.label: {part.name for part in entry.parts} for entry in recipe.methods}
     own = [label for label in kept.labels if not names[label] or method in names[label]]
     told = {entry.label for entry in recipe.methods if is_told(entry)}
+    judged, judged_late = (judge_effects(kept, accuracy) for accuracy in (MEAN, LAST))
     rows = [["", "told", "mean over tasks", "last task", "mean − plain training", "verdict", "seeds"]]
     verdicts: dict[str, list[str]] = {}
     unknown = kept.diverged("vanilla", kept.headline)
     for label in own:
-        errors = [show_error(kept, label, accuracy) for accuracy in ("mean_train_accuracy", "final_train_accuracy")]
+        errors = [show_error(kept, label, accuracy) for accuracy in (MEAN, LAST)]
         effect = ["", ""]
         if names[label]:
             # Exchanged accuracies give the difference of errors.
-            gap = None if unknown else kept.difference("vanilla", label, "mean_train_accuracy")
-            verdict = "diverges" if kept.diverged(label, kept.headline) else name_effect(gap)
+            gap = None if unknown else kept.difference("vanilla", label, MEAN)
+            verdict, late = judged[label], judged_late[label]
             verdicts.setdefault(verdict, []).append(f"`{label}`")
-            late = name_effect(kept.difference("vanilla", label, "final_train_accuracy"))
             if verdict == "no difference seen" and late in ("helps", "hurts"):
                 verdict = f"{verdict}; {late} at the last task"
                 verdicts.setdefault(f"{late} at the last task", []).append(f"`{label}`")
@@ -42,9 +46,30 @@ def effect_block(method: str) -> str:
     where = (
         f"Random labels, `recipes/{EFFECT}.toml`: {recipe.data.name.upper()}, {images} images, "
         f"{options['tasks']} tasks of {options['epochs']} epochs. Error on the task's own images at its end, in "
-        "percent; mean over seeds and 95 % interval. *Told*: the method must be told that a task starts."
+        "percent; mean over seeds and 95 % interval. *Told*: the method must be told that a task starts. Verdicts are "
+        "corrected for the number of settings of all methods (Benjamini–Hochberg)."
     )
     return f"{where}\n\n{write_table(rows)}\n\n{sum_up(verdicts)}"
+
+
+def judge_effects(kept: Kept, accuracy: str) -> dict[str, str]:
+    """Return the verdict on each label's error, paired by seed with plain training.
+
+    Paired t-tests, corrected for the number of labels by Benjamini and Hochberg.
+    """
+    plain = kept.values("vanilla", accuracy)
+    verdicts, decided, values = dict.fromkeys(kept.labels, "too few seeds"), {}, {}
+    for label in kept.labels:
+        own = kept.values(label, accuracy)
+        gaps = [own[seed] - plain[seed] for seed in sorted(own.keys() & plain.keys())]
+        if kept.diverged(label, kept.headline):
+            verdicts[label] = "diverges"
+        elif label not in BASELINES and len(gaps) >= FEWEST and not kept.diverged("vanilla", kept.headline):
+            values[label], decided[label] = decide(gaps, (0.0, math.inf))
+    words = {"supported": "helps", "contradicted": "hurts"}
+    for (label, word), q in zip(decided.items(), correct(list(values.values())), strict=True):
+        verdicts[label] = words[word] if q <= LEVEL else "no difference seen"
+    return verdicts
 
 
 def is_told(entry: Entry) -> bool:

@@ -7,7 +7,7 @@ import atexit
 import json
 import math
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -102,6 +102,22 @@ class Kept:
         """Return the values of a number by seed."""
         return {seed: numbers[name] for seed, numbers in self.numbers.get(label, {}).items() if name in numbers}
 
+    def spread(self, labels: Sequence[str], name: str) -> dict[int, float]:
+        """Return a number of the best of some labels minus that of the worst, by seed; the means over seeds decide.
+
+        Example:
+            >>> numbers = {"a": {0: {"x": 1.0}, 1: {"x": 3.0}}, "b": {0: {"x": 0.0}, 1: {"x": 5.0}}, "c": {}}
+            >>> kept = Kept("x", {}, list(numbers), numbers, {}, {})
+            >>> kept.spread(["a", "b"], "x"), kept.spread(["a", "c"], "x")
+            ({0: -1.0, 1: 2.0}, {})
+        """
+        columns = [self.values(label, name) for label in labels]
+        seeds = sorted(set.intersection(*(set(column) for column in columns)))
+        if not seeds:
+            return {}
+        ordered = sorted(columns, key=lambda column: fmean(column[seed] for seed in seeds))
+        return {seed: ordered[-1][seed] - ordered[0][seed] for seed in seeds}
+
     def diverged(self, label: str, name: str) -> int:
         """Return how many of the runs behind a number diverged."""
         bad = self.bad[label]
@@ -129,19 +145,31 @@ def find_recipe(name: str) -> Recipe:
 
 
 @cache
-def unpack_kept(name: str) -> Path:
-    """Unpack the kept runs of an experiment, once a process: they are deleted when it ends."""
+def unpack_runs(file: Path) -> Path:
+    """Unpack an archive, once a process: the folder is deleted when the process ends."""
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
     root = Path(folder.name) / "experiment"
-    unpack(KEPT / f"{name}.jsonl.gz", root)
+    unpack(file, root)
     return root
 
 
 def kept_runs(name: str) -> tuple[list[Run], dict[str, Any]]:
-    """Return the kept runs of an experiment, with the settings that were chosen, by label."""
-    root = unpack_kept(name)
+    """Return the kept runs of an experiment, with the chosen settings by label; nothing if there are none."""
+    file = KEPT / f"{name}.jsonl.gz"
+    if not file.exists():
+        return [], {}
+    root = unpack_runs(file)
     return [run for run in load_runs(root) if run.config.purpose == "result"], load_selection(root).get("labels", {})
+
+
+def unfinished_runs(name: str) -> list[Run]:
+    """Return the runs that a recipe asks for and that ended, of an experiment that is not complete."""
+    file = KEPT.parent / "unfinished" / f"{name}.jsonl.gz"
+    if not file.exists():
+        return []
+    recipe = find_recipe(name)
+    return [run for run in load_runs(unpack_runs(file)) if asks_for(recipe, run)]
 
 
 @cache

@@ -107,7 +107,7 @@ def list_runs() -> list[list[Any]]:
         made = [run for run in runs if run.events]
         days = sorted(datetime.fromisoformat(run.events[-1]["time"]).date().isoformat() for run in made)
         environments = [run.events[0]["environment"] for run in made]
-        commits = sorted({str(each.get("git"))[:10] for each in environments})
+        commits = sorted({str(each.get("git") or "unknown")[:10] for each in environments})
         versions = sorted({f"pliant {each['pliant']}, torch {each['torch']}" for each in environments})
         hours = sum(count_seconds(run) for run in made) / 3600
         ends = [days[0], days[-1]] if days else ["", ""]

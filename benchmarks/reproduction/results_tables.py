@@ -15,6 +15,7 @@ from benchmarks.reproduction.statements import (
     Statement,
     find_margin,
     has_own_threshold,
+    is_share,
     judge_paper,
 )
 from benchmarks.reproduction.verdicts import MOST_SEEDS
@@ -22,7 +23,6 @@ from benchmarks.reproduction.verdicts import MOST_SEEDS
 PAGES = {"P0": "soft-weight-rescaling", "P2": "spectral", "P3": "curvature", "P4": "fire", "ours": "ours"}
 """The page of each paper in docs/results."""
 DIVISIONS = {False: "at the paper's settings", True: "in small"}
-FRACTIONS = ("accuracy", "error", "drop", "loss", "gain", "growth", "trend", "range")
 NONE = "–"
 _PARENTHESES = re.compile(r" \([^)]*\)")
 OURS = "†"
@@ -32,10 +32,7 @@ OURS = "†"
 def in_points(statement: Statement) -> bool:
     """Return whether a statement's number is a share of examples, which is shown in points."""
     kept = load_kept(statement["recipe"])
-    name = str(statement.get("number", kept.headline if kept else "accuracy"))
-    return name.startswith(("setting_", "worst_")) or (
-        name.rpartition("_")[2] in FRACTIONS and not name.startswith("hessian")
-    )
+    return is_share(str(statement.get("number", kept.headline if kept else "accuracy")))
 
 
 def show(value: Estimate, points: bool) -> str:

@@ -8,6 +8,8 @@ recipe of each ("" if there is none). Every statement is made for every column; 
 - is about one `label`; or
 - `needs` what was not at hand, and is untested.
 
+A list of labels stands for how far they are apart: the best of them minus the worst, by their means over seeds.
+
 `number` is the number that is compared, by default the headline of the recipe's stream (see `numbers.py`). `minus`
 names a recipe whose same difference is subtracted: the interaction of two factors. `claimed` is the range of the number
 according to the paper, above zero by default. Its thresholds are ours unless `theirs = true`. `margin` is the margin of
@@ -36,6 +38,10 @@ ABOVE: Range = (0.0, math.inf)
 POINT_MARGIN = 0.005
 """The margin of equivalence of accuracies and errors without published numbers: half a point."""
 LATE = "late_test_accuracy"
+FRACTIONS = ("accuracy", "error", "drop", "loss", "gain", "growth", "trend", "range")
+"""What a number that is a share of examples ends with; a loss is lost accuracy, unless it is one of `LOSSES`."""
+LOSSES = ("train_loss", "test_loss", "online_loss")
+"""What the value of a loss function ends with."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +137,29 @@ def has_own_threshold(statement: Statement) -> bool:
     return nonzero and not statement.get("theirs", False)
 
 
+def list_labels(statement: Statement, *keys: str) -> list[str]:
+    """Return the labels that a statement has under some keys.
+
+    Example:
+        >>> list_labels({"higher": ["a", "b"], "lower": "c"}, "higher", "lower")
+        ['a', 'b', 'c']
+    """
+    found = [statement[key] for key in keys if key in statement]
+    return [label for one in found for label in (one if isinstance(one, list) else [one])]
+
+
+def is_share(name: str) -> bool:
+    """Return whether a number is a share of examples, so that points are its unit.
+
+    Example:
+        >>> is_share("mean_first_loss"), is_share("final_train_loss"), is_share("final_late_return")
+        (True, False, False)
+    """
+    if name.startswith("hessian") or name.endswith(LOSSES):
+        return False
+    return name.startswith(("setting_", "worst_")) or name.rpartition("_")[2] in FRACTIONS
+
+
 def find_samples(statement: Statement, number: str = "") -> tuple[dict[int, float], int]:
     """Return a statement's numbers by seed, and how many runs behind them diverged."""
     terms = [(1, statement["recipe"], key) for key in ("label", "higher") if key in statement]
@@ -144,8 +173,10 @@ def find_samples(statement: Statement, number: str = "") -> tuple[dict[int, floa
         if kept is None:
             return {}, 0
         name = number or statement.get("number", kept.headline)
-        columns.append({seed: sign * value for seed, value in kept.values(statement[key], name).items()})
-        diverged += kept.diverged(statement[key], name)
+        labels = list_labels(statement, key)
+        found = kept.values(labels[0], name) if len(labels) == 1 else kept.spread(labels, name)
+        columns.append({seed: sign * value for seed, value in found.items()})
+        diverged += sum(kept.diverged(label, name) for label in labels)
     seeds = set.intersection(*(set(column) for column in columns))
     return {seed: sum(column[seed] for column in columns) for seed in sorted(seeds)}, diverged
 
@@ -157,7 +188,7 @@ def find_published(statement: Statement) -> float | None:
     if not plain or {"minus", "lower_recipe", "small"} & statement.keys():
         return None
     known = find_recipe(statement["recipe"].removesuffix("-quick")).published
-    labels = [statement[key] for key in ("label", "higher", "lower") if key in statement]
+    labels = list_labels(statement, "label", "higher", "lower")
     if any(label not in known for label in labels):
         return None
     means = [known[label][0] for label in labels]
@@ -173,10 +204,7 @@ def find_margin(statement: Statement, published: float | None) -> float | None:
     if published is not None and "lower" in statement:
         return abs(published) / 2
     kept = load_kept(statement["recipe"])
-    name = statement.get("number", kept.headline if kept and kept.is_of_agents else "accuracy")
-    fractions = ("accuracy", "error", "drop", "loss", "gain", "setting", "range", "growth", "trend")
-    ours = name.startswith("setting_") or name.rpartition("_")[2] in fractions
-    return POINT_MARGIN if ours and not name.startswith("hessian") else None
+    return POINT_MARGIN if is_share(statement.get("number", kept.headline if kept else "")) else None
 
 
 @cache
@@ -241,5 +269,15 @@ def describe_number(statement: Statement) -> str:
     """Name what a statement's number is of: `SWR − L2`, or `ReLU`, with the number if it is not the headline."""
     kind: Kept | None = load_kept(statement["recipe"]) if statement["recipe"] else None
     name = statement.get("number", kind.headline if kind else "")
-    labels = statement.get("label") or f"{statement.get('higher', '')} − {statement.get('lower', '')}"
+    labels = statement.get("label") or " − ".join(name_labels(statement.get(key, "")) for key in ("higher", "lower"))
     return labels if kind and name == kind.headline else f"{labels}: {name.replace('_', ' ')}"
+
+
+def name_labels(labels: str | list[str]) -> str:
+    """Name a label, or the distance between several.
+
+    Example:
+        >>> name_labels("FIRE"), name_labels(["L2 1e-3", "L2 1e-4"])
+        ('FIRE', 'range of (L2 1e-3, L2 1e-4)')
+    """
+    return labels if isinstance(labels, str) else f"range of ({', '.join(labels)})"

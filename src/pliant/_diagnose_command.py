@@ -70,7 +70,11 @@ def diagnose_command(
     ] = None,
     after: Annotated[
         Path | None,
-        typer.Option(rich_help_panel=RESUME, metavar="FILE", help="With --before: a checkpoint after the jump."),
+        typer.Option(
+            rich_help_panel=RESUME,
+            metavar="FILE",
+            help="With --before: a checkpoint after the jump, saved soon after the resume.",
+        ),
     ] = None,
     key: Annotated[
         str,
@@ -95,7 +99,7 @@ def diagnose_command(
         typer.Option(
             rich_help_panel=SIGNS,
             metavar="LIST",
-            help="Measures, separated by commas. Default: all except those that need a full matrix or a step.",
+            help="Measures, separated by commas. Default: all, except measures that need a full matrix or a step.",
         ),
     ] = None,
     setting: Annotated[
@@ -143,12 +147,18 @@ def diagnose_command(
         _check_fit(build(), (train[0][:2], train[1][:2]), labeled, f"model {model!r}", f"data {data!r}")
     network = load_into(build(), checkpoint, key) if checkpoint is not None else None
     if trial and train is not None:
-        _echo(f"letting copies of the network learn for at most {budget:g} seconds (--budget)", err=True)
+        long = f"at most {budget:g} seconds (--budget)" if steps is None else f"{steps} steps each (--steps)"
+        _echo(f"letting copies of the network learn for {long}", err=True)
     learning: dict[str, Any] = {"optimizer": make, "test": test, "steps": steps, "budget": budget, "seed": seed}
     if checkpoint is None or network is None:
         assert before is not None
         assert after is not None
-        _echo(check_resume(before, after, build, train, key=key, hold_trial=trial, **learning))
+        resume = check_resume(before, after, build, train, key=key, hold_trial=trial, **learning)
+        _echo(resume)
+        if resume.cause == "plasticity":
+            _echo(f"next: {_write_treat(after, model, data, key, setting)} finds the best remedy")
+        elif resume.cause == "undecided":
+            _echo(f"next: {_ask_again(data is not None, trial, budget)}")
         return
     found = diagnose(
         network, train, class_loss if train is not None else None,
@@ -164,23 +174,19 @@ def diagnose_command(
     if parquet is not None:
         found.signs.to_parquet(parquet)
         _echo(f"table: {parquet}")
-    treat = [
-        "pliant",
-        "treat",
-        str(checkpoint),
-        "--model",
-        model,
-        "--data",
-        str(data),
-        *(["--key", key] if key else []),
-    ]
-    treat += [part for each in setting or () for part in ("--set", each)]
     advice = {
         "plastic": f"nothing to repair; {html} shows the learning curves",
-        "lost": f"{shlex.join(treat)} finds the best remedy",
+        "lost": f"{_write_treat(checkpoint, model, data, key, setting)} finds the best remedy",
     }
     again = _ask_again(data is not None, trial, budget)
     _echo(f"next: {advice.get(found.verdict or '', again)}")
+
+
+def _write_treat(checkpoint: Path | None, model: str, data: str | None, key: str, settings: list[str] | None) -> str:
+    """Write the command that finds the best remedy for a checkpoint."""
+    command = ["pliant", "treat", str(checkpoint), "--model", model, "--data", str(data)]
+    command += ["--key", key] if key else []
+    return shlex.join([*command, *(part for each in settings or () for part in ("--set", each))])
 
 
 def _ask_again(with_data: bool, trial: bool, budget: float) -> str:

@@ -82,7 +82,7 @@ def gather(
     inputs, targets = tree_map(lambda leaf: leaf.detach().to(device) if isinstance(leaf, Tensor) else leaf, pair)
     lengths = {len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)} | {len(targets)}
     if len(lengths) != 1 or 0 in lengths:
-        raise ValueError(f"{argument}: inputs and targets have {sorted(lengths)} examples; they must have equally many")
+        raise ValueError(f"{argument}: inputs and targets have {sorted(lengths)} examples; the numbers must agree")
     found = Examples(inputs, targets)
     return found if len(found) <= most else found.take(permutation(len(found), "examples", seed)[:most])
 

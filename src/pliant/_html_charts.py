@@ -9,7 +9,7 @@ from pliant._html import escape
 
 @dataclass(frozen=True)
 class Curves:
-    """Several curves of one kind, such as those of all seeds.
+    """Several curves of one kind, such as one for each seed.
 
     Attributes:
         name: What they show.

@@ -136,7 +136,7 @@ def find_missing(*modules: str) -> list[str]:
 
 @contextlib.contextmanager
 def naming_extra(what: str, extra: str) -> Iterator[None]:
-    """Turn an ImportError into one that names the extra to install.
+    """Turn an ImportError into an ImportError that names the extra to install.
 
     Args:
         what: The feature that needs the package.

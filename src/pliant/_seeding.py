@@ -107,7 +107,7 @@ def undrawn(devices: Iterable[int] = (), generators: Iterable[torch.Generator] =
 
     Args:
         devices: GPUs whose generators are restored too.
-        generators: Further generators to restore, such as that of a data loader.
+        generators: Further generators to restore, such as a data loader's.
 
     Example:
         >>> _ = torch.manual_seed(0)

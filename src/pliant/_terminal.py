@@ -3,8 +3,8 @@
 import re
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters except tab and newline, those that break lines or set the direction of text, and halves of
-characters, which no file can hold."""
+"""Control characters except tab and newline, characters that break lines or set the direction of text, and lone
+surrogates, which no file can hold."""
 
 
 def printable(text: str) -> str:

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 
 class _Group(TyperGroup):
-    """Commands whose help shows an option without a value by its name alone: rich would write its type."""
+    """Commands whose help shows arguments and flags by their names, without the Python types that rich would add."""
 
     def get_params(self, ctx: Any) -> Any:
         """Return the group's own parameters."""
-        return _hide_types_of_flags(super().get_params(ctx))
+        return _hide_types(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find a command."""
@@ -51,14 +51,16 @@ class _Group(TyperGroup):
             holder.command(name, epilog=module.EPILOG)(getattr(module, f"{name}_command"))
             command = get_command(holder)
         if command is not None:
-            _hide_types_of_flags(command.get_params(ctx))
+            _hide_types(command.get_params(ctx))
         return name, command, rest
 
 
-def _hide_types_of_flags(params: Any) -> Any:
+def _hide_types(params: Any) -> Any:
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = " "
+        if param.param_type_name == "argument":  # its name says enough; typer would add `<list[Path]>`
+            param.display_type_rich = lambda ctx: None
     return params
 
 
@@ -257,7 +259,14 @@ def run(
 
 @app.command(epilog=shared.list_examples("pliant demo", "pliant demo --rl"))
 def demo(
-    out: shared.Out = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=shared.RUNS,
+            metavar="FOLDER",
+            help="Folder of the runs; an interrupted folder resumes. Default: demo.",
+        ),
+    ] = None,
     workers: shared.Workers = None,
     rl: Annotated[bool, typer.Option("--rl", help="Show an agent that stopped learning, and learns again.")] = False,
     language: Annotated[bool, typer.Option("--language", help="Show a GPT whose alphabet keeps changing.")] = False,
@@ -283,12 +292,13 @@ def demo(
         result.report = make_report([folder / name for name in acts])
         return result
 
-    _run_and_report(run_acts)
+    own = "pliant diagnose checkpoint.pt --model my_models.py:build --data photos/ asks about a network of your own"
+    _run_and_report(run_acts, None if rl or language else own)
 
 
 @app.command(epilog=shared.list_examples("pliant report runs/mine", "pliant report runs/a runs/b --to tables.tex"))
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDERS", help="Folders of runs, finished or not.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDERS", help="Folders of runs, or a folder of these.")],
     format: Annotated[
         shared.Format | None,
         typer.Option(
@@ -455,8 +465,13 @@ def _make_engine(
     return ProcessEngine(workers, threads)
 
 
-def _run_and_report(run: "Callable[[], ComparisonResult]") -> None:
-    """Run an experiment, print its results, write its report; exit with code 1 if a run or the report failed."""
+def _run_and_report(run: "Callable[[], ComparisonResult]", then: str | None = None) -> None:
+    """Run an experiment, print its results, write its report; exit with code 1 if a run or the report failed.
+
+    Args:
+        run: Runs the experiment.
+        then: What to do after looking at the report; by default, read its numbers.
+    """
     from pliant._importing import find_missing
     from pliant.compare import PAGE_NEEDS
 
@@ -474,7 +489,7 @@ def _run_and_report(run: "Callable[[], ComparisonResult]") -> None:
             (page,) = result.save(result.folder / "report.html")
             _print(
                 f"report: {page}\n"
-                f"next: open it in a browser; pliant report {result.folder} --format csv for the numbers"
+                f"next: open it in a browser; {then or f'pliant report {result.folder} --format csv for the numbers'}"
             )
     except KeyboardInterrupt:
         _print(f"stopped; the runs are done, and `pliant report {result.folder}` makes the report")

@@ -41,7 +41,7 @@ Layout = Literal["default", "channels_last"]
 
 @dataclass(frozen=True)
 class Settings:
-    """Training settings. The defaults are those of the soft weight rescaling paper, appendix D.
+    """Training settings. The defaults come from the soft weight rescaling paper, appendix D.
 
     Args:
         optimizer: adam, adamw or sgd.
@@ -522,7 +522,7 @@ def answers_per_example(examples: Examples) -> int:
 def loss_between(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
     """Return the cross-entropy of class indices, or the squared error of real targets, summed over their entries.
 
-    Class indices may be those of the examples, or of every token of the examples.
+    There may be one class index per example, or one per token.
 
     Example:
         >>> loss_between(torch.tensor([[1.0], [3.0]]), torch.tensor([[0.0], [0.0]]))

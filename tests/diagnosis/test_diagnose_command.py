@@ -56,7 +56,7 @@ def test_a_checkpoint_gives_a_verdict_signs_and_a_page(weights: Path, tmp_path: 
                  "--html", str(page_file), "--parquet", str(table), "--budget", "500", "--steps", "100")  # fmt: skip
     first = result.stdout.splitlines()[0]
     assert first.startswith(("plastic: ", "lost: ", "undecided: "))
-    assert "at most 500 seconds (--budget)" in result.stderr
+    assert "learn for 100 steps each (--steps)" in result.stderr
     assert "Of 3 signs of lost plasticity" in result.output
     text = page_file.read_text()
     assert "weights.pt: mlp on digits" in text
@@ -99,6 +99,7 @@ def test_the_last_line_says_which_command_comes_next(tmp_path: Path) -> None:
         return str(run(*given, *more, *arguments).stdout.splitlines()[-1])
 
     assert last("--no-trial") == "next: the same command without --no-trial gives a verdict"
+    assert "learn for at most 0.001 seconds (--budget)" in run(*given, *more, "--budget", "0.001").stderr
     assert last("--budget", "0.001") == "next: the same command with --budget 0.004, or with more data, may decide"
     found = last("--budget", "1000", "--steps", "100")
     assert (
@@ -128,6 +129,24 @@ def test_a_resume_is_checked(tmp_path: Path) -> None:
     for wrong in ([], files[:2], [str(tmp_path / "before.pt"), *files]):
         with pytest.raises(ValueError, match="give a checkpoint, or two checkpoints around a resume"):
             run(*wrong, "--model", "mlp", "--data", "digits")
+
+
+def test_a_resume_check_names_the_next_command(tmp_path: Path) -> None:
+    dataset = data.load("digits")
+    model = models.create("mlp", dataset.shape, 10, seed=3)
+    with torch.no_grad():
+        next(module for module in model.modules() if isinstance(module, torch.nn.Linear)).bias.fill_(-100)
+    state = {"state": {0: {"step": torch.tensor(5.0)}}, "param_groups": [{"lr": 0.1}]}
+    torch.save({"net": model.state_dict(), "optimizer": state}, tmp_path / "a.pt")
+    given = ["--before", str(tmp_path / "a.pt"), "--after", str(tmp_path / "a.pt"), "--model", "mlp", "--key", "net"]
+
+    def last(*arguments: str) -> str:
+        return str(run(*given, "--data", "digits", *arguments).stdout.splitlines()[-1])
+
+    assert last("--no-trial") == "next: the same command without --no-trial gives a verdict"
+    assert last("--steps", "60") == (
+        f"next: pliant treat {tmp_path / 'a.pt'} --model mlp --data digits --key net finds the best remedy"
+    )
 
 
 def test_examples_and_labels_are_those_that_are_asked_for(weights: Path, tmp_path: Path) -> None:

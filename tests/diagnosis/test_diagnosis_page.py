@@ -66,6 +66,14 @@ def test_the_verdict_the_curves_the_layers_and_the_code_are_on_the_page(found: p
     assert 'id="theme"' in text
 
 
+def test_signs_in_the_range_of_healthy_networks_are_folded_away(found: pliant.Diagnosis) -> None:
+    before, _, folded = found.to_html().partition("In the range of healthy networks: ")
+    folded = folded.partition("</details>")[0]
+    noted = [each for each in found.signs.findings() if each.present or each.layers]
+    assert before.count('<div class="sign') == len(noted)
+    assert folded.count('<div class="sign absent"') == len(found.signs.findings()) - len(noted) > 0
+
+
 def test_commands_are_written_without_backticks(found: pliant.Diagnosis) -> None:
     assert "run pliant treat, or call pliant.treat." in found.to_html()
     assert "`" not in found.to_html().partition("<main>")[2].partition("</main>")[0]

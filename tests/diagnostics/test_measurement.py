@@ -73,7 +73,7 @@ def test_a_sign_in_a_single_layer_is_reported() -> None:
     found = measurement(values, reference)
     assert found.describe_signs() == [
         "fine: dormant_fraction, weight_l2.",
-        "only in single layers: dormant_fraction (2).",
+        "only in single layers: dormant_fraction (layer 2).",
     ]
     assert found.summary == "No sign of lost plasticity was found: all 2 are in the range of healthy networks."
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from pliant import methods
 from pliant.diagnostics import measure
-from pliant.distributed import share_first
+from pliant.distributed import gather_whole, share_first, stand_ins
 from pliant.distributed.ranks import check_same
 from tests.distributed import networks
 from tests.distributed.cells import EAGER, Run, make_method, shard_fully
@@ -116,6 +117,36 @@ def check_stacks_are_treated_as_in_one_process() -> None:
             assert made.receipt.entries > 0
             found.append(whole(model))
         assert max(distance(each, found[0]) for each in found[1:]) <= 1e-12, name
+
+
+def check_layers_are_not_changed_behind_ddp() -> None:
+    for name in (name for name in methods.names() if methods.info(name).kind == "architecture"):
+        with pytest.raises(ValueError, match=f"make {name} before sharding or wrapping"):
+            make_method(name, DistributedDataParallel(networks.build("mlp")), "mlp")
+
+
+def check_filters_see_whole_shapes() -> None:
+    for name in (name for name in methods.names() if "where" in methods.options(name)):
+        plain, sharded = networks.build("mlp"), fully_shard(networks.build("mlp"))
+        chosen = []
+        for model in (plain, sharded):
+            if methods.info(name).kind != "architecture":
+                made = make_method(name, model, "mlp", where=lambda _, p: p.ndim < 2 or p.shape[0] > 7)
+                chosen.append((list(made.parameters), list(getattr(made, "strengths", []))))
+        assert chosen[1:] == chosen[:-1], name
+
+
+def check_shapes_suffice_to_make_a_method() -> None:
+    gathered = []
+
+    def gather(tensors: Any) -> list[torch.Tensor]:
+        gathered.append(name)
+        return gather_whole(tensors)
+
+    with patch.object(stand_ins, "gather_whole", gather):
+        for name in ("l2", "fire", "parseval", "weight_clipping", "nap"):
+            make_method(name, fully_shard(networks.build("mlp")), "mlp")
+    assert gathered == ["nap"]
 
 
 def check_mixed_precision_of_fully_shard() -> None:

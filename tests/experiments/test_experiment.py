@@ -199,5 +199,5 @@ def test_selection_by_a_metric_that_no_run_has_is_refused(tmp_path: Path) -> Non
         "headline": "final_test_accuracy",
         "selection": {"seeds": 1},
     }
-    with pytest.raises(ValueError, match=r"headline is 'final_test_accuracy', which .* has not; allowed: final"):
+    with pytest.raises(ValueError, match=r"headline is 'final_test_accuracy', which .* lacks; allowed: final"):
         run_experiment(make_recipe(values), tmp_path, InThisProcess(tmp_path))

@@ -35,8 +35,8 @@ def test_a_run_takes_the_time_of_its_examples(config: RunConfig, monkeypatch: py
 
 def test_methods_cost_what_their_steps_and_their_action_add(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = make_stream(config)
-    # The first two are the starts with and without the method, then come first steps, then steps without and with it.
-    durations = [4.0, 1.0, 9.0, 9.0, *[2.0, 3.0] * 5]
+    # First come three starts with and without the method, then first steps, then steps without and with it.
+    durations = [4.0, 1.0, 80.0, 1.0, 4.0, 1.0, 9.0, 9.0, *[2.0, 3.0] * 5]
     set_clock(monkeypatch, durations)
     steps = 5 * 160 / 128
     treated = replace(config, methods=(Part("dash"),))

@@ -219,6 +219,7 @@ def test_deep_nesting_is_one_line(packed: Path, tmp_path: Path) -> None:
         {"headline": {}},
         {"choices": [[]]},
         {"methods": [{"label": [], "parts": []}]},
+        {"methods": [{"label": "l2", "parts": []}]},
         {"methods": [{"label": "l2", "parts": [{"name": "l2", "settings": [], "grid": {}}]}]},
         {"methods": [{"label": "l2", "parts": [{"name": {}, "settings": {}, "grid": {"lam": 0.1}}]}]},
         {"selection": {"on": "best"}},
@@ -282,6 +283,15 @@ def test_a_forged_log_costs_only_the_log(packed: Path, tmp_path: Path, number: i
         report.save(tmp_path / f"report.{ending}")
     assert not report.sections[0].failures
     assert all(read_sources(run) == {} for run in load_runs(tmp_path / "got")) or key != "sources"
+
+
+def test_a_forged_log_is_packed_again(packed: Path, tmp_path: Path) -> None:
+    lines = lines_of(packed)
+    for line in lines[1:]:
+        next(event for event in line["events"] if event["event"] == "start")["environment"] = "Linux"
+    write(tmp_path / "bad.gz", lines)
+    unpack(tmp_path / "bad.gz", tmp_path / "got")
+    assert pack(tmp_path / "got", tmp_path / "again.gz") == len(lines) - 1
 
 
 @pytest.mark.parametrize(("key", "value"), [("step", None), ("step", "1"), ("measures", 5)])

@@ -475,7 +475,7 @@ def test_a_first_step_must_be_one(make: Callable[..., Any]) -> None:
 
 
 def test_first_without_every_is_refused() -> None:
-    with pytest.raises(ValueError, match="first: 5 means nothing without `every`"):
+    with pytest.raises(ValueError, match="first: 5 has no effect without `every`"):
         HareTortoise(zoo.build("mlp"), every=None, first=5)
 
 

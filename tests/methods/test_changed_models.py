@@ -112,7 +112,7 @@ def test_returning_to_the_tortoise_of_a_frozen_model_says_that_nothing_changed()
     model = zoo.build("mlp")
     method = HareTortoise(model)
     model.requires_grad_(False)
-    with pytest.warns(UserWarning, match=r"hare_tortoise.apply\(\) changed nothing: what it would change is frozen"):
+    with pytest.warns(UserWarning, match=r"hare_tortoise.apply\(\) changed nothing: every parameter is frozen"):
         receipt = method.apply()
     assert (receipt.tensors, receipt.entries, receipt.details["returns"]) == (0, 0, 0)
 

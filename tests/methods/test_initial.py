@@ -171,7 +171,7 @@ def test_parameter_that_reset_parameters_does_not_write_is_an_error() -> None:
 
 def test_init_that_writes_nothing_is_an_error() -> None:
     model = zoo.build("mlp")
-    with pytest.raises(ValueError, match="init: it writes nothing in a copy of Sequential, whose parameters"):
+    with pytest.raises(ValueError, match="init: it changes nothing in a copy of Sequential"):
         FullReset(model, init=lambda _: None)
     ReDo(
         model, zoo.batch("mlp")[0], init=lambda _: None
@@ -191,7 +191,8 @@ def test_init_that_writes_nothing_is_an_error() -> None:
 def test_model_that_cannot_be_copied_is_an_error_at_construction(make: Callable[[nn.Module], Reinitializer]) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     model.lock = threading.Lock()
-    message = "model: Sequential cannot be copied, to be re-drawn aside: TypeError: cannot pickle '_thread.lock' object"
+    reason = "TypeError: cannot pickle '_thread.lock' object"
+    message = f"model: Sequential cannot be copied, so its weights cannot be drawn again: {reason}"
     with pytest.raises(ValueError, match=message):
         make(model)
     ReDo(model, torch.zeros(1, 4))  # copies single layers only

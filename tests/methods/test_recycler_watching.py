@@ -56,9 +56,7 @@ def test_says_once_that_it_saw_nothing(make: Any) -> None:
     settings = {"every": 1} if make is ReDo else {}
     make(model, x, **settings).attach(optimizer)
     model.eval()
-    with pytest.warns(
-        UserWarning, match="saw nothing of the units of '0' before this step: the module that reads them, '2'"
-    ):
+    with pytest.warns(UserWarning, match="saw no activations of '0' before this step: the module that reads them, '2'"):
         training_step(model, optimizer, (x, y))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -225,7 +225,7 @@ def test_zero_weights_are_left_alone_and_named() -> None:
     model = zoo.build("mlp")
     with torch.no_grad():
         model[2].weight.zero_()
-    with pytest.warns(UserWarning, match=r"start as all zero: 2\.weight"):
+    with pytest.warns(UserWarning, match=r"start at zero: 2\.weight"):
         swr = SWR(model, zoo.batch("mlp")[0], lam=1.0)
     with torch.no_grad():
         model[2].weight.fill_(2.0)
@@ -239,7 +239,7 @@ def test_zero_weights_are_left_alone_and_named() -> None:
 def test_a_weight_that_started_at_zero_is_pulled_once_it_has_a_norm_to_go_back_to() -> None:
     model = zoo.build("mlp")
     nn.init.zeros_(model[4].weight)
-    with pytest.warns(UserWarning, match="start as all zero"):
+    with pytest.warns(UserWarning, match="start at zero"):
         swr = SWR(model, zoo.batch("mlp")[0], lam=1.0)
     with torch.no_grad():
         model[4].weight.fill_(0.5)

@@ -138,7 +138,7 @@ def test_a_made_plan_is_used_as_it_is() -> None:
 def test_an_swr_that_pulls_nothing_warns() -> None:
     model = zoo.build("mlp")
     inputs = zoo.batch("mlp")[0]
-    with pytest.raises(ValueError, match=r"where: it passes none of the weights that can be pulled: 0\.weight, 2"):
+    with pytest.raises(ValueError, match=r"where: it selects none of the weights that swr can pull: 0\.weight, 2"):
         SWR(model, inputs, where=lambda name, _: name.endswith("bias"))
     biases = SGD([p for name, p in model.named_parameters() if "bias" in name], lr=0.1)
     with pytest.warns(UserWarning, match="swr pulls none of the parameters that its optimizers hold"):

@@ -91,7 +91,7 @@ def test_a_scale_below_zero_returns_to_the_initial_weights() -> None:
         optimizer.step()
 
     take_step(1.0)
-    with pytest.warns(UserWarning, match="trac: by step 2 .* back there and stay; detach it"):
+    with pytest.warns(UserWarning, match="trac: at step 2 the weights are back .*; detach it"):
         take_step(-1.0)
     assert float(method.receipt.details["scale"]) < 0
     torch.testing.assert_close(model.weight.detach(), start, rtol=0, atol=1e-12)

@@ -10,6 +10,7 @@ from benchmarks.leaderboard import (
     PLAIN,
     choose_held_out,
     kept_streams,
+    leaderboard_block,
     load_stream,
     rank,
     read_scores,
@@ -102,6 +103,30 @@ def test_a_stream_counts_once_its_file_is_kept(monkeypatch: pytest.MonkeyPatch) 
     assert len(known) >= 4
     monkeypatch.setitem(leaderboard.STREAMS, "not yet", "reproduction/nothing")
     assert kept_streams() == known
+
+
+def test_stream_with_few_methods_is_listed_and_ranks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = {PLAIN: {0: 60.0, 1: 80.0}, FRESH: {0: 160.0, 1: 180.0}, "fire": {0: 110.0, 1: 130.0}}
+    before = leaderboard_block("all").splitlines()
+    kept = {"agents": "agents"}
+    load = leaderboard.load_stream
+    monkeypatch.setattr(leaderboard, "BESIDE", kept)
+    monkeypatch.setattr(
+        leaderboard, "kept_streams", lambda streams=leaderboard.STREAMS: kept if streams is kept else kept_streams()
+    )
+    monkeypatch.setattr(leaderboard, "load_stream", lambda file: agents if file == "agents" else load(file))
+    line = "Not ranked, by *agents* (2 seeds): `fire` 0.50."
+    assert leaderboard_block("all").splitlines() == [*before, "", line]
+    agents[FRESH] = {0: 60.0, 1: 70.0}
+    line = "On *agents*, plain training does not end below a fresh network: there is no gap to close."
+    assert leaderboard_block("all").splitlines() == [*before, "", line]
+
+
+def test_fresh_networks_may_have_another_label() -> None:
+    runs = make_runs(PLAIN, [0.5] * 3)
+    reset = [Run(run.path, replace(run.config, label="full reset"), "finished", {"final_test_accuracy": 0.8}, "")
+             for run in make_runs(FRESH, [0.8] * 3)]  # fmt: skip
+    assert set(read_scores(runs + reset, "final_test_accuracy")) == {PLAIN, FRESH}
 
 
 @pytest.mark.parametrize("file", kept_streams().values())

@@ -1,13 +1,14 @@
 """The pages of results, the method cards, the figures and the report pages show what the kept runs say."""
 
+import re
 from pathlib import Path
 
 import pytest
 from benchmarks.reproduction import effect_overview, effects, explanations, result_files
 from benchmarks.reproduction.documents import BLOCK, DOCS, PAGES, render
 from benchmarks.reproduction.drawings import PLAIN, Drawing, digest, known_drawings, make_rows
-from benchmarks.reproduction.effect_overview import ACCURACY
-from benchmarks.reproduction.effects import EFFECT, effect_block, is_told, name_effect, sum_up
+from benchmarks.reproduction.effect_overview import is_at_edge
+from benchmarks.reproduction.effects import EFFECT, MEAN, effect_block, is_told, judge_effects, name_effect, sum_up
 from benchmarks.reproduction.explanations import explanations_block
 from benchmarks.reproduction.figures import PAPERS
 from benchmarks.reproduction.forest import FORESTS, Forest, make_forest
@@ -132,6 +133,13 @@ def test_card_shows_the_effect_of_its_method(name: str) -> None:
     assert any(name in {part.name for part in entry.parts} for entry in find_recipe(EFFECT).methods)
 
 
+@pytest.mark.parametrize("name", methods.names())
+def test_text_of_a_card_does_not_count_seeds(name: str) -> None:
+    """The generated tables count them; what is written by hand must hold with more seeds too."""
+    written = re.sub(r"<!-- .*?<!-- end -->", "", (DOCS / "methods" / f"{name}.md").read_text(), flags=re.DOTALL)
+    assert not re.search(r"\b(no|one|two|three|four|five|\d+)( of the \w+)? seeds?\b", written)
+
+
 @pytest.mark.parametrize("file", sorted(KEPT.glob("*.gz")), ids=lambda file: file.name)
 def test_kept_runs_are_those_of_the_recipe(file: Path) -> None:
     name = file.name.removesuffix(".jsonl.gz")
@@ -185,6 +193,31 @@ def test_effect_is_named_by_the_difference_in_error(monkeypatch: pytest.MonkeyPa
     assert "| L2 1e-3 |  | – | – | – | too few seeds | 0 |" in effect_block("l2")
 
 
+def test_verdicts_on_effects_count_how_many_settings_were_tried() -> None:
+    """A p-value of 0.03 decides alone, and no longer among nine settings without an effect."""
+    plain = {seed: {MEAN: 0.5} for seed in range(5)}
+    weak = {seed: {MEAN: 0.5 + gap} for seed, gap in enumerate([0.01, 0.02, 0.03, 0.05, 0.01])}
+    none = {seed: {MEAN: 0.5 + gap} for seed, gap in enumerate([0.01, -0.01, 0.02, -0.02, 0.001])}
+    worse = {seed: {MEAN: 0.3 + seed / 1000} for seed in range(5)}
+    assert judge_effects(make_kept({"vanilla": plain, "L2": weak}, MEAN), MEAN)["L2"] == "helps"
+    many = make_kept({"vanilla": plain, "L2": weak, "worse": worse} | {f"none {n}": none for n in range(8)}, MEAN)
+    found = judge_effects(many, MEAN)
+    assert (found["L2"], found["none 0"], found["worse"]) == ("no difference seen", "no difference seen", "hurts")
+    few = make_kept({"vanilla": plain, "L2": {seed: weak[seed] for seed in range(2)}}, MEAN)
+    assert judge_effects(few, MEAN)["L2"] == "too few seeds"
+    assert judge_effects(make_kept({"vanilla": plain, "L2": weak}, MEAN, bad=1), MEAN)["L2"] == "diverges"
+
+
+def test_edges_of_a_sweep() -> None:
+    def sweep(name: str, *settings: dict[str, int]) -> list[bool]:
+        entries = [Entry.model_validate({"label": str(own), "name": name, **own}) for own in settings]
+        return [is_at_edge(entry, entries) for entry in entries]
+
+    rescaling = sweep("weight_rescaling", *({"every": n, "first": n // 2} for n in (2, 10, 100)), {"every": 400})
+    assert rescaling == [True, False, False, True], "`first` is a phase, not a size"
+    assert sweep("plasticity_injection", {"layers": 3}, {"layers": 4}) == [True, False], "there are four weight layers"
+
+
 def test_methods_that_act_by_themselves_are_not_marked_as_told() -> None:
     told = {"fresh": True, "fire": True, "layer_norm+shrink_perturb": True, "fire:every=100": False}
     told |= {"vanilla": False, "swr": False, "redo:every=100": False}
@@ -207,16 +240,16 @@ def test_summary_sentence_of_all_settings() -> None:
 
 def test_overview_shows_the_best_setting_and_the_cost_of_every_method(monkeypatch: pytest.MonkeyPatch) -> None:
     def runs(*errors: float) -> dict[int, dict[str, float]]:
-        return {seed: {ACCURACY: 1 - error} for seed, error in enumerate(errors)}
+        return {seed: {MEAN: 1 - error} for seed, error in enumerate(errors)}
 
     numbers = {label: runs() for label in [entry.label for entry in find_recipe(EFFECT).methods]}
     numbers |= {"vanilla": runs(0.5, 0.6, 0.7), "L2 1e-2": runs(0.4, 0.5, 0.6), "L2 1e-3": runs(0.1, 0.2, 0.3)}
     numbers |= {"L2 1e-4": runs(0.2, 0.3, 0.4), "FIRE": runs(0.0, 0.1, 0.2), "clipping 1": runs(0.3, 0.3, 0.3)}
     numbers |= {"clipping 2": runs(0.4, 0.4, 0.4), "L2 1e-1": runs(0.0, 0.0), "LayerNorm + NaP": runs(0.0, 0.0, 0.0)}
-    monkeypatch.setattr(effect_overview, "load_kept", lambda name: make_kept(numbers, ACCURACY))
-    rows = [row.strip("| ").split(" | ") for row in effect_overview.overview_block("all").splitlines()[4:]]
+    monkeypatch.setattr(effect_overview, "load_kept", lambda name: make_kept(numbers, MEAN))
+    rows = [row.strip("| ").split(" | ") for row in effect_overview.effects_block("all").splitlines()[4:]]
     assert rows[:3] == [
-        ["[`fire`](fire.md)", "FIRE", "yes", "10.0 ± 24.8", "-50.0 ± 0.0", "helps", "1 of 4", "3", "2.84 steps"],
+        ["[`fire`](fire.md)", "FIRE", "yes", "10.0 ± 24.8", "-50.0 ± 0.0", "helps", "1 of 5", "3", "2.84 steps"],
         ["[`l2`](l2.md)", "L2 1e-3", "", "20.0 ± 24.8", "-40.0 ± 0.0", "helps", "3 of 5", "3", "1.02"],
         ["[`weight_clipping`](weight_clipping.md)", "clipping 1 †", "", "30.0 ± 0.0", "-30.0 ± 24.8", "helps", "2 of 7",
          "3", "1.02"],

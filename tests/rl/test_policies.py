@@ -19,7 +19,7 @@ SMALL = {"learning_starts": 20, "train_freq": 1, "batch_size": 16, "buffer_size"
 
 
 class Squares(gymnasium.Env):  # type: ignore[misc]
-    """Images in the form of MinAtar's: 6×6 Booleans with two channels in the end."""
+    """Images in the form of MinAtar's: 6×6 Booleans, whose last dimension is the two channels."""
 
     observation_space = spaces.Box(0, 1, (6, 6, 2), bool)
     action_space = spaces.Discrete(3)
@@ -221,5 +221,5 @@ def test_wrong_names_are_named(options: dict[str, Any], message: str) -> None:
 
 
 def test_the_policy_for_images_refuses_vectors() -> None:
-    with pytest.raises(ValueError, match="MinAtarPolicy needs images with channels in the end"):
+    with pytest.raises(ValueError, match=r"MinAtarPolicy needs images \[height, width, channels\], got"):
         make_agent("dqn", {"policy": "MinAtarPolicy"}, gymnasium.make("CartPole-v1"), 0)

@@ -68,6 +68,7 @@ def test_the_page_shows_what_is_usual_for_agents(tmp_path: Path) -> None:
     names = [figure.name for figure in section.figures]
     aggregates = {"interquartile_mean", "probability_of_improvement", "performance_profile", "sample_efficiency"}
     assert {*aggregates, "curve_evaluation_return"} <= {*names}
+    assert "task_ends" not in names, "an intervention begins no task"
     for history in section.histories.of["fire"]:
         assert history.x[-1] == 120
     assert section.histories.boundaries == [60.0]

@@ -5,7 +5,7 @@ import sys
 from html import unescape
 from importlib.resources import files
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pytest
 from selenium.webdriver import Chrome
@@ -17,11 +17,25 @@ sys.path.insert(0, str(ROOT / "docs"))
 import site_parts
 
 MAIN = (
-    "index", "start", "which-method", "howto-training-loop", "plasticity-or-forgetting", "methods/index",
+    "index", "start", "which-method", "questions", "howto-training-loop", "plasticity-or-forgetting", "methods/index",
     "methods/spectral", "gallery/index", "gallery/attach", "results", "leaderboard",
     "api/names/pliant.methods.SpectralRegularization", "changelog",
 )  # fmt: skip
 """The pages that axe reads."""
+QUESTIONS = {
+    "which method": "which-method",
+    "resume": "howto-training-loop",
+    "agent stopped learning": "howto-agents",
+    "own images": "howto-own-data",
+    "forgetting": "plasticity-or-forgetting",
+    "frozen layers LoRA": "questions",
+    "pretrained weights": "questions",
+    "mixed precision": "questions",
+    "learning-rate scheduler": "questions",
+    "regression loss": "questions",
+    "license": "questions",
+}
+"""What a newcomer types into the search, and the page that answers."""
 
 
 def test_links_lead_somewhere(site: Path) -> None:
@@ -87,6 +101,21 @@ def test_search_finds(browser: Chrome, served: str) -> None:
             and browser.execute_script("return document.querySelectorAll('ul.search li').length") > 2
         )
     )
+
+
+@pytest.mark.needs_browser
+def test_search_leads_a_newcomer_to_the_answer(browser: Chrome, served: str) -> None:
+    """The page that answers is among the first three."""
+    found = {}
+    for asked in QUESTIONS:
+        browser.get(f"{served}/search.html?q={quote(asked)}")
+        WebDriverWait(browser, 60, 0.1).until(
+            lambda _: "Search finished" in browser.execute_script("return document.body.innerText")
+        )
+        links = "document.querySelectorAll('ul.search > li > a:first-of-type')"
+        found[asked] = browser.execute_script(f"return [...{links}].slice(0, 3).map((link) => link.pathname)")
+    missed = {asked: found[asked] for asked, page in QUESTIONS.items() if f"/{page}.html" not in found[asked]}
+    assert missed == {}
 
 
 @pytest.mark.needs_browser

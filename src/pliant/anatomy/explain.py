@@ -83,7 +83,7 @@ def _activation(graph: ModelGraph, node: fx.Node) -> str:
 
 
 def _reason(demands: Sequence[Demand], reasons: frozenset[int], number: int) -> str:
-    """Name the demands behind a row, preferring those that contain the unknown itself."""
+    """Name the demands behind a row, preferring demands that contain the unknown itself."""
     chosen = [demands[i] for i in sorted(reasons) if number in demands[i].form]
     chosen = chosen or [demands[i] for i in sorted(reasons)]
     names = list(dict.fromkeys(demand.reason for demand in chosen))

@@ -12,7 +12,7 @@
   in `model.named_parameters()`.
 - `outputs`: the tensors that the model returns, by a path such as `logits` or `heads.0`.
 
-Sizes are those of the example. Nothing is symbolic.
+All sizes are the example's sizes. Nothing is symbolic.
 """
 
 import contextlib

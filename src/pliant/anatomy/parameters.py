@@ -3,8 +3,8 @@
 - `role_of`: a parameter multiplies as a "matrix", scales each unit ("scale"), or is added ("shift").
 - `find_matrices`: the linear maps inside the weights. A convolution holds one [C_out, C_in] map for each place of its
   kernel, and attention often packs its query, key and value maps into one tensor.
-- `is_stack`, `stack_dims`, `members`: whether a parameter holds those of several networks (an ensemble of critics, the
-  experts of a mixture), and the part of each.
+- `is_stack`, `stack_dims`, `members`: whether a parameter stacks the parameters of several networks (an ensemble of
+  critics, the experts of a mixture), and the slice of each network.
 - `find_computed`: the layers whose weight is computed by a parametrization or a hook.
 
 Attention is recognized by the usual names of its projections. A layer that packs its maps under another name, or in
@@ -248,7 +248,7 @@ def is_stack(model: nn.Module, name: str, weight: Tensor) -> bool:
 
     Args:
         model: The model that holds the weight.
-        name: The weight's name in the model, or that of a tensor that a parametrization computes it from.
+        name: The weight's name in the model, or the name of a tensor from which a parametrization computes it.
         weight: The weight.
 
     Example:

@@ -46,7 +46,7 @@ class ScaleGraph:
         model: The model.
         graph: The exported graph of the model.
         system: The unknown scales and the equations between them.
-        demands: The equations to satisfy. `on_conflict="rescale"` drops those of calls that are not homogeneous.
+        demands: The equations to satisfy. `on_conflict="rescale"` drops equations of calls that are not homogeneous.
     """
 
     def __init__(self, graph: ModelGraph, system: ScaleSystem, on_conflict: OnConflict = "preserve") -> None:

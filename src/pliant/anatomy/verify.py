@@ -65,7 +65,7 @@ def run_graph(
         graph: The graph. The model's own state is not changed.
         tensors: Parameters and buffers that replace the model's own.
         system: If given, the epsilons of norm layers are made negligible and approximated activations are relu.
-        inputs: The inputs; those of the example if None.
+        inputs: The inputs; the example's if None.
     """
     inputs = graph.inputs if inputs is None else inputs
     state = dict(graph.model.named_parameters()) | dict(graph.model.named_buffers()) | dict(tensors)

@@ -99,7 +99,7 @@ class Examples:
         return self.select((self.source == source).nonzero().flatten())
 
     def are_in(self, others: "Examples") -> Tensor:
-        """Say for each example whether its input is among those of other examples, to the last bit."""
+        """Say for each example whether other examples hold its input, to the last bit."""
         known = set(others._digests())
         return torch.tensor([digest in known for digest in self._digests()], dtype=torch.bool)
 

@@ -247,7 +247,7 @@ def _code_points(text: str) -> Tensor:
 
 
 def _cut(text: str) -> Iterator[tuple[int, str]]:
-    """Cut a text into pieces whose byte pairs are those of the whole text; yield each with its place."""
+    """Cut a text into pieces that have the same byte pairs as the whole text; yield each with its place."""
     start = 0
     while start < len(text):
         cut = _SAFE_CUT.search(text, start + _PIECE)

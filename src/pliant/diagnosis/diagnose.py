@@ -160,7 +160,7 @@ def diagnose(
         statistics: What BatchNorm layers normalize with while the network is measured.
         seed: Decides the fresh networks and the order of the data.
         progress: Whether to show a progress bar on stderr; by default if that is a terminal.
-        group: The ranks that train this model together, all of which call this; by default those of its
+        group: The ranks that train this model together, all of which call this; by default the ranks of its
             DistributedDataParallel or mesh, else all. The first one diagnoses, on its data, and the others get its
             answer.
 

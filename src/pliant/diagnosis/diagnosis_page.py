@@ -40,7 +40,7 @@ def render_diagnosis(diagnosis: Diagnosis, title: str) -> str:
         *_render_trial(diagnosis.trial),
         "<h2>Signs</h2>",
         f'<p class="lead">{escape(_CAUTION)}</p>',
-        *(_render_sign(finding) for finding in findings),
+        *_render_signs(findings),
         *(f"<p>{escape(f'{name} could not be judged: {why}.')}</p>" for name, why in signs.unjudged().items()),
         *_render_remedies(diagnosis),
         "<h2>All measures</h2>",
@@ -79,6 +79,16 @@ def _render_trial(trial: Trial | None) -> list[str]:
     ]  # fmt: skip
 
 
+def _render_signs(findings: list[Finding]) -> list[str]:
+    """Show the signs that are raised somewhere; fold away those in the range of healthy networks."""
+    noted = [_render_sign(each) for each in findings if each.present or each.layers]
+    fine = [_render_sign(each) for each in findings if not (each.present or each.layers)]
+    if not fine:
+        return noted
+    title = f"In the range of healthy networks: {len(fine)} of {len(findings)} signs"
+    return [*noted, f"<details><summary>{title}</summary>", *fine, "</details>"]
+
+
 def _render_sign(finding: Finding) -> str:
     says = finding.sign.says
     if not finding.present:
@@ -105,7 +115,8 @@ def _render_remedies(diagnosis: Diagnosis) -> list[str]:
 def _render_remedy(remedy: Remedy) -> str:
     signs = f' <span class="quiet">({escape(", ".join(remedy.measures))})</span>' if remedy.measures else ""
     code = escape("\n".join(remedy.code))
-    return f"<h3>{escape(remedy.method)}{signs}</h3><p>{escape(_capital(remedy.does))}.</p><pre>{code}</pre>"
+    title = f"<h3>{escape(remedy.method)}{signs}</h3>"
+    return f'{title}<p>{escape(_capital(remedy.does))}.</p><pre class="whole" tabindex="0">{code}</pre>'
 
 
 def _render_totals(signs: Measurement, findings: list[Finding]) -> str:

@@ -113,7 +113,7 @@ def compare_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple
         >>> compare_states(state(100), state(7))[0]
         ['optimizer state']
         >>> compare_states(state(100), state(107))
-        ([], ['the optimizer continued: 100 steps before, 107 after'])
+        ([], ['the optimizer continued: 100 steps before, 107 after, unless all 107 were made after the resume'])
     """
     lost: list[Cause] = []
     evidence: list[str] = []
@@ -133,7 +133,8 @@ def compare_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple
         elif None in steps:
             evidence.append("the optimizer does not count its steps, so its state is taken to be kept")
         else:
-            evidence.append(f"the optimizer continued: {steps[0]} steps before, {steps[1]} after")
+            counted = f"{steps[0]} steps before, {steps[1]} after"
+            evidence.append(f"the optimizer continued: {counted}, unless all {steps[1]} were made after the resume")
     if optimizers[0] and not optimizers[1]:
         evidence.append("the checkpoint after holds no optimizer state, so nothing shows whether it was kept")
     kept = False

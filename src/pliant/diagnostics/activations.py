@@ -269,7 +269,7 @@ class _Head(NamedTuple):
 
 
 class _Heads:
-    """Follows the outputs of weight layers, to find those that the model's output comes from."""
+    """Follows the outputs of weight layers, to find the layers that compute the model's output."""
 
     def __init__(self) -> None:
         self._origins: MutableMapping[Tensor, frozenset[int]] = WeakTensorKeyDictionary()

@@ -195,8 +195,8 @@ def sample_losses(loss_fn: LossFn, output: Any, batch: Batch) -> Tensor:
         batch: The samples.
 
     Raises:
-        ValueError: If the loss has another shape, if output or target cannot be cut into samples, or if the loss of a
-            sample alone is NaN and that of the batch is not.
+        ValueError: If the loss has another shape, if output or target cannot be cut into samples, or if a sample alone
+            has a NaN loss and the batch does not.
     """
     losses, value = _losses(loss_fn, output, batch)
     if losses.isnan().any() and value.isfinite().all():

@@ -1,28 +1,22 @@
 """Load weights and optimizer state from a file without running code from the file."""
 
-import contextlib
 import re
 import textwrap
-import warnings
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pliant._files import is_regular, open_regular
 from pliant._importing import naming_extra
 from pliant._optimizer_state import load_optimizer_state
+from pliant._torch_files import RefusedError, load_torch_file
 from pliant.distributed import unwrap_model
 
 _PLACES = ("model", "state_dict", "model_state_dict", "module", "state")
 """The keys under which training loops store a model's state dict; `pliant run` uses "state"."""
-
-_UNKNOWN_CLASS = re.compile(r"GLOBAL (\w[\w.]*)")
-"""How torch's error names a class that it does not load."""
 
 _WRAPPERS = ("_orig_mod", "module")
 """What `torch.compile` and data parallelism add to the names of tensors."""
@@ -180,31 +174,13 @@ def _read(path: Path) -> Any:
         raise ValueError(
             f"{str(path)!r} is not a checkpoint: {begins}. Pass a file written by torch.save or safetensors"
         )
-    if _swells(path):
-        raise ValueError(f"{str(path)!r} is not a checkpoint: it is compressed, which torch.save does not do")
     try:
-        with warnings.catch_warnings(action="ignore"):  # of pickle protocols; what cannot be read raises an error
-            return torch.load(path, map_location="cpu", weights_only=True)
+        return load_torch_file(path)
+    except RefusedError as error:
+        raise ValueError(f"{str(path)!r} {str(error).removeprefix('it ')}") from None
     except Exception as error:  # a damaged file can raise any error: KeyError, UnicodeDecodeError, …
-        text = str(error)
-        held = _UNKNOWN_CLASS.search(text)
-        if held or text.startswith("Weights only load failed"):
-            raise ValueError(
-                f"{str(path)!r} holds a pickled {held[1] if held else 'object'}, and reading it would run code. Save "
-                "model.state_dict() instead of the model"
-            ) from None
-        reason = re.split(r"\n|\. ", text)[0] or "it is cut off"
+        reason = re.split(r"\n|\. ", str(error))[0] or "it is cut off"
         raise ValueError(f"{str(path)!r} is damaged and cannot be read as a checkpoint ({reason})") from None
-
-
-def _swells(path: Path) -> bool:
-    """Return whether a zip file would take more memory than it has bytes."""
-    with (
-        contextlib.suppress(zipfile.BadZipFile, OSError, ValueError, NotImplementedError),
-        zipfile.ZipFile(path) as file,
-    ):
-        return sum(member.file_size for member in file.infolist()) > path.stat().st_size
-    return False  # A damaged file is named by its reader.
 
 
 def _is_state_dict(content: Mapping[Any, Any]) -> bool:

@@ -122,7 +122,7 @@ def _ritz(
     earlier: list[float],
     tolerance: float,
 ) -> Extremes:
-    """Return the extreme eigenvalues of the tridiagonal matrix, and judge convergence by those of earlier steps."""
+    """Return the extreme eigenvalues of the tridiagonal matrix, and judge convergence by earlier steps."""
     matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
     if beside:
         off = torch.tensor(beside, dtype=torch.float64)
@@ -249,7 +249,7 @@ def gauss_newton(model: nn.Module, batch: Batch, loss_fn: LossFn) -> Tensor:
         z = output.detach().requires_grad_()
         losses = sample_losses(loss_fn, z, batch)
         (first,) = torch.autograd.grad(losses.sum(), z, create_graph=True)
-        # The loss does not mix samples, so the second derivatives of a sum over samples are those of each sample.
+        # The loss does not mix samples, so the second derivatives of the sum are each sample's own.
         entries = first.flatten(1).unbind(1)
         curvature = torch.stack([_derivative(entry.sum(), z).flatten(1) for entry in entries], 1)
     return _sandwich(jacobian, curvature.to(jacobian.dtype)) / batch.size

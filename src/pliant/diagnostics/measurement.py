@@ -277,7 +277,7 @@ class Measurement:
         absent = [each for each in findings if not each.present]
         if absent:
             lines.append(f"fine: {', '.join(each.measure for each in absent)}.")
-        local = [f"{each.measure} ({', '.join(each.layers[:3])})" for each in absent if each.layers]
+        local = [f"{each.measure} ({each.written_layers})" for each in absent if each.layers]
         if local:
             lines.append(f"only in single layers: {'; '.join(local)}.")
         if self.unjudged():

@@ -80,9 +80,9 @@ class Record:
 class Monitor:
     """Measures a model every few steps of its training without changing the training.
 
-    Weights, features and curvature are measured before the step; gradients and updates are those of the step itself.
-    Modes, buffers, gradients and random generators are left as they were, so the training is bit-equal to one without a
-    monitor. `skipped` holds the measures that could not be taken when they were last due, and why. `notes` holds what
+    Weights, features and curvature are measured before the step; gradients and updates belong to the step itself.
+    Modes, buffers, gradients and random generators are left as they were, so the training is the same to the
+    bit. `skipped` holds the measures that could not be taken when they were last due, and why. `notes` holds what
     else a reader must know, with the step at which it first occurred.
 
     Args:
@@ -103,7 +103,7 @@ class Monitor:
         on_record: Called with every record.
         log: `log(values, step)` receives the values of every record, keyed `monitor/measure/layer`: `wandb.log`,
             `trackio.log` and `mlflow.log_metrics` fit as they are.
-        group: The ranks that train this model together, each with a monitor; by default those of its
+        group: The ranks that train this model together, each with a monitor; by default the ranks of its
             DistributedDataParallel or mesh, else all. They record the values of the first rank, on its probe batch.
             `budget` then sets the steps to the next measurement at each measurement, by the first rank's clock.
 

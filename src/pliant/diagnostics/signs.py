@@ -13,6 +13,8 @@ from pliant.diagnostics._healthy_limits import LIMITS, SEVERE
 
 Grade = Literal["fine", "raised", "severe"]
 _LAYERS_IN_A_SENTENCE = 3
+_NOTICED = 1.05
+"""Below this ratio, a value is written as not worse: rounded, the ratio is 1.0."""
 
 
 @dataclass(frozen=True)
@@ -101,22 +103,35 @@ class Finding:
         return tuple(sorted(raised, key=lambda layer: -self.by_layer[layer]))
 
     @property
+    def written_layers(self) -> str:
+        """The worst of `layers`, in words."""
+        shown = ", ".join(self.layers[:_LAYERS_IN_A_SENTENCE])
+        return f"layer{'s' if len(self.layers) > 1 else ''} {shown}"
+
+    @property
     def evidence(self) -> str:
         """The value, the fresh network's, and the range of healthy networks.
 
         Example:
             >>> Finding("weight_l2", Sign("higher", "", ""), 20.0, 5.0).evidence.partition(";")[0]
             'weight_l2 is 20, 4.0x worse than the fresh 5'
+            >>> units = Finding("dormant_fraction", Sign("higher", "", "", lost_share=True), 0.75, 0.0)
+            >>> units.evidence.partition(";")[0]
+            'dormant_fraction is 0.75, so 4.0x fewer units remain than with the fresh 0'
         """
         text = f"{self.measure} is {self.value:.3g}"
         if self.reference is not None:
-            worse = f"{_write(self.times)} worse" if self.times > 1 else "not worse"
-            text += f", {worse} than the fresh {self.reference:.3g}"
+            text += f", {self._comparison} the fresh {self.reference:.3g}"
         text += f"; healthy networks reach {_write(self.limit)}"
-        if self.layers:
-            shown = ", ".join(self.layers[:_LAYERS_IN_A_SENTENCE])
-            text += f"; largest in layer{'s' if len(self.layers) > 1 else ''} {shown}"
-        return text
+        return f"{text}; largest in {self.written_layers}" if self.layers else text
+
+    @property
+    def _comparison(self) -> str:
+        if self.times < _NOTICED:
+            return "not worse than"
+        if self.sign.lost_share:
+            return f"so {_write(self.times)} fewer units remain than with"
+        return f"{_write(self.times)} worse than"
 
 
 def grade(size: float) -> Grade:

@@ -54,7 +54,7 @@ def check_not_flat(parameters: Iterable[Tensor]) -> None:
 
 
 def find_group(group: Group | None = None) -> Group | None:
-    """Return the ranks that share a model: all ranks, or those of the given group; None if there is only one."""
+    """Return the group of ranks that share a model: the given group, or all ranks; None if there is only one rank."""
     if _alone.get() or not (dist.is_available() and dist.is_initialized()):
         return None
     group = dist.group.WORLD if group is None else group
@@ -215,7 +215,7 @@ def gather_rows(rows: Tensor, group: Group | None) -> tuple[Tensor, slice]:
 
 
 def broadcast_(tensors: Sequence[Tensor], group: Group | None) -> None:
-    """Overwrite these tensors by those of the first rank."""
+    """Copy these tensors from the first rank."""
     for tensor in tensors if group is not None else ():
         dist.broadcast(tensor, group=group, group_src=0)
 

@@ -1,13 +1,15 @@
 """Shards of tensors: how `fully_shard` and `parallelize_module` place them, and how they become whole again."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from pliant.distributed.ranks import BUCKET, Group
+
+TensorType = TypeVar("TensorType", bound=Tensor)
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -32,7 +34,7 @@ def has_shards(model: nn.Module) -> bool:
 
 
 def group_of(model: nn.Module) -> Group | None:
-    """Return the ranks that hold a model: those of its DistributedDataParallel, or of its shards; None if neither."""
+    """Return the ranks of a model's DistributedDataParallel or shards; None if it has neither."""
     names = {kind.__name__ for kind in type(model).__mro__}
     if "OptimizedModule" in names:  # torch.compile
         return group_of(model._orig_mod)  # type: ignore[arg-type]
@@ -44,9 +46,10 @@ def group_of(model: nn.Module) -> Group | None:
     return None if sharded.device_mesh.ndim > 1 else sharded.device_mesh.get_group()
 
 
-def held(parameter: Tensor) -> Tensor:
+def held(parameter: TensorType) -> TensorType:
     """Return what the model and its optimizers hold where a method sees this parameter: a DTensor, or itself."""
-    return getattr(parameter, "sharded", parameter)
+    found: TensorType = getattr(parameter, "sharded", parameter)
+    return found
 
 
 def local(tensor: Any) -> Tensor:

@@ -64,20 +64,24 @@ class Shards:
         return {name: holder[leaf] for holder, leaf, name in self._places}
 
     @contextmanager
-    def standing_in(self, *, whole: bool, write: bool = True) -> Iterator[None]:
+    def standing_in(self, *, whole: bool, values: bool = True, write: bool = True) -> Iterator[None]:
         """Let the model hold plain parameters: an ordinary model, on which a method acts as in one process.
 
         Args:
             whole: Whether the stand-ins are whole parameters, the same on every rank, rather than this rank's shards.
+            values: Whether whole stand-ins have the values of the parameters, rather than only their shapes.
             write: Whether to write changes of whole parameters and gradients back into the shards.
         """
         sharded = self.held()
-        gradients = {name: _aligned_gradient(p) for name, p in sharded.items() if p.grad is not None}
+        gradients = {name: _aligned_gradient(p) for name, p in sharded.items() if p.grad is not None and values}
         tensors = [*sharded.values(), *gradients.values()]
-        values = gather_whole(tensors) if whole else [local(tensor) for tensor in tensors]
-        for name, value in zip(sharded, values, strict=False):
+        if not values:
+            seen = [local(tensor).new_full((), float("nan")).expand(tensor.shape) for tensor in tensors]
+        else:
+            seen = gather_whole(tensors) if whole else [local(tensor) for tensor in tensors]
+        for name, value in zip(sharded, seen, strict=False):
             self._point_at(name, sharded[name], value, shard=not whole)
-        for name, value in zip(gradients, values[len(sharded) :], strict=True):
+        for name, value in zip(gradients, seen[len(sharded) :], strict=True):
             self.plain[name].grad = value
         for holder, leaf, name in self._places:
             holder[leaf] = self.plain[name]
@@ -101,9 +105,9 @@ class Shards:
     def owned(
         self, names: Sequence[str], state: Mapping[str, Sequence[Any]], *, gradients: bool
     ) -> Iterator[dict[str, list[Tensor]]]:
-        """Let the ranks share parameters out: yield those that this rank owns, whole, in batches of bounded size.
+        """Divide the parameters among the ranks: yield what this rank owns, whole, in batches of bounded size.
 
-        While the stand-ins are shards, those of a batch become whole on their owner. What the method changes is then
+        While the stand-ins are shards, a batch becomes whole on its owner. What the method changes is then
         written back into the shards of all ranks.
 
         Args:

@@ -39,7 +39,7 @@ _MOST_EXPANSION = 50
 """How many times larger than the file its content may be, and the unpacked runs. The content of packed experiments is
 3 to 13 times larger, their runs 8 to 29 times."""
 _LONGEST_LINE = 10_000_000
-"""The most bytes of a line, which is the recipe or a run; those of packed experiments have less than 1 MB."""
+"""The most bytes of a line. A line is the recipe or a run; in packed experiments it has less than 1 MB."""
 _FEW, _LEAST_BYTES = 1000, 10
 """The fewest bytes of content for each table and list, which take 64 bytes of memory; packed experiments have 72."""
 
@@ -185,7 +185,8 @@ def _read_events(run: Run) -> list[dict[str, Any]]:
 def _last_attempt(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the events that start and end the last attempt of a run, without names of the machine."""
     last = {event["event"]: event for event in events if event.get("event") in ("start", "end")}
-    if environment := last.get("start", {}).get("environment"):
+    environment = last.get("start", {}).get("environment")
+    if isinstance(environment, dict):
         told = {key: value for key, value in environment.items() if key not in _PRIVATE}
         last["start"] = last["start"] | {"environment": told}
     return [last[name] for name in ("start", "end") if name in last]

@@ -229,7 +229,7 @@ def usable_cores() -> int:
 def _on_loopback() -> Iterator[None]:
     """Let a Ray that starts listen on the loopback interface alone; by default it listens on all of them.
 
-    Ray's only switch for this is the one that macOS and Windows have on. It is read when Ray is imported.
+    Ray's only switch for this is on by default on macOS and Windows. It is read when Ray is imported.
     """
     from ray._private import ray_constants
 

@@ -87,7 +87,7 @@ def fit_settings(available: int, seeds: int, run: float, scratch: float, workers
 
 
 def survivors(tried: Sequence[Tried], size: int) -> list[str]:
-    """Return the labels of the best settings, best first; of equal ones, those that come first.
+    """Return the labels of the best settings, best first; ties keep their order.
 
     Example:
         >>> survivors([Tried("a", (0.5,)), Tried("b", (0.9,)), Tried("c", (-math.inf,))], 2)
@@ -119,7 +119,7 @@ def halve(
         may_continue: Whether there is time for a round, given its number. The first is always done.
 
     Returns:
-        The winner, and all settings: those that stayed longer first, then by their mean.
+        The winner, and all settings, sorted by how long they stayed and then by their mean.
     """
     alive, taken = list(labels), dict.fromkeys(labels, 0)
     for number, size in enumerate(sizes):
@@ -134,7 +134,7 @@ def halve(
 
 
 def check_plan(plan: dict[str, Any], most: int) -> dict[str, Any]:
-    """Return a plan from a file; raise a ValueError, KeyError or TypeError if its values are not those of a plan."""
+    """Return a plan from a file; raise a ValueError, KeyError or TypeError if its values do not form a plan."""
     counts = [plan["settings"], *plan.get("begun", []), *([] if plan["stopped"] is None else [plan["stopped"]])]
     for count in counts:
         check_positive_int("settings and rounds", count)

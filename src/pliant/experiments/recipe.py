@@ -310,10 +310,10 @@ class Selection(_Strict):
 
     Args:
         on: "validation": by runs that are tested on held-out training data and never see the test data.
-            Where an agent learns, nothing is held out: other seeds than those of the results choose.
+            For agents nothing is held out: seeds that the results do not use choose.
             "test": by the test results themselves, as many papers do; optimistic.
         fraction: The share of the training data that is held out.
-        seeds: The number of runs for each value; their seeds differ from those of the results.
+        seeds: The number of runs for each value; their seeds differ from the results' seeds.
     """
 
     on: Literal["validation", "test"] = "validation"
@@ -346,7 +346,7 @@ class Recipe(_Strict):
         measures: Measures to record during training.
         reference: The network that measures compare with: the initial one, the one at the end of the task before
             ("boundary"), or the one when the task before began ("previous_task").
-        headline: The result that decides; by default that of the stream.
+        headline: The result that decides; by default the stream's.
         device: Where to compute.
         start: The checkpoint that all runs start from; without one they start from an untrained network.
         old_data: Data whose test examples are evaluated too, to see what is forgotten.

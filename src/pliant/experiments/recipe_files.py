@@ -13,7 +13,7 @@ from pliant.experiments.recipe import Recipe, RecipeError, label_of, make_recipe
 from pliant.experiments.run_config import SETTING
 
 Scale = Literal["paper", "quick"]
-"""The size of an experiment: as published, or a smaller one that takes minutes."""
+"""The size of an experiment: as published, or a smaller version that takes minutes."""
 
 
 _MOST_BYTES = 10_000_000

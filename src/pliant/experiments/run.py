@@ -290,7 +290,7 @@ def make_learner(config: RunConfig, stream: Stream) -> Learner:
     model, example = make_model(config, stream), take_example(stream)
     attached = make_methods(config, model, example)  # Before the optimizer, as some methods change the network.
     if config.start is not None:
-        load_start(model, config.start)  # After the methods: their initial values are those of an untrained network.
+        load_start(model, config.start)  # After the methods: their initial values come from an untrained network.
     head = None
     if stream.renews_head:
         output = called_layers(model, example)[-1].name
@@ -321,7 +321,7 @@ def load_old_test(config: RunConfig, stream: Stream) -> Examples | None:
     """Load the test examples of a run's old data, as the network sees its new data; None without old data.
 
     Raises:
-        ValueError: If inputs or classes differ from those of the new data.
+        ValueError: If the checkpoint's inputs or classes differ from the new data's.
     """
     if config.old_data is None:
         return None
@@ -329,7 +329,7 @@ def load_old_test(config: RunConfig, stream: Stream) -> Examples | None:
     if old.shape != new.shape or old.test.x.dtype != new.train.x.dtype:
         raise ValueError(
             f"old_data: inputs of {old.name} are {old.test.x.dtype} of shape {old.shape}, inputs of {new.name} are "
-            f"{new.train.x.dtype} of shape {new.shape}; they must be alike"
+            f"{new.train.x.dtype} of shape {new.shape}; shapes and types must be equal"
         )
     if unknown := [name for name in old.classes if name not in new.classes]:
         raise ValueError(f"old_data: {old.name} has a class {unknown[0]!r} that {new.name} does not have")

@@ -163,7 +163,7 @@ class RunConfig:
 
 
 _LATER = ("betas", "accumulate", "precision", "layout", "decay", "decay_to")
-"""Settings that are left out of a configuration where they have their defaults, as those of `to_json` above."""
+"""Settings that are left out of a configuration where they have their defaults, as in `to_json` above."""
 
 
 def _check_types(record: object, **types: type) -> None:

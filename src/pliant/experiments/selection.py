@@ -40,7 +40,7 @@ def choose(
     runs = {trial.id: load_run(root / "runs" / trial.id) for trial in trials}
     for run in runs.values():
         if run and run.status == "finished" and headline not in run.result:
-            raise ValueError(f"headline is {headline!r}, which {run.path} has not; allowed: {', '.join(run.result)}")
+            raise ValueError(f"headline is {headline!r}, which {run.path} lacks; allowed: {', '.join(run.result)}")
     sign = direction(headline)
     worst = -sign * math.inf
     scores = {name: run.result.get(headline, worst) if run else worst for name, run in runs.items()}

@@ -37,6 +37,7 @@ import torch
 
 from pliant._files import exclusive, is_foreign, open_regular, read_regular, set_aside, sync, write_atomically
 from pliant._json import parse_json, read_seal, seal, unseal
+from pliant._torch_files import load_torch_file
 from pliant._version import __version__
 from pliant.experiments.journal import Journal
 from pliant.experiments.run_config import RunConfig
@@ -446,7 +447,7 @@ def _read_checkpoint(path: Path) -> dict[str, Any]:
     assert match is not None
     if hashlib.sha256(content).hexdigest()[:32] != match.group(2):
         raise ValueError("the content is not what was saved")
-    checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    checkpoint = load_torch_file(content)
     types = {"state": dict, "metrics": str, "sources": dict}
     if not isinstance(checkpoint, dict) or any(not isinstance(checkpoint.get(key), types[key]) for key in types):
         raise ValueError("it is not the checkpoint of a run")

@@ -18,6 +18,7 @@ from pliant.training import begin_task, evaluate, train_epoch
 _BATCHES = 8
 """The batches that are timed at a time."""
 _REPEATS = 5
+_STARTS = 3
 
 
 def time_run(config: RunConfig, stream: Stream) -> float:
@@ -44,7 +45,7 @@ def time_run(config: RunConfig, stream: Stream) -> float:
 def time_methods(config: RunConfig, stream: Stream) -> float:
     """Return the time of a run relative to the same run without its methods.
 
-    Steps with and without the methods alternate, so that other programs on the machine slow both alike.
+    Starts and steps with and without the methods alternate, so that other programs on the machine slow both alike.
 
     Args:
         config: The run, which starts from a checkpoint.
@@ -52,8 +53,10 @@ def time_methods(config: RunConfig, stream: Stream) -> float:
     """
     task, short = stream[0], _shorten(stream[0], config)
     with _one_thread():
-        plain, treated = (make_learner(each, stream) for each in (replace(config, methods=()), config))
-        acting = _time(partial(begin_task, treated, task)) - _time(partial(begin_task, plain, task))
+        acted = []
+        for _ in range(_STARTS):
+            plain, treated = (make_learner(each, stream) for each in (replace(config, methods=()), config))
+            acted.append(_time(partial(begin_task, treated, task)) - _time(partial(begin_task, plain, task)))
         times: dict[bool, list[float]] = {False: [], True: []}
         for repeat in range(_REPEATS + 1):
             for learner in (plain, treated):
@@ -62,7 +65,7 @@ def time_methods(config: RunConfig, stream: Stream) -> float:
                     times[learner is treated].append(taken)
     without, with_methods = statistics.median(times[False]), statistics.median(times[True])
     steps = task.epochs * len(task.train) / len(short.train)
-    return (with_methods * steps + max(acting, 0.0)) / (without * steps)
+    return (with_methods * steps + max(statistics.median(acted), 0.0)) / (without * steps)
 
 
 def _shorten(task: Task, config: RunConfig) -> Task:

@@ -3,7 +3,7 @@
     Trainer(..., callbacks=[PliantCallback(lambda module: [pliant.L2Init(module.net)])])
 
 Methods are made on the LightningModule when fitting begins, and each is attached to all optimizers that train some of
-its parameters. Their state is part of every checkpoint that Lightning writes, as that of any callback.
+its parameters. Their state is part of every checkpoint that Lightning writes, like any callback's state.
 
 With DistributedDataParallel, every process runs the callback and the replicas stay bit-equal.
 """

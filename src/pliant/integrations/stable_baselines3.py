@@ -330,7 +330,7 @@ class SavedState:
         self.state: dict[str, Any] = {}
 
     def read(self) -> dict[str, Any]:
-        """Return the state of the callback, or the one that was loaded."""
+        """Return the callback's state, or the loaded state if there is no callback."""
         if self.callback is None:
             return self.state
         return {"methods": states_of(self.callback.methods), "acted_until": self.callback._acted_until}

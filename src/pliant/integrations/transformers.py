@@ -36,7 +36,7 @@ with naming_extra("pliant.integrations.transformers", "transformers"):
     from transformers.trainer_callback import CallbackHandler
 
 KEY = "pliant"
-"""The key under which an optimizer's state holds that of the methods."""
+"""The key of the methods' state in an optimizer's state."""
 
 
 __all__ = ["PliantCallback"]
@@ -160,7 +160,7 @@ class PliantCallback(TrainerCallback):  # type: ignore[misc]
         """Move this callback to the front, so that its values are in the log before others report it.
 
         Trainer puts the callbacks of `report_to` before the user's, and tells no callback about the others. So the list
-        is that of the handler which has called `on_train_begin`.
+        comes from the handler that called `on_train_begin`.
         """
         if not (isinstance(handler, CallbackHandler) and self in handler.callbacks):
             warn_user(

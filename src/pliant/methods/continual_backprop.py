@@ -119,7 +119,7 @@ def move_averages_(averages: Tensor, values: Sequence[Tensor], weight: float) ->
 
 
 class ContinualBackprop(Recycler):
-    """Renew a small fraction of the mature units, those of least utility, at every step.
+    """Renew a small fraction of the mature units, the least useful, at every step.
 
     Args:
         model: The model.

@@ -47,7 +47,7 @@ class CReLU(nn.Module):
 
 
 def widened_places(units: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
-    """Return where a reader's inputs lie after CReLU: the positions of relu(x) and those of relu(−x).
+    """Return where a reader's inputs lie after CReLU: the positions of relu(x) and of relu(−x).
 
     Args:
         units: For each input of the reader, the unit that it belongs to.

@@ -104,6 +104,7 @@ class FIRE(Reinitializer):
 
     name = "fire"
     sharding: Sharding = "owned"
+    reads_values: ClassVar[bool] = False
     optimizer_states: ClassVar[tuple[str, ...]] = ("keep", "reset", "rotate")
 
     def __init__(
@@ -167,7 +168,7 @@ class FIRE(Reinitializer):
         self._maps = {}
         for names in self._in_batches(list(self._free()), gradients=False):
             self._orthogonalize(names, deviation, error)
-        # Each rank has those of the weights that it owns.
+        # Each rank has the values of the weights that it owns.
         deviation, error = (merge_over_ranks(found, self.group) for found in (deviation, error))
         acted_on = [str(matrix) for matrix in self.matrices if str(matrix) in deviation]
         return {

@@ -91,7 +91,7 @@ class HareTortoise(AfterStep):
         super().__init__(model, where=where)
         self.beta = check_number("beta", beta, high=1.0, below=True)  # with 1 the average would never move
         if every is None and first is not None:
-            raise ValueError(f"first: {first!r} means nothing without `every`")
+            raise ValueError(f"first: {first!r} has no effect without `every`")
         self.every, self.first = every, first
         if every is not None:
             self.every, self.first = check_timing(every, first)
@@ -136,7 +136,7 @@ class HareTortoise(AfterStep):
         copy_targets_(targets)
         receipt = self._make_receipt()
         if self.returns == returns:
-            warn_user("hare_tortoise.apply() changed nothing: what it would change is frozen")
+            warn_user("hare_tortoise.apply() changed nothing: every parameter is frozen")
             return replace(receipt, tensors=0, entries=0)
         return receipt
 
@@ -183,7 +183,7 @@ class HareTortoise(AfterStep):
         return super()._facts()
 
     def _share_buffers(self) -> None:
-        """Overwrite averaged buffers, such as running statistics, by those of the first rank, as DDP does."""
+        """Copy averaged buffers, such as running statistics, from the first rank, as DDP does."""
         broadcast_([self.tortoise[name] for name in self._companions], self.group)
 
     @torch.no_grad()

@@ -70,12 +70,13 @@ class HeadReset(FullReset):
         self.head = check_modules("head", model, head)
         ours = {id(p) for name in self.head for p in model.get_submodule(name).parameters()}
         _check_not_tied(model, self.head, ours)
+        names = {name for name, p in model.named_parameters() if id(p) in ours}
         super().__init__(
             model,
             optimizer_state=optimizer_state,
             init=init,
             seed=seed,
-            where=lambda _, p: id(p) in ours,
+            where=lambda name, _: name in names,
             at=at,
             every=every,
         )

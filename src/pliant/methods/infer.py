@@ -147,7 +147,7 @@ class InFeR(FunctionPenalty):
         super()._observe(gradients, scale, found_inf)
         if again or not self._observed or not self._inputs() or not self.lam:
             return
-        self._used = {name: tensor.clone() for name, tensor in self.heads.items()}  # the term is that of this step
+        self._used = {name: tensor.clone() for name, tensor in self.heads.items()}  # this step's term uses them
         leaves = {name: tensor.requires_grad_() for name, tensor in self._used.items()}
         with torch.enable_grad():
             found = torch.autograd.grad(self.lam * self._evaluate(self._inputs()), list(leaves.values()))

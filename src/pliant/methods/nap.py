@@ -31,7 +31,7 @@ def norms_along(weight: Tensor, dims: Sequence[int]) -> Tensor:
 
     Args:
         weight: The weight.
-        dims: The dimensions that count the slices: that of the units for the norms of their incoming weights.
+        dims: The dimensions that count the slices, such as a weight's dimension of units.
 
     Example:
         >>> norms_along(torch.tensor([[3.0, 4.0], [0.0, 2.0]]), [0])

@@ -12,6 +12,7 @@ initialization): set `s`, and λ per name pattern. FIRE's code adds λ‖γ² �
 """
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +97,7 @@ class ParsevalRegularization(Penalty):
 
     name = "parseval"
     sharding: Sharding = "owned"
+    reads_values: ClassVar[bool] = False
 
     def __init__(
         self,

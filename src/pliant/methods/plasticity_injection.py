@@ -6,10 +6,10 @@ Paper: "Deep reinforcement learning with plasticity injection". The head h of a 
 
 where h is frozen, h′₁ is a fresh head that learns, and h′₂ is a frozen copy of h′₁ at its start. At the moment of the
 injection the output does not change, and the number of learnable parameters stays the same. If learning improves after
-an injection, plasticity of the head was what was missing: the injection is also a diagnosis.
+an injection, the head had lost its plasticity: the injection is also a diagnosis.
 
-The parameters of the head stay where they are and become those of h′₁, so optimizers and other methods keep them. The
-frozen copies are buffers of the `nn.Sequential` that holds the head, and part of its `state_dict()`. Another injection
+The parameters of the head stay where they are and become h′₁'s, so optimizers and other methods keep them. The frozen
+copies are buffers of the `nn.Sequential` that holds the head, and part of its `state_dict()`. Another injection
 freezes h′₁ as well: each adds two frozen heads.
 
 Injecting into a single linear layer would change nothing but the optimizer's state, because W + W′₁ − W′₂ has the
@@ -121,7 +121,7 @@ def inject_into(module: nn.Sequential, start: int) -> InjectedSequential:
     module.__class__ = InjectedSequential
     assert isinstance(module, InjectedSequential)
     module.start = start
-    # Apart from the model, because hooks of the head, such as those of fully_shard, are not for its copies.
+    # Apart from the model, because hooks of the head, such as fully_shard's, are not for its copies.
     module.templates = [copy.deepcopy(each).to("meta") for each in list(module)[start:]]
     for part in (part for template in module.templates for part in template.modules()):
         part._forward_hooks, part._forward_pre_hooks = OrderedDict(), OrderedDict()
@@ -199,7 +199,10 @@ class PlasticityInjection(Reinitializer):
                 "head: it has buffers, such as running statistics, which its copies would share; choose fewer layers"
             )
         ours = {id(p) for module in tail for p in module.parameters()}
-        super().__init__(model, optimizer_state=optimizer_state, where=lambda _, p: id(p) in ours, at=at, every=every)
+        names = {name for name, p in model.named_parameters() if id(p) in ours}
+        super().__init__(
+            model, optimizer_state=optimizer_state, where=lambda name, _: name in names, at=at, every=every
+        )
         check_redrawable(model, init, self.parameters)
         inject_into(sequential, start)
         self.init = init
@@ -219,9 +222,9 @@ class PlasticityInjection(Reinitializer):
         made = self._injected().copies // 2
         if made < self.draws:
             raise ValueError(
-                f"model: it has the frozen heads of {made} injections, but the state of {self.name} is that after "
-                f"{self.draws}. Load the model's state too; torch.distributed.checkpoint fills only what the model "
-                "has, so call apply() as often before loading"
+                f"model: it has the frozen heads of {made} injections, but the state of {self.name} was saved "
+                f"after {self.draws}. Load the model's state too; torch.distributed.checkpoint fills only what the "
+                "model has, so call apply() as often before loading"
             )
         super()._agree(group)
 

@@ -204,7 +204,7 @@ _RECORDS = (
         "continual_backprop",
         ContinualBackprop,
         "Dohare et al. 2024",
-        "renew a small fraction of the units, those of least utility, at every step",
+        "renew a small fraction of the units, the least useful, at every step",
         (
             Tunable("rate", "the fraction renewed at each step", 1e-3, 0.0, 1.0, (1e-4, 1e-5, 1e-6)),
             Tunable("maturity", "the age in steps before a unit may be renewed", 100, 1, None, (100, 1000)),
@@ -302,7 +302,7 @@ _RECORDS = (
         "nap",
         NormalizeAndProject,
         "Lyle et al. 2024",
-        "set each weight's norm back to its initial one after every step",
+        "set each weight's norm back to its initial norm after every step",
         (Tunable("every", "steps between two projections", 1, 1, None, (1, 10, 100)),),
     ),
     MethodInfo(

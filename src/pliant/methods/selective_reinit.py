@@ -149,7 +149,7 @@ class SelectiveReinit(AfterStep):
                 update_averages_(self.averages, self.beta, list(utilities), values, found_inf)
 
     def _utilities(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Return the utilities now of the entries of these parameters, without those that have no gradient."""
+        """Return the present utilities of these parameters' entries, leaving out parameters without a gradient."""
         gradients = self._gradients(names)
         weights = {name: widen(self.parameters[name].detach()) for name in gradients}
         if self.utility == "magnitude":

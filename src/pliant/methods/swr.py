@@ -130,7 +130,7 @@ class SWR(AfterStep):
         self.lam = torch.tensor(self._resolve(lam, lam_classifier, example, where), dtype=torch.float64)
         zero = [name for name, norm in zip(self._weight_names, self.initial_norms.tolist(), strict=True) if norm == 0]
         if zero:
-            warn_user(f"swr does not pull these weights, because they start as all zero: {', '.join(zero)}")
+            warn_user(f"swr does not pull these weights, because they start at zero: {', '.join(zero)}")
         self.schedule = LearningRateSchedule(schedule, self._parameter_names)
         self._last: LogFactors | None = None
 
@@ -228,7 +228,7 @@ class SWR(AfterStep):
         passed = [where is None or where(name, self.parameters[name]) for name in self._parameter_names]
         if not any(passed):
             raise ValueError(
-                f"where: it passes none of the weights that can be pulled: {', '.join(self._weight_names)}"
+                f"where: it selects none of the weights that swr can pull: {', '.join(self._weight_names)}"
             )
         wholes = {str(block): block.name for block in self.plan.wishes}
         strengths = resolve_strengths(lam, self._weight_names, high=1.0, wholes=wholes)

@@ -152,6 +152,6 @@ class TRAC(AroundStep):
             return
         self._warned = True
         warn_user(
-            f"trac: by step {step} moving away from the initial weights has not paid, so they are back there and stay; "
-            "detach it, or detach it and attach a new one to try again"
+            f"trac: at step {step} the weights are back at their initial values and will stay there, because moving "
+            "away did not lower the loss; detach it, or attach a new one to try again"
         )

@@ -124,7 +124,7 @@ class WassersteinRegularization(Penalty):
         return members(tensor, self._stacked[name])
 
     def _sorted(self, name: str, values: Tensor) -> Tensor:
-        """Return the values of a tensor in order, in its shape; those of each member of a stack in order."""
+        """Return a tensor's values sorted, in its shape; in a stack, each member is sorted by itself."""
         return torch.cat([member.flatten().sort().values for member in self._members(name, values)]).view(values.shape)
 
     def _matched(self, names: Sequence[str]) -> list[Tensor]:

@@ -11,6 +11,7 @@ not from its values, which training may have moved.
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +109,7 @@ class WeightClipping(AfterStep):
 
     name = "weight_clipping"
     sharding: Sharding = "norms"
+    reads_values: ClassVar[bool] = False
 
     def __init__(self, model: nn.Module, *, kappa: float = 2.0, where: Filter | None = None) -> None:
         learnable_parameters(model)  # rejects unsuitable parameters before their bounds are computed
@@ -121,8 +123,8 @@ class WeightClipping(AfterStep):
         ]
         if unknown:
             warn_user(
-                f"{self.name} leaves these weights alone, because nothing tells if their matrices are [out, in] or "
-                f"[in, out]: {', '.join(unknown)} (exclude them with where=)"
+                f"{self.name} leaves these weights alone, because their matrices may be [out, in] or [in, out]: "
+                f"{', '.join(unknown)} (exclude them with where=)"
             )
         self.kappa = check_number("kappa", kappa)
         self.bounds = {name: self.kappa * bounds[name] for name in self.parameters}

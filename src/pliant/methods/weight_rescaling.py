@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from pliant._precision import widen
 from pliant._warnings import warn_user
 from pliant.anatomy.parameters import stack_dims
-from pliant.distributed import held, is_shard, sum_shards, whole_norms
+from pliant.distributed import held, is_shard, sum_shards
 from pliant.methods._core.after_step import AfterStep
 from pliant.methods._core.attachment import Attachment, check_timing, count_step, found_inf_of
 from pliant.methods._core.filters import Filter, having_role, warn_of_computed
@@ -60,13 +60,21 @@ def rescaling_factor(goal: Tensor, now: Tensor) -> Tensor:
 
 
 def deviations_of_shards(shards: Sequence[Tensor]) -> list[Tensor]:
-    """Return the standard deviations of whole weights, of which this rank holds shards, by two collectives."""
+    """Return the standard deviations of whole weights, of which this rank holds shards, by one collective.
+
+    Each shard adds its Σx and its Σx², the latter from the deviations about its own mean, which float32 holds well.
+    """
     wide = [widen(shard) for shard in shards]
-    counts = [held(shard).numel() for shard in shards]
-    sums = sum_shards([each.sum() for each in wide], shards)
-    centered = [each - total / count for each, total, count in zip(wide, sums, counts, strict=True)]
-    norms = whole_norms([each.norm() for each in centered], shards)
-    return [(norm / count**0.5).to(each) for norm, count, each in zip(norms, counts, wide, strict=True)]
+    moments = []
+    for each in wide:
+        count, total = max(each.numel(), 1), each.sum().double()
+        squares = (each - (total / count).to(each)).norm().double() ** 2 + total**2 / count
+        moments.append(torch.stack([total, squares]))
+    deviations = []
+    for each, shard, (total, squares) in zip(wide, shards, sum_shards(moments, shards), strict=True):
+        count = held(shard).numel()
+        deviations.append((squares / count - (total / count) ** 2).clamp_min(0).sqrt().to(each))
+    return deviations
 
 
 class WeightRescaling(AfterStep):

@@ -99,7 +99,7 @@ def rollout_steps(agent: Any) -> int:
 
 
 def prime(agent: Any, updates: int, done: int = 0) -> int:
-    """Do the next updates of an agent on its replay buffer, and those of the target network of DQN as in training.
+    """Do an agent's next updates on its replay buffer; update the target network of a DQN as in training.
 
     The agent's state may be saved after every call: the updates are the same in however many processes they are done.
 
@@ -172,7 +172,7 @@ def load_agent_state(agent: Any, state: Mapping[str, Any]) -> None:
         raise ValueError(f"variables are {sorted(state['variables'])}; the agent has {sorted(variables)}")
     parts = agent._get_torch_save_params()[0]
     if sorted(state["parameters"]) != sorted(parts):
-        raise ValueError(f"parameters are those of {sorted(state['parameters'])}; the agent has {sorted(parts)}")
+        raise ValueError(f"the state is of {sorted(state['parameters'])}, but the agent has {sorted(parts)}")
     for name in parts:
         _load_part(recursive_getattr(agent, name), state["parameters"][name], name)
     for name in variables:
@@ -221,6 +221,6 @@ def _load_buffer_state(buffer: Any, state: Mapping[str, Any]) -> None:
     if {name: (each.shape, each.dtype) for name, each in saved.items()} != {
         name: (each.shape, each.dtype) for name, each in arrays.items()
     }:
-        raise ValueError("the arrays of the replay buffer are not those of the agent's")
+        raise ValueError("the saved replay buffer does not fit the agent's: names, shapes or types of arrays differ")
     for name, array in arrays.items():
         array[:] = saved[name]

@@ -181,7 +181,7 @@ class MinAtarCNN(BaseFeaturesExtractor):  # type: ignore[misc]
     def __init__(self, observation_space: gymnasium.Space[Any], features_dim: int = 128) -> None:
         super().__init__(observation_space, features_dim)
         if observation_space.shape is None or len(observation_space.shape) != 3:
-            raise ValueError(f"policy: MinAtarPolicy needs images with channels in the end, got {observation_space}")
+            raise ValueError(f"policy: MinAtarPolicy needs images [height, width, channels], got {observation_space}")
         height, width, channels = observation_space.shape
         self.cnn = nn.Sequential(nn.Conv2d(channels, 16, 3), nn.ReLU(), nn.Flatten())
         self.linear = nn.Sequential(nn.Linear(16 * (height - 2) * (width - 2), features_dim), nn.ReLU())
@@ -206,4 +206,4 @@ POLICIES: dict[str, dict[str, type[BasePolicy]]] = {
     "sac": {"LayerNormPolicy": LayerNormPolicy, "SimBaPolicy": SimBaPolicy},
     "dqn": {"MinAtarPolicy": MinAtarPolicy},
 }
-"""The policies of this file by agent and name; a recipe names them as it names those of Stable-Baselines3."""
+"""The policies of this file by agent and name. A recipe names them like the policies of Stable-Baselines3."""

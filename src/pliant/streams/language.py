@@ -24,7 +24,7 @@ def check_texts(stream: Stream, name: str, least: int) -> int:
     if found < least:
         what = f"data {stream.dataset.name}: {name}"
         if not found:
-            raise ValueError(f"{what} needs a text, as python_docs is")
+            raise ValueError(f"{what} needs a text, such as python_docs")
         raise ValueError(f"{what} needs {least} texts; give a folder of .txt files, or a second text with data.then=")
     return found
 

@@ -18,7 +18,7 @@ Change = Literal["examples", "labels", "pixels", "classes", "head", "inputs", "t
 
 
 OTHERS = ("first", "second", "probe")
-"""Names of test examples beside those of a task: of the first or second of two texts, or of one never trained on."""
+"""Names of test examples beside a task's own: of the first or second of two texts, or of a text never trained on."""
 
 
 @dataclass(frozen=True)

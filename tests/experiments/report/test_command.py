@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import pliant
 from pliant import cli
+from pliant.experiments.report.folders import find_experiments
 
 
 def test_the_suffix_sets_the_format(root: Path, tmp_path: Path) -> None:
@@ -29,6 +30,23 @@ def test_folder_names_are_printed_unchanged(root: Path, tmp_path: Path, name: st
     result = CliRunner().invoke(cli.app, ["report", str(tmp_path / name), "--format", "csv"])
     assert result.exit_code == 0, result.output
     assert f"{name}/report.csv" in result.output
+
+
+def test_a_folder_of_experiments_reports_each(root: Path, tmp_path: Path) -> None:
+    """As `demo` and `runs` are: the command that `pliant demo` names must work."""
+    for name in ("first", "second"):
+        shutil.copytree(root, tmp_path / "demo" / name)
+    (tmp_path / "demo" / "notes").mkdir()
+    assert find_experiments(tmp_path / "demo") == [tmp_path / "demo" / "first", tmp_path / "demo" / "second"]
+    assert find_experiments(root) == [root]
+    result = CliRunner().invoke(cli.app, ["report", str(tmp_path / "demo"), "--format", "csv"])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "demo" / "report.csv").exists()
+
+
+def test_a_folder_without_experiments_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="empty is not an experiment's folder: neither it nor a folder in it"):
+        pliant.report(tmp_path / "empty")
 
 
 def test_the_version() -> None:

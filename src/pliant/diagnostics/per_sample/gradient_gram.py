@@ -1,6 +1,6 @@
 """The Gram matrix of per-sample gradients, GᵀG, computed without holding the gradients G.
 
-Curvature (Lewandowski 2023, §4.1) measures curvature by the rank of Σ g_i g_iᵀ = GGᵀ, which is that of the M × M
+Curvature (Lewandowski 2023, §4.1) measures curvature by the rank of Σ g_i g_iᵀ = GGᵀ, the rank of the M × M
 matrix GᵀG. G has one column of the model's size for each of the M samples: 11 GiB for a ResNet-18 and 256 samples. Here
 ⟨g_i, g_j⟩ is summed parameter by parameter during one backward pass over the whole batch (`parameter_uses.py`), from
 activations and output gradients (`inner_products.py`).
@@ -71,7 +71,7 @@ def gradient_gram(model: nn.Module, batch: Batch, loss_fn: LossFn) -> GradientGr
 
     def deliver(name: str, use: Use) -> None:
         arrived[name].append(use)
-        # Finishing at the last use frees the factors, so that only those of a few layers are held at a time.
+        # Finishing at the last use frees the factors, so that only a few layers' factors are held at a time.
         if not watch.pending[name]:
             finish(name)
 
@@ -140,9 +140,9 @@ class _Check:
             )
 
     def disagreements(self, grams: Mapping[str, Tensor], skip: Collection[str]) -> list[str]:
-        """Return the parameters whose inner products differ from those of the two single samples."""
+        """Return the parameters whose inner products differ from the two single samples' products."""
         scale = torch.stack([two.diagonal() for two in self._products.values()]).sum(0).sqrt()
-        # Gradients that cancel, such as those of a key's bias, are rounding errors relative to the whole gradient.
+        # Gradients that cancel, such as a key bias's, are rounding errors relative to the whole gradient.
         floor = (scale.unsqueeze(1) * scale) * self._tolerance**2
         wrong = []
         for name, two in self._products.items():

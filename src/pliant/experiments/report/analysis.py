@@ -94,8 +94,8 @@ class Row:
         contender: The contender.
         numbers: Every metric, over the finished seeds.
         marks: The metrics where it is the best or does not differ significantly from the best.
-        against_vanilla: Its headline minus that of plain training, paired by seed; None if either is missing.
-        against_fresh: Its headline minus that of training from scratch.
+        against_vanilla: Its headline minus plain training's, paired by seed; None if either is missing.
+        against_fresh: Its headline minus the headline of training from scratch.
         published: The source's mean and spread; None if unknown.
         cost: Time and memory; None if not recorded.
         counts: The number of runs by status.
@@ -180,7 +180,7 @@ class Analysis:
         try:
             histories = [read_history(run) for run in contender.runs if run.status == "finished"]
         except (ValueError, KeyError, TypeError, OSError):
-            return None  # The page lists the file among those that cannot be read.
+            return None  # The page lists the file as unreadable.
         ends = at_task_ends(histories, self.comparison.metric)
         known = [(each.seed, row) for each, row in zip(histories, ends.tolist(), strict=True) if row]
         firsts, lasts = ({seed: row[place] for seed, row in known} for place in (0, -1))

@@ -17,6 +17,7 @@ from pliant.experiments.report.analysis import Analysis
 from pliant.experiments.report.answer import Answer, answer
 from pliant.experiments.report.chart_style import Series, assign_series
 from pliant.experiments.report.comparison import Broken, Comparison, Contender
+from pliant.experiments.report.folders import find_experiments
 from pliant.experiments.report.formatting import count, name_of, sentence
 from pliant.experiments.report.grouping import compare_folders, compare_runs
 from pliant.experiments.report.histories import Histories, read_histories
@@ -40,7 +41,7 @@ def make_report(runs: str | Path | Iterable[str | Path | Run]) -> "Report":
         runs = [runs]
     given = list(runs)
     loaded = [run for run in given if isinstance(run, Run)]
-    folders = [Path(folder) for folder in given if not isinstance(folder, Run)]
+    folders = [each for folder in given if not isinstance(folder, Run) for each in find_experiments(Path(folder))]
     if loaded and folders:
         raise ValueError("runs holds both folders and runs; pass only one kind")
     comparisons = compare_folders(folders) if folders else compare_runs(loaded)

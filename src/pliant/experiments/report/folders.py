@@ -69,9 +69,16 @@ def read_folder(path: Path) -> Folder:
     return Folder(path, runs, recipe, _read_selection(path, recipe, broken), broken)
 
 
+def find_experiments(folder: Path) -> list[Path]:
+    """Return a folder; if it is not an experiment's but holds some, such as `demo` or `runs`, return these."""
+    if (folder / "runs").is_dir():
+        return [folder]
+    return sorted(inside for inside in folder.glob("*") if (inside / "runs").is_dir()) or [folder]
+
+
 def _read_runs(folder: Path, broken: list[Broken]) -> list[Run]:
     if not (folder / "runs").is_dir():
-        raise ValueError(f"{folder} is not an experiment's folder: it has no folder 'runs'")
+        raise ValueError(f"{folder} is not an experiment's folder: neither it nor a folder in it has a folder 'runs'")
     runs = []
     for entry in sorted(os.scandir(folder / "runs"), key=lambda entry: entry.name):
         path = Path(entry.path)

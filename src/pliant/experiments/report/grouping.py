@@ -240,7 +240,7 @@ def _finish(draft: _Draft) -> Comparison:
     configs = [members[0].config for members in variants.values()]
     entries = (draft.recipe or {}).get("methods", [])
     plain = dict.fromkeys(config.label for config in configs if not config.methods and not config.fresh)
-    plain |= dict.fromkeys(entry["label"] for entry in entries if not entry["parts"] and not entry["fresh"])
+    plain |= dict.fromkeys(entry["label"] for entry in entries if not entry["parts"] and not entry.get("fresh"))
     vanilla = _find_vanilla(list(plain))
     rank = {label: place for place, label in enumerate(draft.order)}
     contenders = [

@@ -24,6 +24,7 @@ MANY_TASKS = 60
 _BOOKKEEPING = frozenset({"task", "epoch", "step", "progress", "lr", "receipts", MEASURES})
 _MARKS = {"intervention": "interventions", "priming": "the end of priming"}
 """What the task boundaries of a stream are, where no task is new."""
+_NEW_TASKS = "new tasks"
 _AT_AN_END = ("train_loss", "task_return")
 """Metrics recorded only at the end of a task."""
 
@@ -142,7 +143,12 @@ class Histories:
     of: dict[str, list[History]]
     broken: list[Broken] = field(default_factory=list)
     x_title: str = "epochs"
-    mark: str = "new tasks"
+    mark: str = _NEW_TASKS
+
+    @property
+    def has_new_tasks(self) -> bool:
+        """Whether the task changes: no interventions in a single task."""
+        return self.tasks > 1 and self.mark == _NEW_TASKS
 
     @property
     def names(self) -> list[str]:
@@ -183,7 +189,7 @@ def read_histories(comparison: Comparison) -> Histories:
             except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
                 broken.append(Broken(run.path / "metrics.jsonl", f"{type(error).__name__}: {error}"))
     names = {run.config.stream.name for contender in comparison.contenders for run in contender.runs}
-    mark = _MARKS.get(names.pop(), "new tasks") if len(names) == 1 else "new tasks"
+    mark = _MARKS.get(names.pop(), _NEW_TASKS) if len(names) == 1 else _NEW_TASKS
     return Histories(found, broken, "environment steps" if comparison.is_of_agents else "epochs", mark)
 
 

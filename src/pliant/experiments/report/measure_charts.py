@@ -30,7 +30,7 @@ _TASKS_FOR_TREND = 5
 _DEPTH = alt.SchemeParams(name="viridis", extent=[0.3, 0.75])
 """Blue for the first layer to green for the last, visible on light and dark backgrounds."""
 _NORMS = ("weight_growth", "weight_l2")
-"""Measures of weight norms; the first one that was recorded is used."""
+"""Measures of weight norms; the first recorded measure is used."""
 
 
 def measures_over_time(histories: Histories, series: Sequence[Series]) -> list[Figure]:

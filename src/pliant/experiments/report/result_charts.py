@@ -189,7 +189,7 @@ def _curve_note(name: str, histories: Histories) -> str:
 def task_ends(comparison: Comparison, histories: Histories, series: Sequence[Series]) -> list[Figure]:
     """Draw the results at the end of each task, and their difference to a fresh network."""
     metric = comparison.metric
-    if histories.tasks < 2:
+    if not histories.has_new_tasks:
         return []
     share = metric.endswith("accuracy")
     shown_as = metric.replace("accuracy", "error") if share else metric
@@ -249,7 +249,7 @@ def _over_tasks(table: Floats, within: tuple[float, float] = ANYTHING) -> Curve 
 def _gaps_to_fresh(
     comparison: Comparison, histories: Histories, series: Sequence[Series], ends: dict[str, Floats]
 ) -> dict[str, Curve]:
-    """Return end-of-task values minus those of the fresh network with the same seed."""
+    """Return end-of-task values minus the values of the fresh network with the same seed."""
     fresh = comparison.baseline("fresh")
     if fresh is None:
         return {}

@@ -66,7 +66,7 @@ class TreatmentSection(Section):
     """The comparison of continuing, the chosen remedy and training from scratch.
 
     Args:
-        comparison: The runs, whose labels are `CONTINUE`, `SCRATCH` and that of the remedy.
+        comparison: The runs, labeled `CONTINUE`, `SCRATCH` and with the remedy's label.
         remedy: The label of the remedy.
         tried: Every setting that was tried to choose the remedy, best first.
         times: The time of each label's training, relative to training from scratch.

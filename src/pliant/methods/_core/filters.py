@@ -28,7 +28,8 @@ def learnable_parameters(model: nn.Module, where: Filter | None = None) -> dict[
 
     Args:
         model: The model.
-        where: A predicate on name and parameter; all pass if None.
+        where: A predicate on name and parameter; all pass if None. It sees the DTensor of a sharded parameter, whose
+            shape is the whole one on every rank.
 
     Raises:
         ValueError: If a parameter has no values yet, if no parameter is left, or if the model is a loss of TorchRL.
@@ -36,7 +37,7 @@ def learnable_parameters(model: nn.Module, where: Filter | None = None) -> dict[
     if "remove_duplicate" not in inspect.signature(model.named_parameters).parameters:
         parts = [name for name, part in model.named_children() if any(p.requires_grad for p in part.parameters())]
         raise ValueError(
-            f"model: {type(model).__name__} is not a network but holds some; pass one of them: {', '.join(parts)}"
+            f"model: {type(model).__name__} is not a network but holds networks; pass one of them: {', '.join(parts)}"
         )
     chosen = {}
     for name, parameter in model.named_parameters():
@@ -44,7 +45,7 @@ def learnable_parameters(model: nn.Module, where: Filter | None = None) -> dict[
             raise ValueError(f"model: parameter {name!r} is not initialized yet; run one batch through the model first")
         if parameter.is_meta:
             raise ValueError(f"model: parameter {name!r} is on the meta device; materialize the model first (to_empty)")
-        if parameter.requires_grad and held(parameter).numel() and (where is None or where(name, parameter)):
+        if parameter.requires_grad and held(parameter).numel() and (where is None or where(name, held(parameter))):
             chosen[name] = parameter
     if not chosen:
         raise ValueError(

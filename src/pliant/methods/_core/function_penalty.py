@@ -75,8 +75,8 @@ class FunctionPenalty(Penalty):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state made by `state_dict()`.
 
-        Each rank sees inputs of its own. If the state is that of another rank, the inputs are left out, and the term
-        begins again as soon as there are new ones. One process has seen the inputs of all ranks.
+        Each rank sees inputs of its own. If another rank saved the state, the inputs are left out, and the term
+        begins again as soon as there are new inputs. One process has seen the inputs of all ranks.
         """
         super().load_state_dict(state_dict)
         device = next(iter(self.parameters.values())).device

@@ -24,10 +24,10 @@ def reset_function(module: nn.Module) -> Callable[[], object] | None:
 
 
 def library_init(model: nn.Module, path: str | None = None) -> Init | None:
-    """Return how Hugging Face transformers initialize a model, or one of its layers; None if it is not theirs.
+    """Return how Hugging Face transformers initialize a model, or one of its layers; None for other models.
 
     Their models draw weights in `_init_weights(module)` from `config`, and leave alone what has the flag
-    `_is_hf_initialized`. A nested model of theirs initializes its own modules.
+    `_is_hf_initialized`. A nested transformers model initializes its own modules.
 
     Args:
         model: The model.
@@ -138,13 +138,13 @@ def _check_init(module: nn.Module, shown: str, init: Init, names: Iterable[str],
             raise ValueError(f"init: it leaves the parameter {name!r} as it is, and no reset_parameters() writes it")
     if given_whole and not _parameters_written(module, shown, init):
         raise ValueError(
-            f"init: it writes nothing in a copy of {shown}, whose parameters all have values already (init_weights() "
-            "of transformers passes over such); pass what initializes them all the same, or none"
+            f"init: it changes nothing in a copy of {shown}. Functions such as transformers' init_weights() skip "
+            "parameters that have values; pass a function that overwrites them, or leave init out"
         )
 
 
 def _drawing(module: nn.Module) -> Any:
-    """Return what tells apart how modules are drawn: the function of their class, or the class."""
+    """Return the key that says how a module is drawn: the function of its class, or the class."""
     return getattr(type(module), "reset_parameters", type(module))
 
 
@@ -326,7 +326,7 @@ def copy_module(module: nn.Module, shown: str) -> nn.Module:
             return copy.deepcopy(module)
     except Exception as error:  # e.g. a lock, or sharded parameters
         raise ValueError(
-            f"model: {shown} cannot be copied, to be re-drawn aside: {type(error).__name__}: {error}"
+            f"model: {shown} cannot be copied, so its weights cannot be drawn again: {type(error).__name__}: {error}"
         ) from error
 
 

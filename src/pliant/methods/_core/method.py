@@ -91,14 +91,15 @@ class Method(OnRanks):
         where: Which parameters the method may touch, as a predicate on name and parameter; all if None.
 
     Attributes:
-        parameters: The parameters that the method acts on, by name; tied ones once.
+        parameters: The parameters that the method acts on, by name; a tied parameter once.
         steps: The number of steps of each attached optimizer, in order of attachment. A new optimizer continues the
-            count of the one that was detached before it.
+            count of the optimizer that was detached before it.
         schedule: How the method follows the learning rate.
         group: The ranks that share the model, since the last `attach()` or `apply()`; None if there is only one.
     """
 
     kind: ClassVar[Kind]
+    """How the method acts; one of the five kinds."""
     order: ClassVar[int] = 20
     """The place among the methods of one optimizer; methods of equal order act in order of attachment.
 
@@ -144,7 +145,7 @@ class Method(OnRanks):
         Args:
             optimizers: One or more. A loop that makes a new optimizer detaches the old one and attaches the new one. On
                 resuming, attach several optimizers in the same order again, because the order identifies their counts.
-            group: The ranks that train this model together. By default those of the mesh of a sharded model, or of a
+            group: The ranks that train this model together. By default the mesh of a sharded model, or the ranks of the
                 DistributedDataParallel that the method was made on, else all ranks.
 
         Returns:
@@ -201,7 +202,7 @@ class Method(OnRanks):
 
     @property
     def acts_on_new_data(self) -> bool:
-        """Whether the method waits to be told that data is new, by `apply()`."""
+        """Whether the method acts only when the caller says that data is new, by `apply()`."""
         return False
 
     @property

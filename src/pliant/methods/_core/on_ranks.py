@@ -43,11 +43,12 @@ class OnRanks(ABC):
         model: The model to act on.
 
     Attributes:
-        parameters: The parameters that the method acts on, by name; tied ones once.
+        parameters: The parameters that the method acts on, by name; a tied parameter once.
         group: The ranks that share the model, since the last `attach()` or `apply()`; None if there is only one.
     """
 
     name: ClassVar[str]
+    """The method's name in recipes and lists."""
     sharding: Sharding = "whole"
     """What the method sees of a sharded parameter when it acts.
 
@@ -55,7 +56,12 @@ class OnRanks(ABC):
     shard, but whole parameters at construction; sums over entries go through `pliant.distributed`. "owned": the whole
     parameters that this rank owns, a batch at a time (`_in_batches`), for formulas that hold parameter by parameter
     and do not change state of the parameters' shapes. "whole": all parameters, whole, which holds for every formula and
-    costs the memory of the whole model. "never": the method cannot be made once the model is sharded.
+    costs the memory of the whole model. "never": the method cannot be made once the model is sharded or wrapped.
+    """
+    reads_values: ClassVar[bool] = True
+    """Whether the constructor reads the values of parameters, and not only their shapes.
+
+    If not, no whole parameters are gathered for it; the values that it sees are NaN.
     """
     parameters: dict[str, nn.Parameter]
 
@@ -214,14 +220,15 @@ def _made_on_plain_model(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def construct(self: OnRanks, model: nn.Module, *args: Any, **kwargs: Any) -> None:
         inner, group = unwrap_model(model), group_of(model)
+        if self.sharding == "never" and (group is not None or has_shards(inner)):
+            state = "its parameters are sharded" if has_shards(inner) else "DistributedDataParallel wraps it already"
+            raise ValueError(f"model: {state}; make {self.name} before sharding or wrapping the model")
         if not has_shards(inner):
             init(self, inner, *args, **kwargs)
-        elif self.sharding == "never":
-            raise ValueError(f"model: its parameters are sharded; make {self.name} before sharding the model")
         else:
             shards = Shards(inner, {})
             whole = self.sharding != "entries"
-            with shards.standing_in(whole=whole, write=False):
+            with shards.standing_in(whole=whole, values=self.reads_values, write=False):
                 init(self, inner, *args, **kwargs)
             self._adopt(shards, whole=whole)
         # The outermost constructor is the last one to write these.

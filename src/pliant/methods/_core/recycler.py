@@ -398,7 +398,7 @@ class Recycler(Method):
             self._warned_of_unseen = True
             reader = self._watched_at[unseen[0]].module
             warn_user(
-                f"{self.name} saw nothing of the units of {unseen[0]!r} before this step: the module that reads them, "
+                f"{self.name} saw no activations of {unseen[0]!r} before this step: the module that reads them, "
                 f"{reader!r}, was not called in training mode with gradients of its weight, only inside torch.func, or "
                 "was compiled before attach()"
             )

@@ -152,7 +152,7 @@ class Reinitializer(Method):
         return {"optimizer_tensors_reset": forget_state_(optimizers, self._rewritten())}
 
     def _check_held(self, optimizers: Sequence[Optimizer]) -> None:
-        """Raise a ValueError if the optimizers hold none of the parameters: they are those of another model."""
+        """Raise a ValueError if the optimizers hold none of the parameters, as another model's optimizers do."""
         if optimizers and not any(Attachment.of(optimizer, self.parameters).names for optimizer in optimizers):
             kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
             raise ValueError(
@@ -161,7 +161,7 @@ class Reinitializer(Method):
             )
 
     def _warn_of_unheld(self, optimizers: Sequence[Optimizer], changed: Sequence[str]) -> None:
-        """Warn if rewritten parameters belong to none of the optimizers, such as those of a target network."""
+        """Warn if no optimizer holds some of the rewritten parameters, such as a target network's."""
         trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
         unheld = [name for name in changed if id(held(self.parameters[name])) not in trained]
         if trained and unheld:
