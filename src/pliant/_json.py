@@ -13,7 +13,8 @@ _DEEPEST = 50
 """The most levels of nesting. Pliant's own files have fewer than ten."""
 _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
 """The whole numbers that are read: larger ones overflow where they meet a float."""
-_HUGE_POWER = re.compile(r"[eE]\+?[0-9]{3}")
+_HUGE_POWER = re.compile(r'[eE]\+?[0-9]{3}(?![0-9a-f]*")')
+"""A power of ten beyond the floats; what a quote ends, as most digests that look like one, is not a number."""
 _SEAL = re.compile(rb',\s*"digest": "([0-9a-f]{16})"\s*\}\s*\Z')
 _LONGEST_SEAL = 64
 

@@ -19,6 +19,7 @@ from pliant.methods._core.initial import Init, check_redrawable, draw_fresh, dra
 from pliant.methods._core.method import Batches, LossFunction
 from pliant.methods._core.on_ranks import Sharding
 from pliant.methods._core.reinitializer import OptimizerState, Reinitializer, Steps
+from pliant.methods._core.stored import Store, draw_initial, keep_initial
 
 Toward = Literal["initial", "fresh", "noise"]
 
@@ -69,7 +70,10 @@ class ShrinkPerturb(Reinitializer):
         optimizer_state: "keep" (as in the papers) or "reset" the moments of the parameters.
         init: A function that initializes the model in place, run after every module's own `reset_parameters`, for
             toward="fresh".
-        seed: The seed of a private random stream. None draws from torch's global generators.
+        store: For toward="initial", how to keep θ₀: in "full", rounded to "bf16", or as the "seed" that it is drawn
+            from at every action.
+        seed: The seed of a private random stream. None draws from torch's global generators. For store="seed", the
+            seed before the model was made: `torch.manual_seed(seed); model = Model()`.
         where: Which parameters to move; all learnable ones if None. Buffers stay. Noise is also added to the padding
             row of an embedding.
         at: Steps after which the method acts by itself, counted from 1.
@@ -90,6 +94,7 @@ class ShrinkPerturb(Reinitializer):
         noise_std: float = 0.01,
         optimizer_state: OptimizerState = "keep",
         init: Init | None = None,
+        store: Store = "full",
         seed: int | None = None,
         where: Filter | None = None,
         at: Steps = (),
@@ -106,8 +111,8 @@ class ShrinkPerturb(Reinitializer):
         self.init = init
         self.seed = check_seed(seed)
         self.draws = 0
-        kept = self.parameters if toward == "initial" else {}
-        self.initial = {name: p.detach().clone() for name, p in kept.items()}
+        self.store = store
+        self.initial = keep_initial(model, self.parameters if toward == "initial" else {}, store, self.seed)
 
     def _reinitialize(self, batches: Batches | None, loss_fn: LossFunction | None) -> Mapping[str, Any]:
         parameters: list[Tensor] = list(self.parameters.values())
@@ -115,6 +120,10 @@ class ShrinkPerturb(Reinitializer):
             if self.toward == "noise":
                 noise = [each.mul_(self.noise_std) for each in draw_normal(parameters)]
                 shrink_and_add_(parameters, noise, self.lam)
+            elif self.toward == "initial" and self.store == "seed":
+                assert self.seed is not None
+                for targets in draw_initial(self.model, self.parameters, self.seed):
+                    shrink_toward_([self.parameters[name] for name in targets], list(targets.values()), self.lam)
             else:
                 targets = self.initial if self.toward == "initial" else draw_fresh(self.model, self.init)
                 # The model may have been cast or moved since the targets were stored.

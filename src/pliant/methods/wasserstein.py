@@ -26,6 +26,7 @@ from pliant.methods._core.learning_rate import Schedule
 from pliant.methods._core.on_ranks import Sharding
 from pliant.methods._core.penalty import Penalty, add_scaled_, half_squared_norm
 from pliant.methods._core.sorting import batches, rank_order
+from pliant.methods._core.stored import keep_initial
 
 Reduction = Literal["sum", "mean"]
 
@@ -63,6 +64,7 @@ class WassersteinRegularization(Penalty):
         schedule: "constant" λ, or "coupled": λ·lr/lr₀, where lr₀ is the learning rate at the start.
         where: Which parameters to penalize; all learnable ones if None. The padding row of an embedding is penalized
             like the others, and moves.
+        store: Whether to keep the initial values in "full" or rounded to "bf16".
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
@@ -86,12 +88,15 @@ class WassersteinRegularization(Penalty):
         refresh: int = 1,
         schedule: Schedule = "constant",
         where: Filter | None = None,
+        store: Literal["full", "bf16"] = "full",
     ) -> None:
         super().__init__(model, lam=lam, schedule=schedule, where=where)
+        check_choice("store", store, ("full", "bf16"))
         check_choice("reduction", reduction, get_args(Reduction))
         self.reduction = reduction
         self.refresh = check_positive_int("refresh", refresh)
-        initial = {name: self.parameters[name].detach().clone() for name in self.strengths}
+        self.store = store
+        initial = keep_initial(model, {name: self.parameters[name] for name in self.strengths}, store)
         self._stacked = {name: stack_dims(model, name, self.parameters[name]) for name in self.strengths}
         self._sizes = {name: self._members(name, values)[0].numel() for name, values in initial.items()}
         self.ordered = {name: self._sorted(name, values) for name, values in initial.items()}

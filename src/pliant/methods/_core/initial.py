@@ -182,10 +182,17 @@ def seeded(seed: int | None, draw: int) -> Iterator[None]:
     if seed is None:
         yield
         return
+    with drawing_from(derive_seed("draw", seed, draw)):
+        yield
+
+
+@contextmanager
+def drawing_from(number: int) -> Iterator[None]:
+    """Let torch's global generators draw as after `torch.manual_seed(number)`, and restore them afterwards."""
     with torch.random.fork_rng():
         # Without an accelerator, `torch.manual_seed` notes a stack trace for each: more time than drawing.
         seed_all = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
-        seed_all(derive_seed("draw", seed, draw))
+        seed_all(number)
         yield
 
 
