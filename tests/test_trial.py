@@ -131,6 +131,21 @@ def test_regression_is_judged_by_its_loss() -> None:
     assert trial(model, (inputs, targets), mse_loss, **QUICK).verdict != "lost"
 
 
+@pytest.mark.parametrize("width", [1, 3])
+def test_real_targets_need_a_loss_of_their_own(width: int) -> None:
+    """Cross-entropy takes them for probabilities; over a single class it is zero whatever the network computes."""
+    inputs = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, width))
+    with pytest.raises(ValueError, match=r"are real numbers.*pass loss_fn=torch\.nn\.functional\.mse_loss"):
+        trial(model, (inputs, inputs[:, :width]), **QUICK)
+
+
+def test_probabilities_of_classes_are_targets_too() -> None:
+    inputs = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    assert trial(model, (inputs, inputs[:, :3].softmax(1)), **QUICK).value == "loss"
+
+
 def test_networks_that_diverge_are_lost_and_not_an_error(digits: tuple[Tensor, Tensor]) -> None:
     model = build()
     with torch.no_grad():

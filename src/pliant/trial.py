@@ -141,6 +141,8 @@ def trial(
     held_out = gather_new("test", test, model, labels, seed) if test is not None else None
     whole = check_positive_int("steps", steps) if steps is not None else _default_steps(len(training), batch_size)
     value = _kind_of_value(model, training)
+    if loss_fn is class_loss:
+        _check_probabilities(training)
     setup = _Setup(model, fresh, loss_fn, _optimizer_maker(optimizer), training, held_out, value, labels, whole,
                    check_positive_int("batch_size", batch_size), seed)  # fmt: skip
     with left_as_it_was(model), drawing_for("trial", seed), _progress(max(looks), progress) as show:
@@ -369,6 +371,18 @@ def _kind_of_value(model: nn.Module, examples: Examples) -> Value:
     output = _output_of(model, examples)
     scores = isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] > 1
     return "accuracy" if scores and examples.are_classes else "loss"
+
+
+def _check_probabilities(examples: Examples) -> None:
+    """Raise a ValueError if real targets are not probabilities of classes, which the default loss takes them for."""
+    targets = examples.take(torch.arange(min(64, len(examples)))).targets
+    if not isinstance(targets, Tensor) or not targets.is_floating_point():
+        return
+    if targets.ndim < 2 or targets.shape[1] < 2 or (targets < 0).any() or ((targets.sum(1) - 1).abs() > 1e-2).any():
+        raise ValueError(
+            f"data: targets of shape {list(targets.shape)} are real numbers, and the default loss is that of classes; "
+            "pass loss_fn=torch.nn.functional.mse_loss"
+        )
 
 
 def _optimizer_maker(optimizer: MakeOptimizer | Optimizer | None) -> MakeOptimizer:
