@@ -91,9 +91,8 @@ def extend(record: registry.MethodInfo, values: list[float], best: float) -> flo
     candidate = best * step if best == values[-1] else best / step if best == values[0] else None
     if candidate is None or not candidate or math.isinf(candidate):
         return None
-    whole = isinstance(tunable.default, int)
-    if whole and candidate < 1:
-        return None
+    if isinstance(tunable.default, int):
+        candidate = float(round(candidate))
     if candidate < tunable.low or (tunable.high is not None and candidate > tunable.high):
         return None
     return candidate if len(values) < 12 else None
