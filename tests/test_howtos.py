@@ -42,6 +42,7 @@ def run_here(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / ".cache"))
     monkeypatch.setattr(cli, "console", Console(width=120))
+    monkeypatch.setenv("COLUMNS", "200")  # the width of every other console: pages show answers as one line
     monkeypatch.setattr(engines, "ProcessEngine", EngineHere)
     yield run
     signal.signal(signal.SIGTERM, handler)

@@ -220,7 +220,7 @@ def test_a_broken_recipe_loses_only_its_title(tmp_path: Path) -> None:
 
 
 def test_folders_without_runs_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no folder 'runs'"):
+    with pytest.raises(ValueError, match="has a folder 'runs'"):
         compare_folders([tmp_path])
     (tmp_path / "runs").mkdir()
     with pytest.raises(ValueError, match="there are no runs in"):
