@@ -108,6 +108,7 @@ def test_a_stream_counts_once_its_file_is_kept(monkeypatch: pytest.MonkeyPatch) 
 def test_stream_with_few_methods_is_listed_and_ranks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     agents = {PLAIN: {0: 60.0, 1: 80.0}, FRESH: {0: 160.0, 1: 180.0}, "fire": {0: 110.0, 1: 130.0}}
     monkeypatch.setattr(leaderboard, "RESAMPLES", 40)
+    monkeypatch.setattr(leaderboard, "BESIDE", {})
     before = leaderboard_block("all").splitlines()
     kept = {"agents": "agents"}
     load = leaderboard.load_stream
