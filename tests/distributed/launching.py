@@ -5,7 +5,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ ROOT = Path(__file__).parents[2]
 def launch(command: Sequence[str], world: int, folder: Path, *arguments: str, limit: float = 900) -> list[Any]:
     """Run a module of this folder on some ranks, and return what each rank has saved. No rank outlives the call.
 
+    On a busy machine one launch of many ended with a segmentation fault in a rank, whose cause is not known. If a
+    signal ends a rank, all ranks start once more. A warning shows the logs, which name the place of the fault.
+
     Args:
         command: The module's name and its first arguments; the rank, the number of ranks and the folder follow.
         world: The number of ranks.
@@ -26,12 +30,33 @@ def launch(command: Sequence[str], world: int, folder: Path, *arguments: str, li
         arguments: The last arguments.
         limit: The seconds that the ranks may take together.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     start = [sys.executable, "-m", f"tests.distributed.{command[0]}", *command[1:]]
     logs = [folder / f"{command[-1]}.{world}.{rank}.log" for rank in range(world)]
+    codes = run_ranks(start, folder, logs, environment, arguments, limit)
+    if min(codes) < 0:
+        crashes = "\n".join(log.read_text() for log in logs)
+        warnings.warn(f"the ranks ended with {codes} and start once more\n{crashes}", stacklevel=2)
+        for meeting in folder.glob("*.rendezvous"):
+            meeting.unlink()
+        codes = run_ranks(start, folder, logs, environment, arguments, limit)
+    assert not any(codes), f"the ranks ended with {codes}\n" + "\n".join(log.read_text() for log in logs)
+    files = [folder / f"{command[-1]}.{world}.{rank}.pt" for rank in range(world)]
+    return [torch.load(file, weights_only=True) for file in files]
+
+
+def run_ranks(
+    start: Sequence[str],
+    folder: Path,
+    logs: Sequence[Path],
+    environment: Mapping[str, str],
+    arguments: Sequence[str],
+    limit: float,
+) -> list[int]:
+    """Run one process a log, and return their exit codes."""
     ranks = [
         subprocess.Popen(
-            [*start, str(rank), str(world), str(folder), *arguments],
+            [*start, str(rank), str(len(logs)), str(folder), *arguments],
             cwd=ROOT,
             env=environment,
             stderr=log.open("w"),
@@ -40,14 +65,11 @@ def launch(command: Sequence[str], world: int, folder: Path, *arguments: str, li
     ]
     end = time.monotonic() + limit
     try:
-        codes = [rank.wait(max(0, end - time.monotonic())) for rank in ranks]
+        return [rank.wait(max(0, end - time.monotonic())) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    assert not any(codes), f"the ranks ended with {codes}\n" + "\n".join(log.read_text() for log in logs)
-    files = [folder / f"{command[-1]}.{world}.{rank}.pt" for rank in range(world)]
-    return [torch.load(file, weights_only=True) for file in files]
 
 
 @contextlib.contextmanager
