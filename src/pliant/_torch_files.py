@@ -6,7 +6,7 @@ names, and storages without content. So the file is first unpickled with stand-i
 """
 
 import io
-import pickle  # nosec B403: its reader is overridden so that it makes stand-ins
+import pickle  # nosec B403
 import tarfile
 import warnings
 from collections import OrderedDict

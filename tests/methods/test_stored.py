@@ -118,7 +118,8 @@ def test_frozen_and_excluded_parameters_are_drawn_over() -> None:
     """The parameters after them must be drawn at their place in the stream."""
     model = build()
     model[0].weight.requires_grad_(False)
-    L2Init(model, store="seed", seed=SEED, where=lambda name, p: name != "4.weight")
+    method = L2Init(model, store="seed", seed=SEED, where=lambda name, p: name != "4.weight")
+    assert method.value() == 0
 
 
 @pytest.mark.parametrize(
